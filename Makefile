@@ -1,0 +1,41 @@
+# Set-up happens once and again only when the lock file (or the project's metadata) changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run setup test test-all lint lock bench clean
+
+run: $(READY)  ## the main job: compare the methods on the embedded digits
+	$(BIN)/fedpa compare digits $(ARGS)
+
+setup: $(READY)  ## create .venv from locked versions
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+test: $(READY)  ## the test suite
+	$(BIN)/python -m pytest -n auto -m "not long" $(ARGS)
+
+test-all: $(READY)  ## with the longer versions
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+lint: $(READY)  ## format, style, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure the forms of the posterior delta
+	$(BIN)/python benchmarks/posterior_delta.py
+
+lock: $(READY)  ## resolve the dependencies anew (needs uv)
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,26 @@
+"""Federated algorithms, one file each, as assemblies of samplers, deltas and servers."""
+
+from fedpa.algorithms.algorithm import Algorithm, ClientResult, Method
+from fedpa.algorithms.exact_posterior import exact_posterior
+from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.algorithms.local_training import LocalTraining
+from fedpa.algorithms.mb_sgd import mb_sgd
+from fedpa.algorithms.mean import mean
+from fedpa.algorithms.method import NamedMethod, methods
+
+__all__ = [
+    "Algorithm",
+    "ClientResult",
+    "Hyperparameters",
+    "LocalTraining",
+    "Method",
+    "NamedMethod",
+    "exact_posterior",
+    "fedavg",
+    "fedpa",
+    "mb_sgd",
+    "mean",
+    "methods",
+]

@@ -1,0 +1,60 @@
+"""Algorithm 1, generalized federated optimization, as an assembly of functions.
+
+Message, result and client state are pytrees of the algorithm's own choosing: an engine moves,
+weighs and averages them without knowing which algorithm it runs. Rounds count from 0 here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective
+from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight
+from fedpa.server.update import ServerInfo
+from fedpa.types import Key, Params
+
+State = Any
+Message = Any
+ClientState = Any
+Round = Any
+"""The number of the round, from 0; a traced integer inside compiled code."""
+
+BURN_IN = "burn-in"
+SAMPLING = "sampling"
+
+
+class ClientResult(NamedTuple):
+    result: Result
+    """What is sent to the server and averaged there."""
+    weight: Weight
+    """q_i, or a tree prefix of the result: each subtree is averaged by its own weight."""
+    state: ClientState
+    """What the client keeps for the next round it takes part in."""
+    info: Any
+    """A NamedTuple of scalars for people to see; averaged over clients as `train/<name>`."""
+
+
+ClientUpdate = Callable[[Message, ClientData, ClientState, Key], ClientResult]
+
+
+class Algorithm(NamedTuple):
+    init: Callable[[Params], State]
+    """θ → server state."""
+    phase: Callable[[int], str]
+    """round → the name of the phase it belongs to."""
+    broadcast: Callable[[State, Round], Message]
+    """What clients are sent."""
+    clients: Mapping[str, ClientUpdate]
+    """The client update of each phase: one program each."""
+    client_init: Callable[[Params], ClientState]
+    """θ → the state of a client that takes part for the first time; () if it keeps none."""
+    aggregation: Aggregation
+    """How results become one."""
+    server: Callable[[State, Aggregate, Round], tuple[State, ServerInfo]]
+    """ServerUpdate."""
+    parameters: Callable[[State], Params]
+    """server state → the θ to evaluate and to return."""
+
+
+Method = Callable[[Objective], Algorithm]
+"""An algorithm with all its settings, waiting for the objective."""

@@ -1,0 +1,72 @@
+"""The client update that FedAvg, FedPA and their controls share (Algorithms 2 and 3).
+
+    θ_s ~ ClientMCMC, s = 1 … ℓ;   Δ from the samples as they come;   weight q_i
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.algorithms.algorithm import ClientResult, ClientUpdate
+from fedpa.deltas.delta import Delta
+from fedpa.objectives.client_data import ClientData
+from fedpa.samplers.sampler import Sampler
+from fedpa.server.weighting import Weighting, client_weight
+from fedpa.types import Key, Params, Scalar
+
+
+class Broadcast(NamedTuple):
+    """What FedAvg, FedPA and their controls send to clients."""
+
+    theta: Params
+    rate: Scalar
+    """Multiplies the client's learning rate this round."""
+
+
+class ClientInfo(NamedTuple):
+    loss: Scalar
+    """Mean training loss met during local work."""
+    delta_norm: Scalar
+    """‖Δ‖."""
+    correction_norm: Scalar
+    """‖Δ − (θ₀ − θ_K)‖: what was changed against FedAvg's delta from the same chain."""
+    correction_cosine: Scalar
+    """Cosine of the angle between Δ and θ₀ − θ_K."""
+    rho: Scalar
+
+
+def client_update(
+    sampler_at: Callable[[jax.Array], Sampler], delta: Delta, samples: int, weighting: Weighting
+) -> ClientUpdate:
+    """Assemble sampler and delta. `sampler_at` is given the round's learning-rate multiplier."""
+
+    def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
+        sampler = sampler_at(message.rate)
+        theta0 = message.theta
+
+        def body(_: Any, carry: tuple[Any, Any, Scalar]) -> tuple[Any, Any, Scalar]:
+            chain, sums, loss = carry
+            chain, theta_s, info = sampler.sample(chain, data)
+            sums = delta.update(sums, theta_s, sampler.position(chain))
+            return chain, sums, loss + info.loss.astype(jnp.float32)
+
+        start = (sampler.init(theta0, data, key), delta.init(theta0, data.n), jnp.zeros(()))
+        chain, sums, loss = jax.lax.fori_loop(0, samples, body, start)
+        result, delta_info = delta.value(sums)
+        uncorrected = optax.tree.sub(theta0, sampler.position(chain))
+        info = client_info(result, uncorrected, loss / samples, delta_info.rho)
+        return ClientResult(result, client_weight(weighting, data.n), state, info)
+
+    return client
+
+
+def client_info(delta: Params, uncorrected: Params, loss: Scalar, rho: Scalar) -> ClientInfo:
+    norm, plain = optax.tree.norm(delta), optax.tree.norm(uncorrected)
+    both = norm * plain
+    cosine = jnp.where(both > 0, optax.tree.vdot(delta, uncorrected) / jnp.where(both > 0, both, 1), 1)
+    return ClientInfo(
+        loss, norm, optax.tree.norm(optax.tree.sub(delta, uncorrected)), cosine, rho
+    )

@@ -1,0 +1,79 @@
+"""FedPA, federated posterior averaging (Algorithms 1, 3 and 4).
+
+    burn-in rounds:  Δ_i = θ − θ_K                       (FedAvg)
+    then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples (IASG)
+    server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
+"""
+
+from typing import Literal
+
+import jax
+
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
+from fedpa.algorithms.burn_in import generalized, phase_after
+from fedpa.algorithms.client_update import client_update
+from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
+from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.method import NamedMethod
+from fedpa.deltas.posterior import Form, SampleScale, posterior
+from fedpa.deltas.shrinkage import Target, shrinkage
+from fedpa.objectives.objective import Objective
+from fedpa.samplers.sampler import Sampler
+from fedpa.server.update import Server
+
+
+
+def fedpa(
+    local: LocalTraining,
+    server: Server,
+    *,
+    rho: float | Literal["oas", "rblw"],
+    burn_in_rounds: int = 0,
+    target: Target = "identity",
+    sample_scale: SampleScale = "none",
+    form: Form = "gram",
+    sampler: Sampler | None = None,
+) -> Method:
+    """Build FedPA.
+
+    rho: the shrinkage ρ ≥ 0, or 'oas' or 'rblw' to choose it from each client's samples.
+    burn_in_rounds: rounds run as FedAvg first.
+    target, sample_scale, form: see `fedpa.deltas.shrinkage` and `fedpa.deltas.posterior`.
+    sampler: in place of IASG on `local`; it is asked for as many samples as `local` says.
+    """
+    shrink = shrinkage(rho, target)
+    phase = phase_after(burn_in_rounds)
+    samples = local_work(local).samples
+    delta = posterior(samples, shrink, sample_scale=sample_scale, form=form)
+
+    def build(objective: Objective) -> Algorithm:
+        def sampler_at(rate: jax.Array) -> Sampler:
+            return sampler or local_sampler(objective, local, rate, average=True)
+
+        clients = {
+            BURN_IN: fedavg_client(objective, local, server),
+            SAMPLING: client_update(sampler_at, delta, samples, server.weighting),
+        }
+        return generalized(server, clients, phase, local.schedule)
+
+    return build
+
+
+def _fedpa(h: Hyperparameters) -> Method:
+    return fedpa(
+        local_training(h),
+        server_side(h),
+        rho=h.rho if h.shrinkage == "fixed" else h.shrinkage,
+        burn_in_rounds=h.burn_in_rounds,
+        target=h.shrinkage_target,
+        sample_scale=h.sample_scale,
+        form=h.delta_form,
+    )
+
+
+METHODS = {
+    "fedpa": NamedMethod(
+        "FedPA[M]", "FedPA with M local epochs: sends Σ̂⁻¹(θ₀ − mean of samples)", _fedpa
+    )
+}

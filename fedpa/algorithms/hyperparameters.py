@@ -1,0 +1,145 @@
+"""Every algorithm's settings as plain values: one set for the command line and for config files."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import optax
+
+from fedpa.algorithms.local_training import LocalTraining, local_work
+from fedpa.deltas.posterior import Form, check_sample_scale
+from fedpa.deltas.shrinkage import Rule, Target
+from fedpa.errors import refuse
+from fedpa.objectives.minibatches import Order
+from fedpa.server import averaging, optimizers, schedules
+from fedpa.server.update import Server
+from fedpa.server.weighting import Weighting
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameters:
+    """The settings of an algorithm. Tasks bring their own defaults."""
+
+    epochs: int = 5
+    """M: local epochs per round."""
+    batch_size: int = 20
+    """Examples per local step."""
+    burn_in_rounds: int = 0
+    """Rounds run as FedAvg before sampling begins."""
+    samples: int | None = None
+    """ℓ: posterior samples per round. One per epoch, M in all, if not given."""
+    rho: float = 0.1
+    """ρ ≥ 0 of the shrinkage estimator (Theorem 3)."""
+    burn_in_epochs: int | None = None
+    """Epochs of each sampling round that make no sample."""
+    steps_per_sample: int | None = None
+    """K of Algorithm 4: count samples in steps instead of epochs (needs --samples)."""
+    burn_in_steps: int = 0
+    """B of Algorithm 4, with --steps-per-sample."""
+    discard_steps: int = 0
+    """Steps dropped before each sample, with --steps-per-sample."""
+    shrinkage: Rule = "fixed"
+    """ρ as given (fixed), or chosen from each client's samples."""
+    shrinkage_target: Target = "identity"
+    """What the covariance is shrunk towards: I (the paper) or (tr S/d) I."""
+    sample_scale: Literal["none", "sqrt-n"] | float = "none"
+    """Multiplies the samples' deviations from their mean: none (the paper), √n_i, or a number."""
+    delta_form: Form = "gram"
+    """How the posterior delta is computed; both give the same numbers."""
+    order: Order = "shuffle"
+    """Mini-batches from reshuffled epochs, or drawn with replacement."""
+    client_optimizer: Literal["sgd", "adam"] = "sgd"
+    """ClientOpt."""
+    client_learning_rate: float = 0.01
+    client_momentum: float = 0.0
+    client_schedule: str = "constant"
+    """The client's rate by round: constant, exponential:DECAY[:EVERY], inverse-time[:SCALE],
+    inverse-sqrt[:SCALE]; then ,warmup:ROUNDS if wanted."""
+    server_optimizer: Literal["sgd", "adam", "adagrad", "yogi"] = "sgd"
+    """ServerOpt."""
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+    """Momentum of sgd; β₁ of adam, adagrad and yogi."""
+    server_b2: float = 0.99
+    """β₂ of adam and yogi."""
+    server_tau: float = 1e-3
+    """τ of adam, adagrad and yogi."""
+    server_schedule: str = "constant"
+    """The server's rate by round, written as the client's."""
+    weighting: Weighting = "examples"
+    """Client weights q_i."""
+    iterate_averaging: str = "none"
+    """Evaluate a mean of server iterates: none, polyak[:START] or exponential:DECAY."""
+
+
+def resolved(h: Hyperparameters) -> Hyperparameters:
+    """Check every value and fill in what follows from others (the number of samples)."""
+    for name in ("client_learning_rate", "server_learning_rate"):
+        value = getattr(h, name)
+        if not (math.isfinite(value) and value > 0):
+            raise refuse(name, value, "must be a finite number > 0")
+    for name in ("client_momentum", "server_momentum", "server_b2"):
+        if not 0 <= getattr(h, name) < 1:
+            raise refuse(name, getattr(h, name), "must be in [0, 1)")
+    if not (math.isfinite(h.rho) and h.rho >= 0):
+        raise refuse("rho", h.rho, "must be a finite number ≥ 0")
+    if not (math.isfinite(h.server_tau) and h.server_tau >= 0):
+        raise refuse("server_tau", h.server_tau, "must be a finite number ≥ 0")
+    if h.burn_in_rounds < 0:
+        raise refuse("burn_in_rounds", h.burn_in_rounds, "must be at least 0")
+    if h.client_optimizer == "adam" and h.client_momentum:
+        raise refuse("client_momentum", h.client_momentum, "applies to client_optimizer sgd only")
+    if h.delta_form == "recurrence" and (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
+        raise refuse(
+            "delta_form", h.delta_form, "commits to ρ early: needs a fixed ρ and the identity target"
+        )
+    check_sample_scale(h.sample_scale)
+    schedules.parse(h.client_schedule, 1.0, "client_schedule")
+    server_side(h)
+    return dataclasses.replace(h, samples=local_work(local_training(h)).samples)
+
+
+def one_epoch(h: Hyperparameters) -> Hyperparameters:
+    """The same settings with a single local epoch."""
+    return dataclasses.replace(
+        h,
+        epochs=1,
+        samples=None,
+        burn_in_epochs=None,
+        steps_per_sample=None,
+        burn_in_steps=0,
+        discard_steps=0,
+    )
+
+
+def local_training(h: Hyperparameters) -> LocalTraining:
+    if h.client_optimizer == "adam":
+        optimizer = optax.adam(h.client_learning_rate)
+    else:
+        optimizer = optax.sgd(h.client_learning_rate, momentum=h.client_momentum or None)
+    return LocalTraining(
+        optimizer,
+        batch_size=h.batch_size,
+        epochs=h.epochs,
+        samples=h.samples,
+        burn_in_epochs=h.burn_in_epochs,
+        steps_per_sample=h.steps_per_sample,
+        burn_in_steps=h.burn_in_steps,
+        discard_steps=h.discard_steps,
+        order=h.order,
+        schedule=schedules.parse(h.client_schedule, 1.0, "client_schedule"),
+    )
+
+
+def server_side(h: Hyperparameters) -> Server:
+    rate = schedules.parse(h.server_schedule, h.server_learning_rate, "server_schedule")
+    match h.server_optimizer:
+        case "sgd":
+            optimizer = optimizers.sgd(rate, h.server_momentum)
+        case "adam":
+            optimizer = optimizers.adam(rate, h.server_tau, h.server_momentum, h.server_b2)
+        case "adagrad":
+            optimizer = optimizers.adagrad(rate, h.server_tau, h.server_momentum)
+        case "yogi":
+            optimizer = optimizers.yogi(rate, h.server_tau, h.server_momentum, h.server_b2)
+    return Server(optimizer, h.weighting, averaging.parse(h.iterate_averaging))

@@ -1,0 +1,116 @@
+"""The client's side of an algorithm: how much local SGD, and which of it makes samples."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.errors import refuse
+from fedpa.objectives.minibatches import Order
+from fedpa.objectives.objective import Objective
+from fedpa.samplers.iasg import Epochs, Steps, iasg
+from fedpa.samplers.sampler import Sampler
+from fedpa.server.schedules import constant
+
+
+class LocalTraining(NamedTuple):
+    """M epochs of ClientOpt give M samples, one per epoch, unless something else is said."""
+
+    optimizer: optax.GradientTransformation
+    """ClientOpt: fresh each round, its state carried across epochs and samples."""
+    batch_size: int
+    epochs: int = 1
+    """M."""
+    samples: int | None = None
+    """ℓ. Below M, the first M − ℓ epochs are in-round burn-in."""
+    burn_in_epochs: int | None = None
+    """In-round burn-in; another way to say `samples`."""
+    steps_per_sample: int | None = None
+    """K of Algorithm 4: count in steps instead of epochs. Needs `samples`; `epochs` is unused."""
+    burn_in_steps: int = 0
+    """B of Algorithm 4, with `steps_per_sample`."""
+    discard_steps: int = 0
+    """Steps dropped before each sample, with `steps_per_sample`."""
+    order: Order = "shuffle"
+    schedule: Callable[[Any], Any] = constant(1.0)
+    """Multiplies the client's learning rate, by round."""
+
+
+class Work(NamedTuple):
+    window: Epochs | Steps
+    samples: int
+    """ℓ."""
+
+
+def local_work(local: LocalTraining) -> Work:
+    """What makes a sample and how many there are; refuses contradictions."""
+    if local.batch_size < 1:
+        raise refuse("batch_size", local.batch_size, "must be at least 1")
+    if local.samples is not None and local.samples < 1:
+        raise refuse("samples", local.samples, "must be at least 1")
+    if local.steps_per_sample is not None:
+        return _by_steps(local, local.steps_per_sample)
+    return _by_epochs(local)
+
+
+def _by_steps(local: LocalTraining, per_sample: int) -> Work:
+    if per_sample < 1:
+        raise refuse("steps_per_sample", per_sample, "must be at least 1")
+    if local.samples is None:
+        raise refuse("samples", None, "steps_per_sample needs the number of samples")
+    if local.burn_in_epochs:
+        raise refuse(
+            "burn_in_epochs", local.burn_in_epochs, "with steps_per_sample, use burn_in_steps"
+        )
+    for name in ("burn_in_steps", "discard_steps"):
+        if getattr(local, name) < 0:
+            raise refuse(name, getattr(local, name), "must be at least 0")
+    return Work(Steps(per_sample, local.burn_in_steps, local.discard_steps), local.samples)
+
+
+def _by_epochs(local: LocalTraining) -> Work:
+    epochs, samples, burn_in = local.epochs, local.samples, local.burn_in_epochs
+    if epochs < 1:
+        raise refuse("epochs", epochs, "must be at least 1")
+    for name in ("burn_in_steps", "discard_steps"):
+        if getattr(local, name):
+            raise refuse(name, getattr(local, name), "applies only with steps_per_sample")
+    if burn_in is not None and not 0 <= burn_in < epochs:
+        raise refuse("burn_in_epochs", burn_in, f"must be between 0 and epochs − 1 = {epochs - 1}")
+    if samples is None:
+        samples = epochs - (burn_in or 0)
+    if samples > epochs:
+        raise refuse(
+            "samples",
+            samples,
+            f"one sample per epoch gives at most {epochs}; raise epochs or set steps_per_sample",
+        )
+    if burn_in is not None and burn_in + samples != epochs:
+        raise refuse(
+            "samples", samples, f"epochs − burn_in_epochs gives {epochs - burn_in}; set one of them"
+        )
+    return Work(Epochs(epochs - samples), samples)
+
+
+def local_sampler(
+    objective: Objective, local: LocalTraining, rate: jax.Array, average: bool
+) -> Sampler:
+    """IASG (or, without averaging, local SGD) with the learning rate multiplied by `rate`."""
+    scaled = optax.chain(local.optimizer, _scale(rate))
+    return iasg(
+        objective,
+        scaled,
+        batch_size=local.batch_size,
+        window=local_work(local).window,
+        order=local.order,
+        average=average,
+    )
+
+
+def _scale(rate: jax.Array) -> optax.GradientTransformation:
+    # optax.scale would promote; parameters keep their dtype here.
+    return optax.stateless(
+        lambda updates, _: jax.tree.map(lambda u: jnp.asarray(rate, u.dtype) * u, updates)
+    )

@@ -1,0 +1,77 @@
+"""Mini-batch SGD: as many gradients as local training would take, all at θ, averaged.
+
+Δ_i = (1/K) Σ_k ∇̂f_i(θ): unbiased, so it has no fixed-point bias, but K gradients make one step. The
+client's learning rate is not used: Δ is a gradient, and the server's rate has another scale.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
+from fedpa.algorithms.burn_in import generalized
+from fedpa.algorithms.client_update import Broadcast, client_info
+from fedpa.algorithms.hyperparameters import local_training, server_side
+from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.method import NamedMethod
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective
+from fedpa.server.update import Server
+from fedpa.server.weighting import client_weight
+from fedpa.types import Count, Key, Params
+
+
+def mb_sgd(local: LocalTraining, server: Server) -> Method:
+    """Visit the mini-batches `local` describes, without moving, and send the mean gradient."""
+    samples = local_work(local).samples
+    at_rest = local._replace(optimizer=_gradient_mean())
+
+    def build(objective: Objective) -> Algorithm:
+        sampler = local_sampler(objective, at_rest, jnp.ones(()), average=False)
+
+        def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
+            def body(_: Any, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+                chain, _, info = sampler.sample(carry[0], data)
+                return chain, carry[1] + info.loss
+
+            start = (sampler.init(message.theta, data, key), jnp.zeros(()))
+            chain, loss = jax.lax.fori_loop(0, samples, body, start)
+            gradient = chain.optimizer[0].mean
+            info = client_info(gradient, gradient, loss / samples, jnp.zeros(()))
+            return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
+
+        return generalized(server, {BURN_IN: client}, lambda _: BURN_IN)
+
+    return build
+
+
+class _GradientMean(NamedTuple):
+    mean: Params
+    count: Count
+
+
+def _gradient_mean() -> optax.GradientTransformation:
+    """An optimizer that stays where it is and remembers the mean of the gradients it has seen."""
+
+    def init(theta: Params) -> _GradientMean:
+        return _GradientMean(jax.tree.map(jnp.zeros_like, theta), jnp.zeros((), jnp.int32))
+
+    def update(
+        gradient: Params, state: _GradientMean, params: Params | None = None
+    ) -> tuple[Params, _GradientMean]:
+        count = state.count + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / count.astype(g.dtype), state.mean, gradient)
+        return jax.tree.map(jnp.zeros_like, gradient), _GradientMean(mean, count)
+
+    return optax.GradientTransformation(init, update)
+
+
+METHODS = {
+    "mb-sgd": NamedMethod(
+        "MB-SGD",
+        "mini-batch SGD: sends the mean gradient at θ over the same mini-batches",
+        lambda h: mb_sgd(local_training(h), server_side(h)),
+    )
+}

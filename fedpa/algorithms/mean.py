@@ -1,0 +1,65 @@
+"""FedPA's controls: the mean of the samples without the covariance, and with FedPA's step length.
+
+For small Ŝ and d ≫ ℓ, Δ̂ ≈ (1 + (ℓ−1)ρ)(θ₀ − x̄): mostly a *longer step*. A gain of FedPA's is one
+of its covariance only where it beats `mean_scaled`, which takes that longer step and nothing else.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
+from fedpa.algorithms.burn_in import generalized, phase_after
+from fedpa.algorithms.client_update import client_update
+from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
+from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.method import NamedMethod
+from fedpa.deltas.mean import mean as mean_delta
+from fedpa.deltas.shrinkage import fixed
+from fedpa.objectives.objective import Objective
+from fedpa.samplers.sampler import Sampler
+from fedpa.server.update import Server
+
+
+def mean(
+    local: LocalTraining, server: Server, *, burn_in_rounds: int = 0, rho: float = 0.0
+) -> Method:
+    """FedPA's rounds with Δ = θ₀ − x̄; in sampling rounds the server rate is × (1 + (ℓ−1)ρ)."""
+    fixed(rho)  # refuses a bad ρ
+    phase = phase_after(burn_in_rounds)
+    samples = local_work(local).samples
+    factor = 1 + (samples - 1) * rho
+
+    def build(objective: Objective) -> Algorithm:
+        def sampler_at(rate: jax.Array) -> Sampler:
+            return local_sampler(objective, local, rate, average=True)
+
+        clients = {
+            BURN_IN: fedavg_client(objective, local, server),
+            SAMPLING: client_update(sampler_at, mean_delta(), samples, server.weighting),
+        }
+        return generalized(
+            server,
+            clients,
+            phase,
+            client_rate=local.schedule,
+            server_rate=lambda t: jnp.where(jnp.asarray(t) >= burn_in_rounds, factor, 1.0),
+        )
+
+    return build
+
+
+def _mean(h: Hyperparameters, rho: float) -> Method:
+    return mean(local_training(h), server_side(h), burn_in_rounds=h.burn_in_rounds, rho=rho)
+
+
+METHODS = {
+    "mean": NamedMethod(
+        "mean[M]", "control: FedPA's samples, sends θ₀ − their mean", lambda h: _mean(h, 0.0)
+    ),
+    "mean-scaled": NamedMethod(
+        "mean-scaled[M]",
+        "control: as mean, the server rate times 1+(ℓ−1)ρ, FedPA's longer step",
+        lambda h: _mean(h, h.rho),
+    ),
+}

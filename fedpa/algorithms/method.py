@@ -1,0 +1,26 @@
+"""Methods by name, for the command line: every algorithm file lists its own in `METHODS`."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.hyperparameters import Hyperparameters
+
+
+class NamedMethod(NamedTuple):
+    label: str
+    """As in the paper's tables, [M] standing for the number of local epochs."""
+    summary: str
+    build: Callable[[Hyperparameters], Method]
+
+
+def methods() -> dict[str, NamedMethod]:
+    """All methods of all files in this package; a new file needs no registration."""
+    package = importlib.import_module("fedpa.algorithms")
+    found: dict[str, NamedMethod] = {}
+    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+        loaded = importlib.import_module(f"fedpa.algorithms.{module}")
+        found.update(vars(loaded).get("METHODS", {}))
+    return found

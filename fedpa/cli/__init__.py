@@ -1,0 +1,1 @@
+"""Commands: thin, no logic of their own."""

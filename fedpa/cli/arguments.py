@@ -1,0 +1,99 @@
+"""From words to configuration: tyro over the dataclasses, task defaults and files underneath."""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from fedpa.errors import FedpaError
+from fedpa.training.config import RunConfig, default_config, read_toml
+
+C = TypeVar("C")
+
+
+def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None = None) -> C:
+    """Parse `argv` into a command dataclass with a field `run: RunConfig`.
+
+    Values come, last wins, from the task's defaults for the method, the file given by `--config`,
+    and the words themselves. `method` overrides the one named.
+    """
+    helpless = [word for word in argv if word not in ("-h", "--help")]
+    wanted = len(helpless) < len(argv)
+    # A first pass finds out which task, method and file are meant; the second has their defaults.
+    first: Any = _tyro(command, helpless, prog, command(run=RunConfig()))  # type: ignore[call-arg]
+    if first.config is not None:
+        base = read_toml(first.config)
+        named = {word for word in argv if word in ("--method",)}
+        if first.run.task != RunConfig().task:
+            base = dataclasses.replace(base, task=first.run.task)
+        if method is not None or named:
+            base = dataclasses.replace(base, method=method or first.run.method)
+    else:
+        base = default_config(first.run.task, method or first.run.method)
+    arguments = list(argv) if wanted else helpless
+    parsed: Any = _tyro(command, arguments, prog, command(run=base))  # type: ignore[call-arg]
+    if method is not None:
+        parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
+    return parsed
+
+
+def _tyro(command: type[C], argv: Sequence[str], prog: str, default: C) -> C:
+    """tyro, with its boxed complaints made into one line."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed, unknown = tyro.cli(
+                command, args=list(argv), default=default, prog=prog, return_unknown_args=True
+            )
+    except SystemExit as leaving:
+        if leaving.code in (0, None):
+            raise
+        raise FedpaError(f"{_first_sentences(complaint.getvalue())} (see {prog} --help)") from None
+    if unknown:
+        raise FedpaError(_unknown(unknown[0], default, prog))
+    return parsed
+
+
+def _first_sentences(box: str) -> str:
+    """The text of tyro's error box up to its first rule."""
+    lines = []
+    for line in box.splitlines():
+        text = line.strip("│╭╮╰╯ ")
+        if line.startswith("╭"):
+            continue
+        if not text.strip("─"):
+            break
+        lines.append(text)
+    return re.sub(r"\s+", " ", " ".join(lines)) or box.strip()
+
+
+def _unknown(word: str, default: Any, prog: str) -> str:
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r} (see {prog} --help)"
+    close = difflib.get_close_matches(word.split("=")[0], _options(default), n=1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    return f"unknown option {word}{hint} (see {prog} --help)"
+
+
+def _options(config: Any) -> list[str]:
+    found = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found += _options(value)
+        else:
+            found.append("--" + field.name.replace("_", "-"))
+    return found
+
+
+def shown(path: Path) -> str:
+    """A path as a person would type it from here."""
+    with contextlib.suppress(ValueError):
+        return str(path.resolve().relative_to(Path.cwd()))
+    return str(path)

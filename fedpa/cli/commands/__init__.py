@@ -1,0 +1,1 @@
+"""One file per command, found by name: `SUMMARY` and `main(argv, console)`."""

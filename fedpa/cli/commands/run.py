@@ -1,0 +1,69 @@
+"""`fedpa run`: train one method on one task."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from fedpa.algorithms.method import methods
+from fedpa.cli.arguments import parse, shown
+from fedpa.report.progress import watched
+from fedpa.report.summary import curve, final
+from fedpa.tasks.task import task_named
+from fedpa.training import run_directory
+from fedpa.training.config import RunConfig, resolve, write_toml
+from fedpa.training.estimate import estimate
+from fedpa.training.run import run
+
+SUMMARY = "train one method on one task"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand:
+    """Train one method on one task."""
+
+    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    out: Path | None = None
+    """Directory to write to; a fresh runs/<time>-<task>-<method> if not given."""
+    config: Path | None = None
+    """A config.toml to start from; options on the command line win over it."""
+    overwrite: bool = False
+    """Replace a run that the directory already holds."""
+    dry_run: bool = False
+    """Print the resolved configuration and what a round will cost, and stop."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse(RunCommand, argv, "fedpa run")
+    config = resolve(command.run)
+    name = f"{config.task}-{config.method}"
+    out = command.out or run_directory.fresh_directory(name)
+    run_directory.check_free(out, command.overwrite)
+    if command.dry_run:
+        _dry_run(config, console)
+        return
+    with watched(console, methods()[config.method].label, config.rounds) as progress:
+        result = run(config, out, overwrite=command.overwrite, callbacks=[progress])
+    task = task_named(config.task)
+    value = final(curve(result.history, f"eval/{task.metric}"), task.last)
+    console.print(
+        f"{task.metric} {value:.4f} (mean of the last {min(task.last, config.rounds)} rounds)"
+    )
+    console.print(f"written to {shown(out)}", soft_wrap=True)
+
+
+def _dry_run(config: RunConfig, console: Console) -> None:
+    console.print(write_toml(config), highlight=False, markup=False, end="")
+    cost = estimate(config)
+    console.print(f"\n# {cost.clients:,} clients, {cost.parameters:,} parameters", highlight=False)
+    for phase, seconds in cost.seconds_per_round.items():
+        console.print(
+            f"# {phase}: about {seconds:.3g} s per round "
+            f"(measured on the client of median size, without compilation), "
+            f"{cost.memory[phase] / 2**20:.3g} MiB per client in flight",
+            highlight=False,
+            soft_wrap=True,
+        )

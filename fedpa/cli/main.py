@@ -1,0 +1,64 @@
+"""The `fedpa` command: finds the subcommand and turns errors into one line."""
+
+import difflib
+import importlib
+import pkgutil
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from fedpa import __version__
+from fedpa.cli import commands
+from fedpa.errors import FedpaError
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command; exit 2 on bad input, 130 on Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    console = Console()
+    names = [info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__)]
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            _help(names, console)
+        elif words[0] == "--version":
+            console.print(f"fedpa {__version__}", highlight=False)
+        elif words[0] not in names:
+            close = difflib.get_close_matches(words[0], names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+            raise FedpaError(f"unknown command {words[0]!r}: {hint}")
+        else:
+            with warnings.catch_warnings():
+                warnings.showwarning = _one_line
+                _command(words[0]).main(words[1:], console)
+    except FedpaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _command(name: str) -> Any:
+    return importlib.import_module(f"fedpa.cli.commands.{name.replace('-', '_')}")
+
+
+def _help(names: Sequence[str], console: Console) -> None:
+    console.print(
+        "usage: fedpa COMMAND [OPTIONS]\n\n"
+        "Federated learning as posterior inference (FedPA).\n\ncommands:",
+        highlight=False,
+        markup=False,
+    )
+    for name in names:
+        console.print(f"  {name:<10} {_command(name).SUMMARY}", highlight=False)
+    console.print(
+        "\nfedpa COMMAND --help lists a command's options; fedpa --version the version.",
+        highlight=False,
+    )
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)

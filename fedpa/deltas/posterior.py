@@ -1,0 +1,192 @@
+"""FedPA's delta (Theorem 3): Δ̂ = Σ̂⁻¹(θ₀ − x̄) from ℓ posterior samples, in O(ℓ²d) time, O(ℓd) memory.
+
+Inner products run over all parameters jointly. Two forms of the same numbers:
+
+- `gram` (default): samples are stored as they come and Δ̂ is solved for when it is read. One large
+  matrix product, which hardware likes, and ρ may be chosen from the samples (OAS, RBLW).
+- `recurrence`: the paper's dynamic program. Every sample costs O(td) at once and reading O(d), so
+  it wins where Δ̂ is read after every sample.
+
+docs/architecture.md has the measurements behind the default.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from fedpa.deltas import gram, recurrence
+from fedpa.deltas.delta import Delta, DeltaInfo
+from fedpa.deltas.recurrence import RecurrenceState
+from fedpa.deltas.shrinkage import Shrinkage, Target, shrinkage
+from fedpa.errors import FedpaError, refuse
+from fedpa.types import Count, Params, Scalar
+
+Form = Literal["gram", "recurrence"]
+SampleScale = Literal["none", "sqrt-n"] | float
+
+
+class GramState(NamedTuple):
+    theta0: Params
+    rows: Float[Array, "l d"]
+    """The samples so far, ravelled; zero where not yet written."""
+    count: Scalar
+    scale: Scalar
+
+
+def posterior(
+    num_samples: int,
+    shrink: Shrinkage,
+    *,
+    sample_scale: SampleScale = "none",
+    form: Form = "gram",
+) -> Delta:
+    """Build the delta for at most `num_samples` samples.
+
+    sample_scale: multiplies the samples' deviations from their mean before the covariance is taken:
+        `none` (the paper), `sqrt-n` (√n_i, from the posterior's scale A⁻¹/n towards the A⁻¹ that
+        FedPA needs) or a number.
+    """
+    if num_samples < 1:
+        raise refuse("num_samples", num_samples, "must be at least 1")
+    check_sample_scale(sample_scale)
+    if form not in ("gram", "recurrence"):
+        raise refuse("form", form, "must be 'gram' or 'recurrence'")
+    if form == "recurrence" and (shrink.rule != "fixed" or shrink.target != "identity"):
+        raise refuse(
+            "form", form, "commits to ρ before the samples: it takes a fixed ρ and the identity target"
+        )
+
+    def scale_of(n: Count, dtype: Any) -> Scalar:
+        if sample_scale == "none":
+            return jnp.ones((), dtype)
+        if sample_scale == "sqrt-n":
+            return jnp.sqrt(n.astype(dtype))
+        return jnp.asarray(sample_scale, dtype)
+
+    def init_gram(theta0: Params, n: Count) -> GramState:
+        flat, _ = ravel_pytree(theta0)
+        rows = jnp.zeros((num_samples, flat.shape[0]), flat.dtype)
+        return GramState(theta0, rows, jnp.zeros((), flat.dtype), scale_of(n, flat.dtype))
+
+    def update_gram(state: GramState, theta_s: Params, theta_k: Params) -> GramState:
+        row, _ = ravel_pytree(theta_s)
+        rows = state.rows.at[state.count.astype(jnp.int32)].set(row)
+        return state._replace(rows=rows, count=state.count + 1)
+
+    def value_gram(state: GramState) -> tuple[Params, DeltaInfo]:
+        flat, unravel = ravel_pytree(state.theta0)
+        delta, rho = gram.on_device(flat, state.rows, state.count, state.scale, shrink)
+        return unravel(delta), DeltaInfo(rho.astype(jnp.float32))
+
+    def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
+        flat, _ = ravel_pytree(theta0)
+        scale = scale_of(n, flat.dtype)
+        return theta0, recurrence.init(flat, num_samples, shrink.rho, scale)
+
+    def update_recurrence(
+        state: tuple[Params, RecurrenceState], theta_s: Params, theta_k: Params
+    ) -> tuple[Params, RecurrenceState]:
+        theta0, inner = state
+        return theta0, recurrence.update(inner, ravel_pytree(theta_s)[0])
+
+    def value_recurrence(state: tuple[Params, RecurrenceState]) -> tuple[Params, DeltaInfo]:
+        theta0, inner = state
+        _, unravel = ravel_pytree(theta0)
+        return unravel(recurrence.value(inner)), DeltaInfo(inner.rho.astype(jnp.float32))
+
+    if form == "gram":
+        return Delta(init_gram, update_gram, value_gram)
+    return Delta(init_recurrence, update_recurrence, value_recurrence)
+
+
+def posterior_delta(
+    theta0: Any,
+    samples: Any,
+    rho: float | Literal["oas", "rblw"],
+    *,
+    target: Target = "identity",
+    sample_scale: float = 1.0,
+) -> Any:
+    """Δ̂ = Σ̂⁻¹(θ₀ − x̄), eq. 4 by Theorem 3.
+
+    theta0: an array or a pytree of arrays.
+    samples: the same structure, every array with the ℓ samples stacked on a new axis 0.
+    rho: the paper's ρ ≥ 0, or 'oas' or 'rblw' to choose it from the samples.
+    target, sample_scale: as in `fedpa.deltas.shrinkage` and `fedpa.deltas.posterior`.
+
+    Returns Δ̂ in θ₀'s structure, dtypes and kind (NumPy or JAX). Works inside `jax.jit` too; outside,
+    it runs on the host with sums in float64.
+    """
+    shrink = shrinkage(rho, target)
+    check_sample_scale(sample_scale)
+    leaves, structure = jax.tree.flatten(theta0)
+    stacked, sampled_structure = jax.tree.flatten(samples)
+    if structure != sampled_structure:
+        raise FedpaError(
+            f"samples have structure {sampled_structure}: must be θ₀'s structure, {structure}"
+        )
+    if not leaves:
+        raise FedpaError("theta0 has no arrays: give at least one floating-point array")
+    ell = _num_samples(leaves, stacked)
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked])
+    if traced:
+        flat, unravel = ravel_pytree(theta0)
+        rows = jax.vmap(lambda tree: ravel_pytree(tree)[0])(samples).astype(flat.dtype)
+        count, scale = (jnp.asarray(value, flat.dtype) for value in (ell, sample_scale))
+        return unravel(gram.on_device(flat, rows, count, scale, shrink)[0])
+
+    dtype = np.result_type(*[leaf.dtype for leaf in leaves])
+    flat = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
+    if len(stacked) == 1:  # a view where possible: the samples may be most of the memory there is
+        rows = np.asarray(stacked[0], dtype).reshape(ell, -1)
+    else:
+        rows = np.concatenate([np.asarray(s, dtype).reshape(ell, -1) for s in stacked], axis=1)
+    for name, array in [("theta0", flat), ("samples", rows)]:
+        if not np.isfinite(array).all():
+            raise FedpaError(f"{name} holds a value that is not finite: all must be finite numbers")
+    delta, _ = gram.on_host(flat, rows, sample_scale, shrink)
+
+    pieces = np.split(delta, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, [_like(p, leaf) for p, leaf in zip(pieces, leaves)])
+
+
+def check_sample_scale(sample_scale: SampleScale) -> None:
+    if isinstance(sample_scale, str):
+        if sample_scale not in ("none", "sqrt-n"):
+            raise refuse("sample_scale", sample_scale, "must be 'none', 'sqrt-n' or a number ≥ 0")
+    elif not (np.isfinite(sample_scale) and sample_scale >= 0):
+        raise refuse("sample_scale", sample_scale, "must be a finite number ≥ 0")
+
+
+def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
+    for leaf, samples in zip(leaves, stacked):
+        for name, array in [("theta0", leaf), ("samples", samples)]:
+            is_array = isinstance(array, jax.Array | np.ndarray | np.generic)
+            kind = array.dtype if is_array else type(array).__name__
+            if not is_array or not jnp.issubdtype(kind, jnp.floating):
+                raise FedpaError(f"{name} has a leaf of type {kind}: must be floating-point arrays")
+    counts = {samples.shape[0] if samples.ndim else 0 for samples in stacked}
+    if len(counts) != 1 or counts == {0}:
+        shapes = [samples.shape for samples in stacked]
+        raise FedpaError(
+            f"samples have shapes {shapes}: stack the same number ℓ ≥ 1 of samples on axis 0 of each"
+        )
+    for leaf, samples in zip(leaves, stacked):
+        if samples.shape[1:] != leaf.shape:
+            raise FedpaError(
+                f"samples have an array of shape {samples.shape}: must be (ℓ, *{leaf.shape}), "
+                "one θ per entry of axis 0"
+            )
+    return int(counts.pop())
+
+
+def _like(values: np.ndarray, leaf: Any) -> Any:
+    shaped = values.reshape(leaf.shape).astype(leaf.dtype)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return shaped
+    with jax.enable_x64(leaf.dtype == np.float64):
+        return jnp.asarray(shaped)

@@ -1,0 +1,131 @@
+"""Shrinkage estimators of the covariance, Σ̂ = a (I + r Ŝ), known by two numbers.
+
+Ŝ is the sample covariance with divisor ℓ − 1, as in the paper. Everything an estimator needs of it
+are tr Ŝ and tr Ŝ², which the posterior delta reads off its ℓ×ℓ Gram matrix: no d×d matrix is ever
+formed, and ρ can be chosen after the samples at no further O(d) cost.
+
+- `fixed` (Theorem 3): mixing weight w = ρ_ℓ = 1/(1 + (ℓ−1)ρ).
+- `oas`, `rblw` (Chen et al. 2010, eq. 23 and 17): w from the samples, mapped back to
+  ρ = (1/w − 1)/(ℓ − 1). Their equations are written for n draws of known mean; we put n = ℓ. The
+  weight does not depend on Ŝ's divisor.
+
+Target `identity` (the paper's): Σ̂ = w I + (1 − w) Ŝ. Target `scaled` (Chen et al.'s):
+Σ̂ = w (tr Ŝ/d) I + (1 − w) Ŝ. With one sample Σ̂ = I. Where the samples are all equal, Ŝ = 0 says
+nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, becomes I.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.errors import refuse
+
+Target = Literal["identity", "scaled"]
+Rule = Literal["fixed", "oas", "rblw"]
+
+
+class Moments(NamedTuple):
+    """All that shrinkage needs to know of the samples; NumPy or JAX scalars."""
+
+    trace: Any
+    """tr Ŝ."""
+    trace_of_square: Any
+    """tr Ŝ²."""
+    num_samples: Any
+    """ℓ, as a floating-point number."""
+    dim: int
+    """d."""
+
+
+class Coefficients(NamedTuple):
+    """Σ̂ = a (I + r Ŝ)."""
+
+    a: Any
+    r: Any
+    rho: Any
+    """The ρ in use: r = (ℓ−1)ρ for the identity target."""
+
+
+class Shrinkage(NamedTuple):
+    rule: Rule
+    rho: float
+    """For `fixed`; unused otherwise."""
+    target: Target
+    mixing_weight: Callable[[Moments], Any]
+    """moments → w ∈ (0, 1]."""
+
+
+def fixed(rho: float, target: Target = "identity") -> Shrinkage:
+    """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
+    if not (np.isfinite(rho) and rho >= 0):
+        raise refuse("rho", rho, "must be a finite number ≥ 0")
+    return Shrinkage("fixed", float(rho), _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * rho))
+
+
+def oas(target: Target = "identity") -> Shrinkage:
+    """Oracle approximating shrinkage, Chen et al. 2010 eq. 23."""
+
+    def mixing_weight(m: Moments) -> Any:
+        n, p = m.num_samples, m.dim
+        above = (1 - 2 / p) * m.trace_of_square + m.trace**2
+        below = (n + 1 - 2 / p) * (m.trace_of_square - m.trace**2 / p)
+        return _ratio(above, below)
+
+    return Shrinkage("oas", float("nan"), _target(target), mixing_weight)
+
+
+def rblw(target: Target = "identity") -> Shrinkage:
+    """Rao–Blackwellized Ledoit–Wolf, Chen et al. 2010 eq. 17."""
+
+    def mixing_weight(m: Moments) -> Any:
+        n, p = m.num_samples, m.dim
+        above = (n - 2) / n * m.trace_of_square + m.trace**2
+        below = (n + 2) * (m.trace_of_square - m.trace**2 / p)
+        return _ratio(above, below)
+
+    return Shrinkage("rblw", float("nan"), _target(target), mixing_weight)
+
+
+def shrinkage(rule: str | float, target: Target = "identity") -> Shrinkage:
+    """By name (`oas`, `rblw`), or a number: fixed ρ."""
+    if isinstance(rule, str):
+        if rule not in ("oas", "rblw"):
+            raise refuse("rho", rule, "must be a number ≥ 0, 'oas' or 'rblw'")
+        return oas(target) if rule == "oas" else rblw(target)
+    return fixed(rule, target)
+
+
+def coefficients(estimator: Shrinkage, moments: Moments) -> Coefficients:
+    """(a, r) of Σ̂ = a (I + r Ŝ), and the ρ in use."""
+    xp = np if isinstance(moments.trace, np.generic | float) else jnp
+    degrees = xp.maximum(moments.num_samples - 1, 1.0)
+    degenerate = (moments.num_samples <= 1) | (moments.trace <= 0)
+    w = estimator.mixing_weight(moments)
+    if estimator.rule == "fixed":
+        # Not (1 − w)/w, which a small ρ would lose to cancellation.
+        rho = xp.full_like(w, estimator.rho)
+    else:
+        w = xp.where(degenerate, 1.0, w)
+        rho = (1 / w - 1) / degrees
+    r = rho * (moments.num_samples - 1)
+    if estimator.target == "identity":
+        return Coefficients(w, r, rho)
+    scale = xp.where(degenerate, 1.0, moments.trace / moments.dim)
+    return Coefficients(
+        xp.where(degenerate, 1.0, w * scale), xp.where(degenerate, 0.0, r / scale), rho
+    )
+
+
+def _ratio(above: Any, below: Any) -> Any:
+    """min(above/below, 1), and 1 where Ŝ is already a multiple of I (or is 0)."""
+    xp = jnp if not isinstance(above, np.generic | float) else np
+    positive = below > 0
+    return xp.minimum(xp.where(positive, above / xp.where(positive, below, 1.0), 1.0), 1.0)
+
+
+def _target(target: Target) -> Target:
+    if target not in ("identity", "scaled"):
+        raise refuse("target", target, "must be 'identity' or 'scaled'")
+    return target

@@ -1,0 +1,22 @@
+"""What a client's posterior is (section 3, eq. 1–3, Props. 1 and 2)."""
+
+from fedpa.objectives.client_data import ClientData, client_data
+from fedpa.objectives.global_posterior import global_posterior
+from fedpa.objectives.laplace import laplace
+from fedpa.objectives.objective import Objective, client_loss, log_posterior, per_example
+from fedpa.objectives.quadratic import Quadratic
+from fedpa.objectives.regression_families import Federation, make_regression
+
+__all__ = [
+    "ClientData",
+    "Federation",
+    "Objective",
+    "Quadratic",
+    "client_data",
+    "client_loss",
+    "global_posterior",
+    "laplace",
+    "log_posterior",
+    "make_regression",
+    "per_example",
+]

@@ -1,0 +1,50 @@
+"""A client's data set D_i as compiled programs see it: padded arrays and the true count n_i."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpa.errors import FedpaError
+from fedpa.types import Count, Examples
+
+
+class ClientData(NamedTuple):
+    """D_i = {z_i1, …, z_in}. Rows from `n` on are padding, which no computation reads."""
+
+    examples: Examples
+    n: Count
+
+
+def num_rows(examples: Any) -> int:
+    """The common length of the leading axis of `examples`."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
+    if not shapes:
+        raise FedpaError("examples have no arrays: give at least one array with a leading axis")
+    lengths = {shape[0] if shape else None for shape in shapes}
+    if len(lengths) != 1 or None in lengths:
+        raise FedpaError(
+            f"examples have arrays of shapes {shapes}: all must share the length of their first axis"
+        )
+    return int(shapes[0][0])
+
+
+def client_data(examples: Any, capacity: int | None = None) -> ClientData:
+    """Pad `examples` on the host to `capacity` rows (their own number, at least 1, by default)."""
+    n = num_rows(examples)
+    capacity = max(n, 1) if capacity is None else capacity
+
+    def pad(array: Any) -> Array:
+        array = np.asarray(array)
+        missing = [(0, capacity - n)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.asarray(np.pad(array, missing) if capacity > n else array)
+
+    return ClientData(jax.tree.map(pad, examples), jnp.asarray(n, jnp.int32))
+
+
+def example_weights(data: ClientData) -> Float[Array, " capacity"]:
+    """1 for each of the n_i examples, 0 for padding."""
+    capacity = jax.tree.leaves(data.examples)[0].shape[0]
+    return (jnp.arange(capacity) < data.n).astype(jnp.float32)

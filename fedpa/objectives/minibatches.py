@@ -1,0 +1,66 @@
+"""Minibatches of a client's data, drawn inside compiled code and exact under padding.
+
+Two ways to visit the examples: `shuffle`, a new order every epoch with the last, partial batch a
+step of its own (the paper's experiments), and `replacement`, independent draws at every step
+(what the theory of iterate averaging assumes).
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedpa.objectives.client_data import ClientData
+from fedpa.types import Count, Examples, Key
+
+Order = Literal["shuffle", "replacement"]
+
+
+class Minibatch(NamedTuple):
+    examples: Examples
+    weights: Float[Array, " b"]
+    """1 for an example, 0 for padding."""
+
+
+def steps_per_epoch(n: Count, batch_size: int) -> Count:
+    """⌈n / batch_size⌉; 0 for an empty client."""
+    return (n + batch_size - 1) // batch_size
+
+
+def epoch_order(data: ClientData, key: Key) -> Int[Array, " capacity"]:
+    """A random order whose first n entries are a permutation of the examples.
+
+    Each row's sort key depends on its index alone, so the order of the real rows is the same
+    however much padding follows them.
+    """
+    capacity = jax.tree.leaves(data.examples)[0].shape[0]
+    rows = jnp.arange(capacity)
+    ranks = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(key, row), dtype=jnp.uint32))(
+        rows
+    )
+    # Two sort keys: padding goes last whatever its random rank.
+    return jnp.lexsort((ranks, rows >= data.n)).astype(jnp.int32)
+
+
+def batch_in_order(
+    data: ClientData, order: Int[Array, " capacity"], index: Count, batch_size: int
+) -> Minibatch:
+    """Batch number `index` of the epoch that visits the examples in `order`."""
+    positions = index * batch_size + jnp.arange(batch_size)
+    real = positions < data.n
+    # A padded slot repeats the first example in order: its loss is as finite as a real one's, so
+    # weight 0 removes it exactly, where zeros could give 0 · ∞.
+    rows = order[jnp.where(real, positions, 0)]
+    return Minibatch(_rows(data, rows), real.astype(jnp.float32))
+
+
+def batch_with_replacement(data: ClientData, key: Key, batch_size: int) -> Minibatch:
+    """`batch_size` examples drawn independently and uniformly."""
+    rows = jax.random.randint(key, (batch_size,), 0, jnp.maximum(data.n, 1))
+    real = jnp.broadcast_to(data.n > 0, (batch_size,))
+    return Minibatch(_rows(data, rows), real.astype(jnp.float32))
+
+
+def _rows(data: ClientData, rows: Int[Array, " b"]) -> Examples:
+    return jax.tree.map(lambda array: array[rows], data.examples)

@@ -1,0 +1,107 @@
+"""A client's objective, eq. 1: f_i(θ) = 1/n_i Σ_j f(θ; z_ij), from one number per example.
+
+The posterior it stands for, at temperature T, is p_i(θ) ∝ exp(−(n_i/T) f_i(θ)): f is a *negative*
+log-likelihood (the sign printed in eq. 2 is a misprint). T = 1 is the Bayesian posterior; T = n_i
+is the scale at which Σ q_i Δ_i with q_i ∝ n_i is the gradient of the mean loss, which FedPA needs.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedpa.errors import FedpaError
+from fedpa.objectives.client_data import ClientData, example_weights, num_rows
+from fedpa.objectives.minibatches import Minibatch
+from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
+
+Reduction = Literal["mean", "sum"]
+
+
+class Objective(NamedTuple):
+    """`loss(params, batch, key)` gives one number per example; we weigh and reduce them."""
+
+    loss: Loss
+    regularizer: Regularizer | None = None
+    """A function of the parameters alone, added once to every (mini-batch or full) loss."""
+    reduction: Reduction = "mean"
+    """Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean."""
+
+
+def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:
+    """f̂_i(θ): the loss whose gradient a step of local SGD takes."""
+    losses = objective.loss(theta, batch.examples, key)
+    total = jnp.sum(jnp.where(batch.weights > 0, losses, 0).astype(losses.dtype))
+    if objective.reduction == "mean":
+        total = total / jnp.maximum(jnp.sum(batch.weights), 1).astype(losses.dtype)
+    return total + _penalty(objective, theta, total)
+
+
+def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key) -> Scalar:
+    """f_i(θ), eq. 1: the mean loss over all of the client's examples, and the regularizer."""
+    weights = example_weights(data)
+    # As in a minibatch, padding repeats an example so that weight 0 removes it exactly.
+    rows = jnp.where(weights > 0, jnp.arange(weights.shape[0]), 0)
+    examples = jax.tree.map(lambda array: array[rows], data.examples)
+    losses = objective.loss(theta, examples, key)
+    total = jnp.sum(jnp.where(weights > 0, losses, 0).astype(losses.dtype))
+    mean = total / jnp.maximum(data.n, 1).astype(losses.dtype)
+    return mean + _penalty(objective, theta, mean)
+
+
+def log_posterior(
+    objective: Objective, theta: Params, data: ClientData, temperature: float | Scalar, key: Key
+) -> Scalar:
+    """log p_i(θ) = −(n_i/T) f_i(θ), up to a constant."""
+    value = client_loss(objective, theta, data, key)
+    return -(data.n / temperature).astype(value.dtype) * value
+
+
+def _penalty(objective: Objective, theta: Params, like: Scalar) -> Scalar:
+    if objective.regularizer is None:
+        return jnp.zeros_like(like)
+    return objective.regularizer(theta).astype(like.dtype)
+
+
+def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
+    """Turn a loss that returns one number for a whole batch into one number per example.
+
+    `batch_loss` is called on batches of a single example, vectorized over the batch. Its value
+    must therefore be that of the examples alone: no regularizer (pass it separately) and no
+    statistics over the batch.
+    """
+
+    def loss(params: Any, batch: Examples, key: Key) -> Losses:
+        keys = jax.random.split(key, num_rows(batch))
+        alone = jax.tree.map(lambda array: array[:, None], batch)
+        return jax.vmap(batch_loss, in_axes=(None, 0, 0))(params, alone, keys)
+
+    return loss
+
+
+def check_loss(objective: Objective, theta: Params, examples: Examples) -> None:
+    """Refuse a loss that does not return one number per example. Nothing is computed."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for size in (2, 3):
+        batch = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype), examples
+        )
+        value = jax.eval_shape(objective.loss, theta, batch, key)
+        if getattr(value, "shape", None) == (size,):
+            continue
+        shape = getattr(value, "shape", type(value).__name__)
+        hint = " (wrap a loss of the whole batch in fedpa.per_example)" if shape == () else ""
+        raise FedpaError(
+            f"loss returns shape {shape} for a batch of {size}: it must return one number per "
+            f"example, shape ({size},){hint}"
+        )
+    if objective.reduction not in ("mean", "sum"):
+        raise FedpaError(f"reduction = {objective.reduction!r}: must be 'mean' or 'sum'")
+    if objective.regularizer is not None:
+        penalty = jax.eval_shape(objective.regularizer, theta)
+        if getattr(penalty, "shape", None) != ():
+            raise FedpaError(
+                f"regularizer returns shape {getattr(penalty, 'shape', type(penalty).__name__)}: "
+                "it must return one number, shape ()"
+            )

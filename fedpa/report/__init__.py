@@ -1,0 +1,1 @@
+"""Tables, curves and progress: what people look at."""

@@ -1,0 +1,53 @@
+"""Learning curves as in the paper: a mark per evaluation, a line for the 10-round average."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedpa.report.summary import Curve, curve, running_average, switch_round
+from fedpa.report.table import Histories
+
+# Okabe and Ito's palette and a line style each: told apart without colour, too.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1))]
+
+
+def draw_curves(
+    histories: Histories, metric: str, targets: tuple[float, ...], title: str, path: Path
+) -> None:
+    """Draw the metric against rounds, one line per method (the mean over seeds), to a PNG."""
+    figure = Figure(figsize=(7.0, 4.3), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for target in targets:
+        axes.axhline(target, color="0.85", linewidth=0.8, zorder=0)
+    for index, (method, runs) in enumerate(histories.items()):
+        colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
+        curves = [curve(history, f"eval/{metric}") for history in runs]
+        for c in curves:
+            axes.plot(c.rounds, c.values, "x", color=colour, markersize=2.5, alpha=0.25)
+        mean = Curve(curves[0].rounds, np.mean([c.values for c in curves], axis=0))
+        smooth = running_average(mean)
+        axes.plot(
+            smooth.rounds, smooth.values, color=colour, linestyle=style, linewidth=1.8, label=method
+        )
+    switches = {switch_round(runs[0]) for runs in histories.values()} - {None}
+    for switch in switches:
+        axes.axvline(switch, color="0.5", linestyle=(0, (1, 2)), linewidth=1.0)
+        axes.annotate(
+            "sampling begins",
+            (switch, 0.02),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color="0.35",
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"test {metric}")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150, metadata={"Software": None})

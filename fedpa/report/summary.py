@@ -1,0 +1,52 @@
+"""A run's numbers as the paper reports them.
+
+"Final" is the mean of the evaluations in the last rounds; "rounds to x" is the first round at which
+the 10-round running average reaches x.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+WINDOW = 10
+
+
+class Curve(NamedTuple):
+    rounds: np.ndarray
+    values: np.ndarray
+
+
+def curve(history: Sequence[Mapping[str, Any]], key: str) -> Curve:
+    """The evaluated rounds and their values of `key`; a value that was no number is NaN."""
+    points = [(r["round"], r[key]) for r in history if key in r]
+    rounds = np.array([t for t, _ in points], int)
+    values = np.array([np.nan if v is None else v for _, v in points], float)
+    return Curve(rounds, values)
+
+
+def final(c: Curve, last: int) -> float:
+    """The mean of the evaluations in the `last` last rounds."""
+    return float(np.mean(c.values[c.rounds > c.rounds[-1] - last])) if len(c.rounds) else np.nan
+
+
+def running_average(c: Curve, window: int = WINDOW) -> Curve:
+    """At each round from `window` on, the mean of the evaluations in the `window` rounds up to it."""
+    rounds = c.rounds[c.rounds >= window]
+    means = [np.mean(c.values[(c.rounds > t - window) & (c.rounds <= t)]) for t in rounds]
+    return Curve(rounds, np.array(means, float))
+
+
+def rounds_to(c: Curve, target: float) -> int | None:
+    """The first round at which the running average reaches `target`; None if it never does."""
+    smooth = running_average(c)
+    reached = smooth.rounds[smooth.values >= target]
+    return int(reached[0]) if len(reached) else None
+
+
+def switch_round(history: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first round of the sampling phase, if burn-in came before it."""
+    phases = [record["phase"] for record in history]
+    if "sampling" in phases and "burn-in" in phases:
+        return int(history[phases.index("sampling")]["round"])
+    return None

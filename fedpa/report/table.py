@@ -1,0 +1,90 @@
+"""The table of methods: printed, and as `table.csv`."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from fedpa.report.summary import curve, final, rounds_to
+
+Histories = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
+"""method label → one history per seed."""
+
+
+class Row(NamedTuple):
+    method: str
+    seeds: int
+    final: float
+    """Mean over seeds."""
+    spread: float | None
+    """Standard deviation over seeds; None for one seed."""
+    rounds_to: Mapping[float, Sequence[int | None]]
+    """target → one number per seed; None where it was not reached."""
+    seconds: float
+    """Of all rounds, mean over seeds."""
+
+
+def rows(histories: Histories, metric: str, targets: Sequence[float], last: int) -> list[Row]:
+    result = []
+    for method, runs in histories.items():
+        curves = [curve(history, f"eval/{metric}") for history in runs]
+        finals = [final(c, last) for c in curves]
+        result.append(
+            Row(
+                method,
+                len(runs),
+                float(np.mean(finals)),
+                float(np.std(finals, ddof=1)) if len(runs) > 1 else None,
+                {target: [rounds_to(c, target) for c in curves] for target in targets},
+                float(np.mean([sum(r["seconds"] for r in history) for history in runs])),
+            )
+        )
+    return result
+
+
+def printed(table: Sequence[Row], title: str, metric: str, last: int) -> Table:
+    view = Table(title=title, title_justify="left")
+    view.add_column("method")
+    view.add_column(f"{metric}, mean of last {last} rounds", justify="right")
+    for target in table[0].rounds_to:
+        view.add_column(f"rounds to {target:g}", justify="right")
+    view.add_column("seconds", justify="right")
+    for row in table:
+        value = f"{row.final:.4f}" + (f" ± {row.spread:.4f}" if row.spread is not None else "")
+        reached = [_reached(numbers) for numbers in row.rounds_to.values()]
+        view.add_row(row.method, value, *reached, f"{row.seconds:.1f}")
+    return view
+
+
+def _reached(numbers: Sequence[int | None]) -> str:
+    """The mean over seeds where all reached the target; which did where some."""
+    got = [n for n in numbers if n is not None]
+    if not got:
+        return "–"
+    if len(got) < len(numbers):
+        return f"{np.mean(got):.0f} ({len(got)} of {len(numbers)} seeds)"
+    return f"{np.mean(got):.0f}"
+
+
+def as_csv(table: Sequence[Row], metric: str) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    targets = list(table[0].rounds_to)
+    writer.writerow(
+        ["method", "seeds", metric, f"{metric}_std"]
+        + [f"rounds_to_{target:g}" for target in targets]
+        + ["seconds"]
+    )
+    for row in table:
+        reached = [
+            ";".join("" if n is None else str(n) for n in row.rounds_to[target])
+            for target in targets
+        ]
+        spread = "" if row.spread is None else f"{row.spread:.6f}"
+        writer.writerow(
+            [row.method, row.seeds, f"{row.final:.6f}", spread, *reached, f"{row.seconds:.2f}"]
+        )
+    return out.getvalue()

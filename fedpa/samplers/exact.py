@@ -1,0 +1,66 @@
+"""The exact Gaussian sampler: independent draws of N(μ_i, (T/n_i) A_i⁺).
+
+For quadratics, least squares and Laplace approximations. T = 1 is the Bayesian posterior; the
+default T = n_i, covariance A_i⁻¹, is the scale FedPA needs. Where A_i is singular, draws keep θ₀'s
+component in the null space, which is also where SGD started at θ₀ would leave them.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from fedpa.errors import refuse
+from fedpa.objectives import quadratic
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.quadratic import Quadratic
+from fedpa.samplers.sampler import Sampler
+from fedpa.types import Key, Params, Scalar
+
+
+class ExactState(NamedTuple):
+    theta: Params
+    center: Float[Array, " d"]
+    factor: Float[Array, "d d"]
+    """L with L Lᵀ the covariance."""
+    key: Key
+
+
+class ExactInfo(NamedTuple):
+    loss: Scalar
+    """f(θ_s) − f(μ): the excess of the mean loss over its minimum."""
+
+
+def exact(
+    posterior: Callable[[ClientData], Quadratic], temperature: float | None = None
+) -> Sampler:
+    """Build the sampler. `posterior` gives the client's quadratic; T = n_i if None."""
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise refuse("temperature", temperature, "must be a finite number > 0, or None for n_i")
+
+    def init(theta0: Params, data: ClientData, key: Key) -> ExactState:
+        q = posterior(data)
+        flat, _ = ravel_pytree(theta0)
+        row_space = quadratic.onto_row_space(q, q.mean - flat)
+        factor = quadratic.covariance_factor(q, q.n if temperature is None else temperature)
+        empty = data.n == 0  # no posterior: the draws are θ₀
+        return ExactState(
+            theta0,
+            center=jnp.where(empty, flat, flat + row_space),
+            factor=jnp.where(empty, 0, factor).astype(factor.dtype),
+            key=key,
+        )
+
+    def sample(state: ExactState, data: ClientData) -> tuple[ExactState, Params, ExactInfo]:
+        key, draw_key = jax.random.split(state.key)
+        _, unravel = ravel_pytree(state.theta)
+        noise = jax.random.normal(draw_key, state.center.shape, state.center.dtype)
+        theta = state.center + state.factor @ noise
+        loss = quadratic.value(posterior(data), theta)
+        drawn = unravel(theta)
+        return state._replace(theta=drawn, key=key), drawn, ExactInfo(loss)
+
+    return Sampler(init, sample, lambda state: state.theta)

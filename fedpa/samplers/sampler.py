@@ -1,0 +1,43 @@
+"""ClientMCMC: one interface for every way to sample a client's posterior.
+
+A sampler streams: each call of `sample` returns the next approximate posterior sample, and its
+state does not grow with the steps it has made. All randomness comes from the key given to `init`,
+so a chain is a function of (θ₀, data, key).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedpa.errors import refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.types import Key, Params
+
+State = Any
+"""Whatever the sampler needs to make its next step."""
+
+Info = Any
+"""A NamedTuple of scalars a person wants to see; `loss` is always one of them."""
+
+
+class Sampler(NamedTuple):
+    init: Callable[[Params, ClientData, Key], State]
+    """(θ₀, data, key) → state, the sampler's own burn-in done."""
+    sample: Callable[[State, ClientData], tuple[State, Params, Info]]
+    """(state, data) → (state, θ_s, info): the next posterior sample."""
+    position: Callable[[State], Params]
+    """state → the chain's current iterate θ_k, which FedAvg would send."""
+
+
+def draw(sampler: Sampler, theta0: Params, data: ClientData, key: Key, num: int) -> tuple[Any, Any]:
+    """`num` samples of a client's posterior, stacked on axis 0, and their stacked infos."""
+    if num < 1:
+        raise refuse("num", num, "must be at least 1 sample")
+
+    def step(state: State, _: None) -> tuple[State, tuple[Params, Info]]:
+        state, theta_s, info = sampler.sample(state, data)
+        return state, (theta_s, info)
+
+    _, (samples, infos) = jax.lax.scan(step, sampler.init(theta0, data, key), None, length=num)
+    return samples, infos

@@ -1,0 +1,23 @@
+"""The server: weighting, aggregation, optimizers, schedules (Algorithm 1, lines 8 and 9)."""
+
+from fedpa.server import averaging, schedules
+from fedpa.server.aggregation import Aggregate, Aggregation, weighted_mean
+from fedpa.server.optimizers import adagrad, adam, sgd, yogi
+from fedpa.server.update import Server, ServerInfo, ServerState
+from fedpa.server.weighting import client_weight
+
+__all__ = [
+    "Aggregate",
+    "Aggregation",
+    "Server",
+    "ServerInfo",
+    "ServerState",
+    "adagrad",
+    "adam",
+    "averaging",
+    "client_weight",
+    "schedules",
+    "sgd",
+    "weighted_mean",
+    "yogi",
+]

@@ -1,0 +1,82 @@
+"""Averaging of server iterates: what is evaluated and returned may be a mean of θ over rounds.
+
+The server's own θ, which clients are sent, is not touched.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedpa.errors import refuse
+from fedpa.types import Count, Params
+
+
+class Averaging(NamedTuple):
+    init: Callable[[Params], Any]
+    update: Callable[[Any, Params], Any]
+    value: Callable[[Any], Params]
+
+
+class AverageState(NamedTuple):
+    average: Params
+    count: Count
+
+
+def none() -> Averaging:
+    """The last iterate."""
+    return Averaging(lambda theta: theta, lambda _, theta: theta, lambda theta: theta)
+
+
+def polyak(start: int = 0) -> Averaging:
+    """The mean of all θ since round `start` (from 0); before it, the last iterate."""
+    if start < 0:
+        raise refuse("start", start, "must be a round ≥ 0")
+
+    def update(state: AverageState, theta: Params) -> AverageState:
+        count = state.count + 1
+        members = jnp.maximum(count - start, 1)
+        average = jax.tree.map(
+            lambda mean, x: mean + (x - mean) / members.astype(x.dtype), state.average, theta
+        )
+        return AverageState(average, count)
+
+    return Averaging(_start, update, lambda state: state.average)
+
+
+def exponential(decay: float) -> Averaging:
+    """An exponential moving average: a ← decay·a + (1 − decay)·θ, started at the first θ."""
+    if not 0 <= decay < 1:
+        raise refuse("decay", decay, "must be in [0, 1)")
+
+    def update(state: AverageState, theta: Params) -> AverageState:
+        weight = jnp.where(state.count == 0, 1.0, 1 - decay)
+        average = jax.tree.map(
+            lambda mean, x: mean + weight.astype(x.dtype) * (x - mean), state.average, theta
+        )
+        return AverageState(average, state.count + 1)
+
+    return Averaging(_start, update, lambda state: state.average)
+
+
+def parse(text: str, field: str = "iterate_averaging") -> Averaging:
+    """As written in a configuration: `none`, `polyak[:START]` or `exponential:DECAY`."""
+    name, *arguments = text.split(":")
+    try:
+        match name, arguments:
+            case "none", []:
+                return none()
+            case "polyak", []:
+                return polyak()
+            case "polyak", [start]:
+                return polyak(int(start))
+            case "exponential", [decay]:
+                return exponential(float(decay))
+    except ValueError:
+        pass
+    raise refuse(field, text, "must be none, polyak[:START] or exponential:DECAY")
+
+
+def _start(theta: Params) -> AverageState:
+    return AverageState(theta, jnp.zeros((), jnp.int32))

@@ -1,0 +1,139 @@
+"""Server optimizers (Algorithm 1, line 9; Reddi et al. 2021, Algorithm 2): Δ taken as a gradient.
+
+Each is an optax transformation, and any optax transformation can stand in its place. They differ
+from optax's own in where the adaptivity τ stands and in bias correction, as the experiments'
+optimizers (Keras) had it: at τ = 1e-3 the difference is large.
+
+    m ← β₁m + (1 − β₁)Δ
+    v ← v + Δ²                               (Adagrad)
+    v ← v − (1 − β₂)Δ² sign(v − Δ²)          (Yogi)
+    v ← β₂v + (1 − β₂)Δ²                     (Adam)
+    θ ← θ − η · m/(√v + τ)
+
+Adam with bias correction (the default, as in Keras) multiplies the step by √(1−β₂ᵗ)/(1−β₁ᵗ) and
+starts v at 0. Reddi et al. print it without, and start v at τ²: `bias_correction=False,
+initial=tau**2`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.errors import refuse
+from fedpa.types import Count, Params
+
+LearningRate = float | Callable[[Any], Any]
+
+
+def sgd(learning_rate: LearningRate, momentum: float = 0.0) -> optax.GradientTransformation:
+    """m ← βm + Δ, θ ← θ − ηm. FedAvg for η = 1, β = 0; FedAvgM with momentum."""
+    _check(learning_rate, momentum=momentum)
+    return optax.chain(
+        optax.trace(decay=momentum) if momentum else optax.identity(),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def adagrad(
+    learning_rate: LearningRate, tau: float = 1e-5, b1: float = 0.0, initial: float = 0.0
+) -> optax.GradientTransformation:
+    """FedAdagrad. The accumulator starts at 0 as in Reddi et al.'s runs (Keras's default is 0.1)."""
+    return _adaptive(learning_rate, lambda v, square: v + square, tau, b1, initial)
+
+
+def yogi(
+    learning_rate: LearningRate,
+    tau: float = 1e-3,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    initial: float | None = None,
+) -> optax.GradientTransformation:
+    """FedYogi, as printed; v starts at τ² unless `initial` says otherwise."""
+
+    def second_moment(v: jax.Array, square: jax.Array) -> jax.Array:
+        return v - (1 - b2) * square * jnp.sign(v - square)
+
+    start = tau**2 if initial is None else initial
+    return _adaptive(learning_rate, second_moment, tau, b1, start, b2=b2)
+
+
+def adam(
+    learning_rate: LearningRate,
+    tau: float = 1e-3,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    initial: float = 0.0,
+    bias_correction: bool = True,
+) -> optax.GradientTransformation:
+    """FedAdam."""
+
+    def correction(t: jax.Array) -> jax.Array:
+        return jnp.sqrt(1 - b2**t) / (1 - b1**t)
+
+    return _adaptive(
+        learning_rate,
+        lambda v, square: b2 * v + (1 - b2) * square,
+        tau,
+        b1,
+        initial,
+        b2=b2,
+        correction=correction if bias_correction else None,
+    )
+
+
+class AdaptiveState(NamedTuple):
+    count: Count
+    m: Params
+    v: Params
+
+
+def _adaptive(
+    learning_rate: LearningRate,
+    second_moment: Callable[[jax.Array, jax.Array], jax.Array],
+    tau: float,
+    b1: float,
+    initial: float,
+    b2: float = 0.0,
+    correction: Callable[[jax.Array], jax.Array] | None = None,
+) -> optax.GradientTransformation:
+    _check(learning_rate, b1=b1, b2=b2)
+    for name, value in [("tau", tau), ("initial", initial)]:
+        if not 0 <= value < float("inf"):
+            raise refuse(name, value, "must be a finite number ≥ 0")
+
+    def init(theta: Params) -> AdaptiveState:
+        return AdaptiveState(
+            jnp.zeros((), jnp.int32),
+            jax.tree.map(jnp.zeros_like, theta),
+            jax.tree.map(lambda x: jnp.full_like(x, initial), theta),
+        )
+
+    def update(
+        delta: Params, state: AdaptiveState, params: Params | None = None
+    ) -> tuple[Params, AdaptiveState]:
+        count = state.count + 1
+        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, delta)
+        v = jax.tree.map(lambda v, g: second_moment(v, g**2), state.v, delta)
+        factor = 1.0 if correction is None else correction(count.astype(jnp.float32))
+
+        def step(m: jax.Array, v: jax.Array) -> jax.Array:
+            root = jnp.sqrt(v) + tau
+            # Where nothing has moved yet and τ = 0: no step rather than 0/0.
+            return jnp.where(root > 0, factor * m / jnp.where(root > 0, root, 1), 0).astype(m.dtype)
+
+        return jax.tree.map(step, m, v), AdaptiveState(count, m, v)
+
+    return optax.chain(
+        optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate)
+    )
+
+
+def _check(learning_rate: LearningRate, **decays: float) -> None:
+    if not callable(learning_rate) and not 0 < learning_rate < float("inf"):
+        raise refuse("learning_rate", learning_rate, "must be a finite number > 0 or a schedule")
+    for name, value in decays.items():
+        if not 0 <= value < 1:
+            raise refuse(name, value, "must be in [0, 1)")

@@ -1,0 +1,19 @@
+"""Client weights q_i: the examples of one epoch (not times the epochs), or one each."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from fedpa.errors import refuse
+from fedpa.types import Count, Scalar
+
+Weighting = Literal["examples", "uniform"]
+
+
+def client_weight(weighting: Weighting, n: Count) -> Scalar:
+    """q_i = n_i or 1; 0 for an empty client either way."""
+    if weighting == "examples":
+        return n.astype(jnp.float32)
+    if weighting == "uniform":
+        return (n > 0).astype(jnp.float32)
+    raise refuse("weighting", weighting, "must be 'examples' or 'uniform'")

@@ -1,0 +1,37 @@
+"""Who takes part in a round, and with which randomness.
+
+The cohort is a function of (seed, round) alone, so every method of a seed meets the same clients; a
+client's key is a function of (seed, round, a stable hash of its id), whoever else takes part.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.types import Key
+
+_COHORT, _CLIENT = 0, 1  # streams derived from one seed
+
+
+def select(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
+    """The clients of round t (from 0), drawn without replacement; all if there are not more."""
+    if size >= len(ids):
+        return list(ids)
+    rng = np.random.default_rng([seed, _COHORT, t])
+    return [ids[index] for index in rng.choice(len(ids), size, replace=False)]
+
+
+def client_keys(seed: int, t: int, ids: Sequence[str]) -> Key:
+    """One key for each client of the round."""
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
+    hashes = np.frombuffer(b"".join(digests), dtype="<u4").reshape(-1, 2)
+    return _client_keys(jax.random.key(seed), jnp.asarray(t), jnp.asarray(hashes))
+
+
+@jax.jit
+def _client_keys(root: Key, t: jax.Array, hashes: jax.Array) -> Key:
+    key = jax.random.fold_in(jax.random.fold_in(root, _CLIENT), t)
+    return jax.vmap(lambda h: jax.random.fold_in(jax.random.fold_in(key, h[0]), h[1]))(hashes)

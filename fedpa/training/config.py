@@ -1,0 +1,133 @@
+"""The configuration of a run: one set of dataclasses for commands, files and code."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+import tomllib
+import tyro
+
+from fedpa.algorithms.hyperparameters import Hyperparameters, resolved
+from fedpa.algorithms.method import methods
+from fedpa.errors import FedpaError, refuse
+from fedpa.tasks.task import task_named
+from fedpa.training.loop import check_counts
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run's numbers."""
+
+    task: Annotated[str, tyro.conf.Positional] = "digits"
+    """The task to train on."""
+    method: str = "fedpa"
+    """The algorithm."""
+    rounds: int = 100
+    """Communication rounds."""
+    clients_per_round: int = 20
+    """Clients that take part in each."""
+    seed: int = 0
+    """One seed, one result, bit for bit."""
+    eval_every: int = 1
+    """Evaluate every so many rounds, and after the last."""
+    engine: Literal["local", "debug"] = "local"
+    """Where clients run."""
+    hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = (
+        dataclasses.field(default_factory=Hyperparameters)
+    )
+
+
+def default_config(task: str, method: str) -> RunConfig:
+    """The task's defaults for a method."""
+    check_names(task, method)
+    rounds, clients_per_round, hyperparameters = task_named(task).defaults(method)
+    return RunConfig(task, method, rounds, clients_per_round, hyperparameters=hyperparameters)
+
+
+def check_names(task: str, method: str) -> None:
+    task_named(task)
+    if method not in methods():
+        raise refuse("method", method, f"unknown method; choose from {', '.join(methods())}")
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Check every value and fill in what follows from others; the result is what runs."""
+    check_names(config.task, config.method)
+    check_counts(config.rounds, config.clients_per_round, config.seed)
+    if config.eval_every < 1:
+        raise refuse("eval_every", config.eval_every, "must be at least 1")
+    return dataclasses.replace(config, hyperparameters=resolved(config.hyperparameters))
+
+
+def write_toml(config: RunConfig) -> str:
+    """The configuration as TOML; what is unset is left out."""
+    values = {key: value for key, value in dataclasses.asdict(config).items()}
+    nested = values["hyperparameters"]
+    values["hyperparameters"] = {key: v for key, v in nested.items() if v is not None}
+    return tomli_w.dumps(values)
+
+
+def read_toml(path: Path) -> RunConfig:
+    """A configuration from a file; unknown and mistyped fields are refused.
+
+    Fields that the file does not set take the task's defaults for its method.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FedpaError(f"config = {str(path)!r}: can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedpaError(f"config = {str(path)!r}: is not valid TOML: {error}") from None
+    for name in ("task", "method"):
+        if not isinstance(values.get(name, ""), str):
+            raise refuse(f"{path}: {name}", values[name], "must be of type str")
+    base = default_config(values.get("task", "digits"), values.get("method", "fedpa"))
+    return _replace(base, values, str(path))
+
+
+def _replace(base: Any, values: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(type(base))
+    changes = {}
+    for name, value in values.items():
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(hints)}"
+            raise FedpaError(f"{where}: unknown field {name}: {hint}")
+        if dataclasses.is_dataclass(hints[name]):
+            if not isinstance(value, dict):
+                raise refuse(f"{where}: {name}", value, "must be a table of settings")
+            changes[name] = _replace(getattr(base, name), value, f"{where} [{name}]")
+        else:
+            changes[name] = _typed(hints[name], value, f"{where}: {name}")
+    return dataclasses.replace(base, **changes)
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` if it is of the type `hint` says (an integer will do for a number)."""
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            if value in typing.get_args(option):
+                return value
+        elif option is float and type(value) in (int, float):
+            return float(value)
+        elif type(value) is option:
+            return value
+    raise refuse(where, value, f"must be {_described(hint)}")
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _described(hint: Any) -> str:
+    if _is_union(hint):
+        parts = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return " or ".join(_described(part) for part in parts)
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
+    return {float: "a number", int: "an integer", str: "a text", bool: "true or false"}[hint]

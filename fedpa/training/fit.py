@@ -1,0 +1,91 @@
+"""`fedpa.fit`: a model and data of one's own, trained by any algorithm."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.algorithms.algorithm import Method
+from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.engines.engine import Engine
+from fedpa.errors import FedpaError
+from fedpa.objectives.objective import Objective, Reduction, check_loss
+from fedpa.training.callbacks import Callback
+from fedpa.training.evaluation import Evaluate, evaluation
+from fedpa.training.loop import Fit, check_counts, train
+from fedpa.types import Examples, Key, Loss, Params, Regularizer
+
+
+def fit(
+    loss: Loss,
+    params: Any,
+    clients: Mapping[Any, Any] | FederatedData,
+    method: Method,
+    *,
+    rounds: int,
+    clients_per_round: int,
+    seed: int = 0,
+    regularizer: Regularizer | None = None,
+    reduction: Reduction = "mean",
+    evaluate: Evaluate | None = None,
+    eval_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+    engine: Engine | None = None,
+) -> Fit:
+    """Train `params` on the clients' data.
+
+    loss: `loss(params, batch, key)`, one number per example of the batch. For a loss of the whole
+        batch see `fedpa.per_example`.
+    params: any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point arrays
+        are trained; every other leaf stays as it is.
+    clients: a mapping of client id to a pytree of arrays (first axis = examples), checked before
+        anything runs; or a lazy `FederatedData`.
+    method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
+    regularizer: a function of the parameters, added once to each mini-batch's loss.
+    evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
+    """
+    check_counts(rounds, clients_per_round, seed)
+    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
+    problem, theta, assemble = bind(loss, params, regularizer, reduction)
+    some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
+    check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
+    algorithm = method(problem)
+    measured = [evaluation(evaluate, eval_every)] if evaluate is not None else []
+    return train(
+        algorithm,
+        theta,
+        data,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        seed=seed,
+        engine=engine,
+        callbacks=[*measured, *callbacks],
+        assemble=assemble,
+    )
+
+
+def bind(
+    loss: Loss, params: Any, regularizer: Regularizer | None, reduction: Reduction
+) -> tuple[Objective, Params, Callable[[Params], Any]]:
+    """Split `params` into θ, its floating-point arrays, and the rest: (objective, θ, θ → params)."""
+    params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
+    theta, rest = eqx.partition(params, eqx.is_inexact_array)
+    leaves = jax.tree_util.tree_leaves_with_path(theta)
+    if not leaves:
+        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+    for path, leaf in leaves:
+        if not bool(jnp.isfinite(leaf).all()):
+            where = jax.tree_util.keystr(path) or "params"
+            raise FedpaError(f"params: {where} holds a value that is not finite: all must be")
+
+    def assemble(theta: Params) -> Any:
+        return eqx.combine(theta, rest)
+
+    def bound_loss(theta: Params, batch: Examples, key: Key) -> Any:  # checked by check_loss
+        return loss(assemble(theta), batch, key)
+
+    penalty = None if regularizer is None else (lambda theta: regularizer(assemble(theta)))
+    return Objective(bound_loss, penalty, reduction), theta, assemble

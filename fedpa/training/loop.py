@@ -1,0 +1,139 @@
+"""The round loop: Algorithm 1 from the outside.
+
+    cohort → broadcast → clients (engine) → aggregate → server update → callbacks
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.algorithms.algorithm import Algorithm
+from fedpa.data.federated import FederatedData
+from fedpa.engines import local
+from fedpa.engines.engine import Cohort, Engine, RoundResult
+from fedpa.errors import refuse
+from fedpa.training.callbacks import Callback, Event, Stop
+from fedpa.training.cohort import client_keys, select
+from fedpa.types import Params
+
+
+class Fit(NamedTuple):
+    """The outcome of a run."""
+
+    params: Any
+    history: list[dict[str, Any]]
+    """One record per round, as in `metrics.jsonl`."""
+    state: Any
+    """The algorithm's server state."""
+
+
+def train(
+    algorithm: Algorithm,
+    theta: Params,
+    data: FederatedData,
+    *,
+    rounds: int,
+    clients_per_round: int,
+    seed: int = 0,
+    engine: Engine | None = None,
+    callbacks: Sequence[Callback] = (),
+    assemble: Callable[[Params], Any] = lambda theta: theta,
+) -> Fit:
+    """Run `algorithm` from θ. `assemble` turns θ into what callbacks and the caller are given."""
+    check_counts(rounds, clients_per_round, seed)
+    if clients_per_round > len(data.ids):
+        warnings.warn(
+            f"clients_per_round = {clients_per_round} exceeds the {len(data.ids)} clients there "
+            "are: all take part in every round",
+            stacklevel=2,
+        )
+    engine = local() if engine is None else engine
+    broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
+    state = algorithm.init(theta)
+    client_states: dict[str, Any] = {}
+    history: list[dict[str, Any]] = []
+
+    for t in range(rounds):
+        started = time.perf_counter()
+        ids = select(seed, t, data.ids, clients_per_round)
+        message = broadcast(state, jnp.asarray(t))
+        newcomers = {name: algorithm.client_init(theta) for name in ids if name not in client_states}
+        cohort = Cohort(ids, data.examples, client_keys(seed, t, ids), client_states | newcomers)
+        phase = algorithm.phase(t)
+        result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
+        client_states.update(result.states)
+        state, info = server(state, result.aggregate, jnp.asarray(t))
+
+        record: dict[str, Any] = {"round": t + 1, "phase": phase, "seconds": 0.0}
+        record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
+        record["train/skipped"] = int(info.skipped)
+        _report(record)
+        record["seconds"] = time.perf_counter() - started
+        history.append(record)
+        event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
+        stops = [_call(callback, event) for callback in callbacks]
+        if any(stops):
+            break
+    return Fit(assemble(algorithm.parameters(state)), history, state)
+
+
+def check_counts(rounds: int, clients_per_round: int, seed: int) -> None:
+    for name, value in [("rounds", rounds), ("clients_per_round", clients_per_round)]:
+        if value < 1:
+            raise refuse(name, value, "must be at least 1")
+    if not 0 <= seed < 2**32:
+        raise refuse("seed", seed, "must be between 0 and 2³² − 1")
+
+
+def _call(callback: Callback, event: Event) -> Stop | None:
+    answer = callback(event)
+    if isinstance(answer, Stop):
+        return answer
+    event.record.update(answer or {})
+    return None
+
+
+def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
+    """Means over the clients that counted; the number and the names of those rejected."""
+    counted = result.accepted & (result.examples > 0)
+    metrics: dict[str, Any] = {
+        f"train/{name}": float(np.mean(values[counted])) if counted.any() else float("nan")
+        for name, values in result.infos.items()
+    }
+    rejected = [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
+    metrics["train/rejected"] = len(rejected)
+    if rejected:
+        metrics["train/rejected_clients"] = rejected
+    return metrics
+
+
+def _traffic(message: Any, result: RoundResult, clients: int) -> dict[str, int]:
+    """Bytes of the whole cohort: the message down, result and weight up."""
+
+    def size(tree: Any) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+    return {
+        "comm/bytes_up": clients * size(tuple(result.aggregate)),
+        "comm/bytes_down": clients * size(message),
+    }
+
+
+def _report(record: dict[str, Any]) -> None:
+    if rejected := record.get("train/rejected_clients"):
+        warnings.warn(
+            f"round {record['round']}: rejected {len(rejected)} of the cohort for a result that "
+            f"is not finite: {', '.join(rejected)}",
+            stacklevel=3,
+        )
+    if record["train/skipped"]:
+        warnings.warn(
+            f"round {record['round']}: the aggregate is not finite or of no client; "
+            "the server's state stays as it was",
+            stacklevel=3,
+        )

@@ -1,0 +1,131 @@
+"""A run's directory: `config.toml`, `metrics.jsonl`, `params.npz`; and loading it back."""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.errors import FedpaError
+from fedpa.tasks.task import task_named
+from fedpa.training.callbacks import Callback, Event
+from fedpa.training.config import RunConfig, read_toml, write_toml
+
+CONFIG, METRICS, PARAMS = "config.toml", "metrics.jsonl", "params.npz"
+
+
+def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
+    """A path `runs/<time>-<name>` that does not exist yet."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    candidates = [root / stem, *(root / f"{stem}-{k}" for k in range(2, 1000))]
+    return next(path for path in candidates if not path.exists())
+
+
+def check_free(out: Path, overwrite: bool, mark: str = CONFIG) -> None:
+    """Refuse a path that can't become an output directory. `mark` is the file that shows a run."""
+    if out.exists() and not out.is_dir():
+        raise FedpaError(f"out = {str(out)!r}: is a file: give a directory")
+    if (out / mark).exists() and not overwrite:
+        raise FedpaError(
+            f"out = {str(out)!r}: already holds a run: choose another directory or give --overwrite"
+        )
+    parent = next(path for path in [out, *out.absolute().parents] if path.exists())
+    if not os.access(parent, os.W_OK):
+        raise FedpaError(f"out = {str(out)!r}: can't be written: choose another directory")
+
+
+def create(out: Path, config: RunConfig, overwrite: bool = False) -> None:
+    """Make the directory and write `config.toml`. An earlier run's files are removed first."""
+    check_free(out, overwrite)
+    for name in (CONFIG, METRICS, PARAMS):
+        (out / name).unlink(missing_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / CONFIG, write_toml(config).encode())
+    except OSError as error:
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def metrics_file(out: Path) -> Iterator[Callback]:
+    """A callback that appends each round's record to `metrics.jsonl`, flushed each round."""
+    with (out / METRICS).open("w") as file:
+
+        def callback(event: Event) -> None:
+            finite = {key: _json_value(value) for key, value in event.record.items()}
+            file.write(json.dumps(finite) + "\n")
+            file.flush()
+
+        yield callback
+
+
+def _json_value(value: Any) -> Any:
+    """JSON has no NaN or infinity: null says that there is no number."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_params(out: Path, params: Any) -> None:
+    """`params.npz`: every array of the model by its path in the tree."""
+    part = out / (PARAMS + ".part")
+    with part.open("wb") as file:
+        np.savez(file, **{name: np.asarray(leaf) for name, leaf in _arrays(params).items()})
+    os.replace(part, out / PARAMS)
+
+
+def read_metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+
+
+class Run(NamedTuple):
+    params: Any
+    """The task's model with the final parameters."""
+    config: RunConfig
+    metrics: list[dict[str, Any]]
+    """One record per round."""
+
+
+def load(directory: str | Path) -> Run:
+    """A finished run: its model with the final parameters, configuration and metrics."""
+    out = Path(directory)
+    for name in (CONFIG, METRICS, PARAMS):
+        if not (out / name).is_file():
+            raise FedpaError(f"{str(out)!r} holds no finished run: {name} is missing")
+    config = read_toml(out / CONFIG)
+    skeleton = task_named(config.task).load().init(jax.random.key(config.seed))
+    with np.load(out / PARAMS) as stored:
+        if set(stored.files) != set(_arrays(skeleton)):
+            raise FedpaError(f"{out / PARAMS} does not hold the arrays of task {config.task!r}")
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.asarray(stored[_name(path)]) if _is_array(leaf) else leaf,
+            skeleton,
+        )
+    return Run(params, config, read_metrics(out))
+
+
+
+
+def _arrays(params: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {_name(path): leaf for path, leaf in leaves if _is_array(leaf)}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "theta"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
