@@ -34,7 +34,7 @@ bench: $(READY)  ## measure the forms of the posterior delta
 	$(BIN)/python benchmarks/posterior_delta.py
 
 lock: $(READY)  ## resolve the dependencies anew (needs uv)
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 
 clean:

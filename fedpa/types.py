@@ -1,14 +1,14 @@
 """The few types every layer shares, with array shapes in them (jaxtyping)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray, PyTree, Shaped
 
-Params = PyTree[Inexact[Array, "..."]]
+Params: TypeAlias = PyTree[Inexact[Array, "..."]]
 """θ: a pytree whose leaves are all floating-point arrays."""
 
-Examples = PyTree[Shaped[Array, "n ..."]]
+Examples: TypeAlias = PyTree[Shaped[Array, "n ..."]]
 """A client's or a batch's examples: a pytree of arrays with one leading axis in common."""
 
 Key = PRNGKeyArray

@@ -30,12 +30,8 @@ def generalized(
     def broadcast(state: ServerState, t: Any) -> Broadcast:
         return Broadcast(state.theta, jnp.asarray(client_rate(t), jnp.float32))
 
-    def step(
-        state: ServerState, aggregate: Aggregate, t: Any
-    ) -> tuple[ServerState, ServerInfo]:
-        return server_update.update(
-            server, state, aggregate.mean, aggregate.weight, server_rate(t)
-        )
+    def step(state: ServerState, aggregate: Aggregate, t: Any) -> tuple[ServerState, ServerInfo]:
+        return server_update.update(server, state, aggregate.mean, aggregate.weight, server_rate(t))
 
     return Algorithm(
         init=lambda theta: server_update.init(server, theta),

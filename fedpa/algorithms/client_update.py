@@ -1,6 +1,6 @@
 """The client update that FedAvg, FedPA and their controls share (Algorithms 2 and 3).
 
-    θ_s ~ ClientMCMC, s = 1 … ℓ;   Δ from the samples as they come;   weight q_i
+θ_s ~ ClientMCMC, s = 1 … ℓ;   Δ from the samples as they come;   weight q_i
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def client_update(
 def client_info(delta: Params, uncorrected: Params, loss: Scalar, rho: Scalar) -> ClientInfo:
     norm, plain = optax.tree.norm(delta), optax.tree.norm(uncorrected)
     both = norm * plain
-    cosine = jnp.where(both > 0, optax.tree.vdot(delta, uncorrected) / jnp.where(both > 0, both, 1), 1)
-    return ClientInfo(
-        loss, norm, optax.tree.norm(optax.tree.sub(delta, uncorrected)), cosine, rho
+    cosine = jnp.where(
+        both > 0, optax.tree.vdot(delta, uncorrected) / jnp.where(both > 0, both, 1), 1
     )
+    return ClientInfo(loss, norm, optax.tree.norm(optax.tree.sub(delta, uncorrected)), cosine, rho)

@@ -1,8 +1,8 @@
 """FedPA, federated posterior averaging (Algorithms 1, 3 and 4).
 
-    burn-in rounds:  Δ_i = θ − θ_K                       (FedAvg)
-    then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples (IASG)
-    server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
+burn-in rounds:  Δ_i = θ − θ_K                       (FedAvg)
+then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples (IASG)
+server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
 """
 
 from typing import Literal
@@ -21,7 +21,6 @@ from fedpa.deltas.shrinkage import Target, shrinkage
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.update import Server
-
 
 
 def fedpa(

@@ -91,7 +91,9 @@ def resolved(h: Hyperparameters) -> Hyperparameters:
         raise refuse("client_momentum", h.client_momentum, "applies to client_optimizer sgd only")
     if h.delta_form == "recurrence" and (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
         raise refuse(
-            "delta_form", h.delta_form, "commits to ρ early: needs a fixed ρ and the identity target"
+            "delta_form",
+            h.delta_form,
+            "commits to ρ early: needs a fixed ρ and the identity target",
         )
     check_sample_scale(h.sample_scale)
     schedules.parse(h.client_schedule, 1.0, "client_schedule")

@@ -49,7 +49,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
 
 class _GradientMean(NamedTuple):
     mean: Params
-    count: Count
+    steps: Count
 
 
 def _gradient_mean() -> optax.GradientTransformation:
@@ -61,9 +61,9 @@ def _gradient_mean() -> optax.GradientTransformation:
     def update(
         gradient: Params, state: _GradientMean, params: Params | None = None
     ) -> tuple[Params, _GradientMean]:
-        count = state.count + 1
-        mean = jax.tree.map(lambda m, g: m + (g - m) / count.astype(g.dtype), state.mean, gradient)
-        return jax.tree.map(jnp.zeros_like, gradient), _GradientMean(mean, count)
+        steps = state.steps + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(g.dtype), state.mean, gradient)
+        return jax.tree.map(jnp.zeros_like, gradient), _GradientMean(mean, steps)
 
     return optax.GradientTransformation(init, update)
 

@@ -1,4 +1,4 @@
-"""The dense O(d³) oracle: Σ̂ = a (I + r Ŝ) formed and solved in float64. For tests and tiny problems."""
+"""The dense O(d³) oracle, for tests and tiny problems: Σ̂ formed and solved with in float64."""
 
 import numpy as np
 
@@ -21,6 +21,4 @@ def dense_delta(
 ) -> np.ndarray:
     """Δ̂ = Σ̂⁻¹ (θ₀ − x̄), float64."""
     x = np.asarray(samples, np.float64)
-    return np.linalg.solve(
-        covariance(x, shrink, scale), np.asarray(theta0, np.float64) - x.mean(0)
-    )
+    return np.linalg.solve(covariance(x, shrink, scale), np.asarray(theta0, np.float64) - x.mean(0))

@@ -49,8 +49,8 @@ class Spread(NamedTuple):
     """y ↦ H y, y minus its mean over the samples: X = H E."""
     mean: Any
     """The weights of the sample mean: 1/ℓ for each sample."""
-    count: Any
-    """ℓ."""
+    ell: Any
+    """ℓ, as a floating-point number."""
 
 
 class Solver(NamedTuple):
@@ -70,10 +70,8 @@ def solver(e: Spread, dim: int, scale: Any, shrink: Shrinkage) -> Solver:
     xp = np if isinstance(e.gram, np.ndarray) else jnp
     eigenvalues, vectors = xp.linalg.eigh(e.center(e.center(e.gram).T))
     eigenvalues = xp.maximum(eigenvalues, 0.0) * scale**2
-    degrees = xp.maximum(e.count - 1, 1.0)
-    moments = Moments(
-        eigenvalues.sum() / degrees, (eigenvalues**2).sum() / degrees**2, e.count, dim
-    )
+    degrees = xp.maximum(e.ell - 1, 1.0)
+    moments = Moments(eigenvalues.sum() / degrees, (eigenvalues**2).sum() / degrees**2, e.ell, dim)
     a, r, rho = coefficients(shrink, moments)
     kappa = r / degrees
     spectrum = 1 + kappa * eigenvalues
@@ -129,7 +127,7 @@ def on_device(
         combine=lambda w: product(w, rows),
         center=center,
         mean=real / count,
-        count=count,
+        ell=count,
     )
     s = solver(e, theta0.shape[0], scale, shrink)
     b = (theta0 - last) - e.combine(e.mean)
@@ -163,7 +161,7 @@ def on_host(
         combine=combine,
         center=lambda y: y - y.mean(0, keepdims=True),
         mean=np.full(ell, 1 / ell),
-        count=np.float64(ell),
+        ell=np.float64(ell),
     )
     s = solver(e, dim, np.float64(scale), shrink)
     b = (theta0.astype(np.float64) - samples[-1].astype(np.float64)) - combine(e.mean)

@@ -14,7 +14,7 @@ class MeanState(NamedTuple):
     theta0: Params
     mean: Params
     """x̄_t."""
-    count: Count
+    t: Count
 
 
 def mean() -> Delta:
@@ -22,7 +22,7 @@ def mean() -> Delta:
         return MeanState(theta0, theta0, jnp.zeros((), jnp.int32))
 
     def update(state: MeanState, theta_s: Params, theta_k: Params) -> MeanState:
-        t = state.count + 1
+        t = state.t + 1
         averaged = jax.tree.map(lambda m, x: m + (x - m) / t.astype(x.dtype), state.mean, theta_s)
         return MeanState(state.theta0, averaged, t)
 

@@ -1,6 +1,6 @@
-"""FedPA's delta (Theorem 3): Δ̂ = Σ̂⁻¹(θ₀ − x̄) from ℓ posterior samples, in O(ℓ²d) time, O(ℓd) memory.
+"""FedPA's delta (Theorem 3): Δ̂ = Σ̂⁻¹(θ₀ − x̄) from ℓ posterior samples.
 
-Inner products run over all parameters jointly. Two forms of the same numbers:
+O(ℓ²d) time and O(ℓd) memory. Inner products run over all parameters jointly. Two forms of the same numbers:
 
 - `gram` (default): samples are stored as they come and Δ̂ is solved for when it is read. One large
   matrix product, which hardware likes, and ρ may be chosen from the samples (OAS, RBLW).
@@ -33,7 +33,8 @@ class GramState(NamedTuple):
     theta0: Params
     rows: Float[Array, "l d"]
     """The samples so far, ravelled; zero where not yet written."""
-    count: Scalar
+    t: Scalar
+    """Samples so far."""
     scale: Scalar
 
 
@@ -57,7 +58,9 @@ def posterior(
         raise refuse("form", form, "must be 'gram' or 'recurrence'")
     if form == "recurrence" and (shrink.rule != "fixed" or shrink.target != "identity"):
         raise refuse(
-            "form", form, "commits to ρ before the samples: it takes a fixed ρ and the identity target"
+            "form",
+            form,
+            "commits to ρ before the samples: it takes a fixed ρ and the identity target",
         )
 
     def scale_of(n: Count, dtype: Any) -> Scalar:
@@ -74,12 +77,12 @@ def posterior(
 
     def update_gram(state: GramState, theta_s: Params, theta_k: Params) -> GramState:
         row, _ = ravel_pytree(theta_s)
-        rows = state.rows.at[state.count.astype(jnp.int32)].set(row)
-        return state._replace(rows=rows, count=state.count + 1)
+        rows = state.rows.at[state.t.astype(jnp.int32)].set(row)
+        return state._replace(rows=rows, t=state.t + 1)
 
     def value_gram(state: GramState) -> tuple[Params, DeltaInfo]:
         flat, unravel = ravel_pytree(state.theta0)
-        delta, rho = gram.on_device(flat, state.rows, state.count, state.scale, shrink)
+        delta, rho = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
         return unravel(delta), DeltaInfo(rho.astype(jnp.float32))
 
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
@@ -118,14 +121,14 @@ def posterior_delta(
     rho: the paper's ρ ≥ 0, or 'oas' or 'rblw' to choose it from the samples.
     target, sample_scale: as in `fedpa.deltas.shrinkage` and `fedpa.deltas.posterior`.
 
-    Returns Δ̂ in θ₀'s structure, dtypes and kind (NumPy or JAX). Works inside `jax.jit` too; outside,
-    it runs on the host with sums in float64.
+    Returns Δ̂ in θ₀'s structure, dtypes and kind (NumPy or JAX). Works inside `jax.jit` too;
+    outside, it runs on the host with sums in float64.
     """
     shrink = shrinkage(rho, target)
     check_sample_scale(sample_scale)
     leaves, structure = jax.tree.flatten(theta0)
     stacked, sampled_structure = jax.tree.flatten(samples)
-    if structure != sampled_structure:
+    if sampled_structure != structure:  # type: ignore[operator]
         raise FedpaError(
             f"samples have structure {sampled_structure}: must be θ₀'s structure, {structure}"
         )
@@ -140,18 +143,20 @@ def posterior_delta(
         return unravel(gram.on_device(flat, rows, count, scale, shrink)[0])
 
     dtype = np.result_type(*[leaf.dtype for leaf in leaves])
-    flat = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
+    theta = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
     if len(stacked) == 1:  # a view where possible: the samples may be most of the memory there is
-        rows = np.asarray(stacked[0], dtype).reshape(ell, -1)
+        matrix = np.asarray(stacked[0], dtype).reshape(ell, -1)
     else:
-        rows = np.concatenate([np.asarray(s, dtype).reshape(ell, -1) for s in stacked], axis=1)
-    for name, array in [("theta0", flat), ("samples", rows)]:
+        matrix = np.concatenate([np.asarray(s, dtype).reshape(ell, -1) for s in stacked], axis=1)
+    for name, array in [("theta0", theta), ("samples", matrix)]:
         if not np.isfinite(array).all():
             raise FedpaError(f"{name} holds a value that is not finite: all must be finite numbers")
-    delta, _ = gram.on_host(flat, rows, sample_scale, shrink)
+    delta, _ = gram.on_host(theta, matrix, sample_scale, shrink)
 
     pieces = np.split(delta, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    return jax.tree.unflatten(structure, [_like(p, leaf) for p, leaf in zip(pieces, leaves)])
+    return jax.tree.unflatten(
+        structure, [_like(p, leaf) for p, leaf in zip(pieces, leaves, strict=True)]
+    )
 
 
 def check_sample_scale(sample_scale: SampleScale) -> None:
@@ -163,7 +168,7 @@ def check_sample_scale(sample_scale: SampleScale) -> None:
 
 
 def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
-    for leaf, samples in zip(leaves, stacked):
+    for leaf, samples in zip(leaves, stacked, strict=True):
         for name, array in [("theta0", leaf), ("samples", samples)]:
             is_array = isinstance(array, jax.Array | np.ndarray | np.generic)
             kind = array.dtype if is_array else type(array).__name__
@@ -173,9 +178,9 @@ def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
     if len(counts) != 1 or counts == {0}:
         shapes = [samples.shape for samples in stacked]
         raise FedpaError(
-            f"samples have shapes {shapes}: stack the same number ℓ ≥ 1 of samples on axis 0 of each"
+            f"samples have shapes {shapes}: stack the same ℓ ≥ 1 samples on axis 0 of each array"
         )
-    for leaf, samples in zip(leaves, stacked):
+    for leaf, samples in zip(leaves, stacked, strict=True):
         if samples.shape[1:] != leaf.shape:
             raise FedpaError(
                 f"samples have an array of shape {samples.shape}: must be (ℓ, *{leaf.shape}), "

@@ -33,8 +33,8 @@ class RecurrenceState(NamedTuple):
     """v_{k−1,k} in row k − 1; zero where not yet written."""
     uv: Float[Array, " l"]
     """γ_k u_kᵀv_{k−1,k}."""
-    count: Scalar
-    """t."""
+    t: Scalar
+    """Samples so far."""
     rho: Scalar
     scale: Scalar
     """Multiplies deviations from the mean."""
@@ -49,7 +49,7 @@ def init(theta0: Float[Array, " d"], capacity: int, rho: float, scale: Scalar) -
         delta=zeros,
         v=jnp.zeros((capacity, theta0.shape[0]), theta0.dtype),
         uv=jnp.zeros(capacity, theta0.dtype),
-        count=jnp.zeros((), theta0.dtype),
+        t=jnp.zeros((), theta0.dtype),
         rho=jnp.asarray(rho, theta0.dtype),
         scale=scale.astype(theta0.dtype),
     )
@@ -62,8 +62,8 @@ def _dot(a: Array, b: Array) -> Array:
 def update(state: RecurrenceState, x: Float[Array, " d"]) -> RecurrenceState:
     """Take in x_t."""
     capacity = state.v.shape[0]
-    t = state.count + 1
-    is_first = state.count == 0
+    t = state.t + 1
+    is_first = state.t == 0
     first = jnp.where(is_first, x, state.first)
     u = (x - first) - state.offset
 
@@ -80,10 +80,10 @@ def update(state: RecurrenceState, x: Float[Array, " d"]) -> RecurrenceState:
         delta=jnp.where(is_first, state.theta0 - x, state.delta - step * v),
         v=state.v.at[row].set(v),
         uv=state.uv.at[row].set(uv),
-        count=t,
+        t=t,
     )
 
 
 def value(state: RecurrenceState) -> Float[Array, " d"]:
     """Δ̂_t = (1 + (t−1)ρ) Δ̃_t."""
-    return (1 + (state.count - 1) * state.rho) * state.delta
+    return (1 + (state.t - 1) * state.rho) * state.delta

@@ -61,7 +61,9 @@ def fixed(rho: float, target: Target = "identity") -> Shrinkage:
     """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
     if not (np.isfinite(rho) and rho >= 0):
         raise refuse("rho", rho, "must be a finite number ≥ 0")
-    return Shrinkage("fixed", float(rho), _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * rho))
+    return Shrinkage(
+        "fixed", float(rho), _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * rho)
+    )
 
 
 def oas(target: Target = "identity") -> Shrinkage:

@@ -12,7 +12,7 @@ import optax
 def classification(
     logits: Callable[[Any, jax.Array], jax.Array], x: Any, y: Any
 ) -> Callable[[Any], dict[str, float]]:
-    """params → {"loss", "accuracy"} on examples (x, y); `logits(params, x)` has a row per example."""
+    """params → {"loss", "accuracy"} on (x, y); `logits(params, x)` has a row per example."""
     x, y = jnp.asarray(x), jnp.asarray(y)
 
     @eqx.filter_jit

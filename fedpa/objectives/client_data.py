@@ -26,7 +26,7 @@ def num_rows(examples: Any) -> int:
     lengths = {shape[0] if shape else None for shape in shapes}
     if len(lengths) != 1 or None in lengths:
         raise FedpaError(
-            f"examples have arrays of shapes {shapes}: all must share the length of their first axis"
+            f"examples have arrays of shapes {shapes}: all must have first axes of one length"
         )
     return int(shapes[0][0])
 

@@ -57,7 +57,9 @@ def covariance_factor(q: Quadratic, temperature: float | Scalar = 1.0) -> Matrix
     return vectors * jnp.where(in_row_space, scale, 0)[None, :]
 
 
-def draw(q: Quadratic, key: Key, num: int, temperature: float | Scalar = 1.0) -> Float[Array, "l d"]:
+def draw(
+    q: Quadratic, key: Key, num: int, temperature: float | Scalar = 1.0
+) -> Float[Array, "l d"]:
     """`num` independent draws of N(μ, (T/n) A⁺)."""
     factor = covariance_factor(q, temperature)
     noise = jax.random.normal(key, (num, q.mean.shape[0]), q.mean.dtype)

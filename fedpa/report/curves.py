@@ -33,8 +33,8 @@ def draw_curves(
         axes.plot(
             smooth.rounds, smooth.values, color=colour, linestyle=style, linewidth=1.8, label=method
         )
-    switches = {switch_round(runs[0]) for runs in histories.values()} - {None}
-    for switch in switches:
+    switches = {switch_round(runs[0]) for runs in histories.values()}
+    for switch in [t for t in switches if t is not None]:
         axes.axvline(switch, color="0.5", linestyle=(0, (1, 2)), linewidth=1.0)
         axes.annotate(
             "sampling begins",

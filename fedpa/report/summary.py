@@ -31,7 +31,7 @@ def final(c: Curve, last: int) -> float:
 
 
 def running_average(c: Curve, window: int = WINDOW) -> Curve:
-    """At each round from `window` on, the mean of the evaluations in the `window` rounds up to it."""
+    """At each round from `window` on, the mean of the evaluations in the last `window` rounds."""
     rounds = c.rounds[c.rounds >= window]
     means = [np.mean(c.values[(c.rounds > t - window) & (c.rounds <= t)]) for t in rounds]
     return Curve(rounds, np.array(means, float))

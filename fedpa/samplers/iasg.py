@@ -84,7 +84,7 @@ class _Average(NamedTuple):
 
     theta: Params
     loss: Scalar
-    count: Count
+    steps: Count
 
 
 def iasg(
@@ -130,15 +130,15 @@ def iasg(
         return state._replace(epoch=state.epoch + 1)
 
     def accumulate(mean: _Average, theta: Params, loss: Scalar) -> _Average:
-        count = mean.count + 1
+        steps = mean.steps + 1
         if average:
             averaged = jax.tree.map(
-                lambda m, x: m + (x - m) / count.astype(x.dtype), mean.theta, theta
+                lambda m, x: m + (x - m) / steps.astype(x.dtype), mean.theta, theta
             )
         else:
             averaged = mean.theta
-        change = (loss.astype(jnp.float32) - mean.loss) / count.astype(jnp.float32)
-        return _Average(averaged, mean.loss + change, count)
+        change = (loss.astype(jnp.float32) - mean.loss) / steps.astype(jnp.float32)
+        return _Average(averaged, mean.loss + change, steps)
 
     def run_epoch(state: IASGState, data: ClientData) -> tuple[IASGState, _Average]:
         def body(index: Count, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
@@ -179,9 +179,7 @@ def iasg(
         if isinstance(window, Steps):
             return run_steps(state, data, window.burn_in)[0] if window.burn_in else state
         if window.burn_in:
-            state = jax.lax.fori_loop(
-                0, window.burn_in, lambda _, s: run_epoch(s, data)[0], state
-            )
+            state = jax.lax.fori_loop(0, window.burn_in, lambda _, s: run_epoch(s, data)[0], state)
         return state
 
     def sample(state: IASGState, data: ClientData) -> tuple[IASGState, Params, IASGInfo]:
@@ -192,7 +190,7 @@ def iasg(
         else:
             state, mean = run_epoch(state, data)
         theta_s = mean.theta if average else state.theta
-        return state, theta_s, IASGInfo(mean.loss, mean.count)
+        return state, theta_s, IASGInfo(mean.loss, mean.steps)
 
     return Sampler(init, sample, lambda state: state.theta)
 

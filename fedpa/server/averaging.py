@@ -21,7 +21,7 @@ class Averaging(NamedTuple):
 
 class AverageState(NamedTuple):
     average: Params
-    count: Count
+    rounds: Count
 
 
 def none() -> Averaging:
@@ -35,12 +35,12 @@ def polyak(start: int = 0) -> Averaging:
         raise refuse("start", start, "must be a round ≥ 0")
 
     def update(state: AverageState, theta: Params) -> AverageState:
-        count = state.count + 1
-        members = jnp.maximum(count - start, 1)
+        rounds = state.rounds + 1
+        members = jnp.maximum(rounds - start, 1)
         average = jax.tree.map(
             lambda mean, x: mean + (x - mean) / members.astype(x.dtype), state.average, theta
         )
-        return AverageState(average, count)
+        return AverageState(average, rounds)
 
     return Averaging(_start, update, lambda state: state.average)
 
@@ -51,11 +51,11 @@ def exponential(decay: float) -> Averaging:
         raise refuse("decay", decay, "must be in [0, 1)")
 
     def update(state: AverageState, theta: Params) -> AverageState:
-        weight = jnp.where(state.count == 0, 1.0, 1 - decay)
+        weight = jnp.where(state.rounds == 0, 1.0, 1 - decay)
         average = jax.tree.map(
             lambda mean, x: mean + weight.astype(x.dtype) * (x - mean), state.average, theta
         )
-        return AverageState(average, state.count + 1)
+        return AverageState(average, state.rounds + 1)
 
     return Averaging(_start, update, lambda state: state.average)
 

@@ -40,7 +40,7 @@ def sgd(learning_rate: LearningRate, momentum: float = 0.0) -> optax.GradientTra
 def adagrad(
     learning_rate: LearningRate, tau: float = 1e-5, b1: float = 0.0, initial: float = 0.0
 ) -> optax.GradientTransformation:
-    """FedAdagrad. The accumulator starts at 0 as in Reddi et al.'s runs (Keras's default is 0.1)."""
+    """FedAdagrad. v starts at 0 as in Reddi et al.'s runs (Keras's default is 0.1)."""
     return _adaptive(learning_rate, lambda v, square: v + square, tau, b1, initial)
 
 
@@ -85,7 +85,7 @@ def adam(
 
 
 class AdaptiveState(NamedTuple):
-    count: Count
+    t: Count
     m: Params
     v: Params
 
@@ -114,17 +114,17 @@ def _adaptive(
     def update(
         delta: Params, state: AdaptiveState, params: Params | None = None
     ) -> tuple[Params, AdaptiveState]:
-        count = state.count + 1
+        t = state.t + 1
         m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, delta)
         v = jax.tree.map(lambda v, g: second_moment(v, g**2), state.v, delta)
-        factor = 1.0 if correction is None else correction(count.astype(jnp.float32))
+        factor = 1.0 if correction is None else correction(t.astype(jnp.float32))
 
         def step(m: jax.Array, v: jax.Array) -> jax.Array:
             root = jnp.sqrt(v) + tau
             # Where nothing has moved yet and τ = 0: no step rather than 0/0.
             return jnp.where(root > 0, factor * m / jnp.where(root > 0, root, 1), 0).astype(m.dtype)
 
-        return jax.tree.map(step, m, v), AdaptiveState(count, m, v)
+        return jax.tree.map(step, m, v), AdaptiveState(t, m, v)
 
     return optax.chain(
         optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate)

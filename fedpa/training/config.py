@@ -2,13 +2,13 @@
 
 import dataclasses
 import difflib
+import tomllib
 import types
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-import tomllib
 import tyro
 
 from fedpa.algorithms.hyperparameters import Hyperparameters, resolved
@@ -36,8 +36,8 @@ class RunConfig:
     """Evaluate every so many rounds, and after the last."""
     engine: Literal["local", "debug"] = "local"
     """Where clients run."""
-    hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = (
-        dataclasses.field(default_factory=Hyperparameters)
+    hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=Hyperparameters
     )
 
 
@@ -65,7 +65,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 def write_toml(config: RunConfig) -> str:
     """The configuration as TOML; what is unset is left out."""
-    values = {key: value for key, value in dataclasses.asdict(config).items()}
+    values = dataclasses.asdict(config)
     nested = values["hyperparameters"]
     values["hyperparameters"] = {key: v for key, v in nested.items() if v is not None}
     return tomli_w.dumps(values)

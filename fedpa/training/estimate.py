@@ -30,9 +30,7 @@ def estimate(config: RunConfig) -> Estimate:
     """Compile each phase's client update for the client of median size and time it."""
     problem = task_named(config.task).load()
     params = problem.init(jax.random.key(config.seed))
-    objective, theta, assemble = bind(
-        problem.loss, params, problem.regularizer, problem.reduction
-    )
+    objective, theta, assemble = bind(problem.loss, params, problem.regularizer, problem.reduction)
     algorithm = methods()[config.method].build(config.hyperparameters)(objective)
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))

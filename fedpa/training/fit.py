@@ -70,7 +70,7 @@ def fit(
 def bind(
     loss: Loss, params: Any, regularizer: Regularizer | None, reduction: Reduction
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
-    """Split `params` into θ, its floating-point arrays, and the rest: (objective, θ, θ → params)."""
+    """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
     params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
     theta, rest = eqx.partition(params, eqx.is_inexact_array)
     leaves = jax.tree_util.tree_leaves_with_path(theta)

@@ -1,6 +1,6 @@
 """The round loop: Algorithm 1 from the outside.
 
-    cohort → broadcast → clients (engine) → aggregate → server update → callbacks
+cohort → broadcast → clients (engine) → aggregate → server update → callbacks
 """
 
 import time
@@ -62,7 +62,9 @@ def train(
         started = time.perf_counter()
         ids = select(seed, t, data.ids, clients_per_round)
         message = broadcast(state, jnp.asarray(t))
-        newcomers = {name: algorithm.client_init(theta) for name in ids if name not in client_states}
+        newcomers = {
+            name: algorithm.client_init(theta) for name in ids if name not in client_states
+        }
         cohort = Cohort(ids, data.examples, client_keys(seed, t, ids), client_states | newcomers)
         phase = algorithm.phase(t)
         result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)

@@ -82,7 +82,7 @@ def save_params(out: Path, params: Any) -> None:
     """`params.npz`: every array of the model by its path in the tree."""
     part = out / (PARAMS + ".part")
     with part.open("wb") as file:
-        np.savez(file, **{name: np.asarray(leaf) for name, leaf in _arrays(params).items()})
+        np.savez(file, **_arrays(params))
     os.replace(part, out / PARAMS)
 
 
@@ -116,11 +116,9 @@ def load(directory: str | Path) -> Run:
     return Run(params, config, read_metrics(out))
 
 
-
-
 def _arrays(params: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {_name(path): leaf for path, leaf in leaves if _is_array(leaf)}
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves if _is_array(leaf)}
 
 
 def _name(path: Any) -> str:

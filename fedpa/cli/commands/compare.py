@@ -76,7 +76,9 @@ def main(argv: Sequence[str], console: Console) -> None:
     title = f"{command.run.task}, {rounds} rounds, {command.seeds} seed(s)"
     draw_curves(histories, task.metric, task.targets, title, out / CURVES)
     console.print(printed(table, title, task.metric, min(task.last, rounds)))
-    console.print(f"written to {shown(out)}: {TABLE}, {CURVES}, one directory per run", soft_wrap=True)
+    console.print(
+        f"written to {shown(out)}: {TABLE}, {CURVES}, one directory per run", soft_wrap=True
+    )
 
 
 def labelled(name: str, epochs: int) -> str:
