@@ -1,6 +1,7 @@
 """FedPA's delta (Theorem 3): Δ̂ = Σ̂⁻¹(θ₀ − x̄) from ℓ posterior samples.
 
-O(ℓ²d) time and O(ℓd) memory. Inner products run over all parameters jointly. Two forms of the same numbers:
+O(ℓ²d) time and O(ℓd) memory; inner products run over all parameters jointly. Two forms of the
+same numbers:
 
 - `gram` (default): samples are stored as they come and Δ̂ is solved for when it is read. One large
   matrix product, which hardware likes, and ρ may be chosen from the samples (OAS, RBLW).

@@ -7,7 +7,7 @@ import jax
 
 from fedpa.algorithms.algorithm import ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.engines.local import accumulating, run_cohort
+from fedpa.engines.local import program, run_cohort
 from fedpa.server.aggregation import Aggregation
 
 
@@ -16,7 +16,6 @@ def debug() -> Engine:
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
     ) -> RoundResult:
         with jax.disable_jit():
-            program = accumulating(client, aggregation)
-            return run_cohort(program, client, aggregation, message, cohort)
+            return run_cohort(program(client, aggregation), message, cohort)
 
     return run

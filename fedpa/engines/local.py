@@ -5,14 +5,14 @@ nothing: the number of local steps is that of the real examples, and batches are
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, RoundResult, collect
 from fedpa.objectives.client_data import client_data, num_rows
-from fedpa.server.aggregation import Aggregation
+from fedpa.server.aggregation import Aggregate, Aggregation
 
 SMALLEST_CAPACITY = 64
 
@@ -25,53 +25,66 @@ def capacity(n: int) -> int:
     return size
 
 
+class Program(NamedTuple):
+    """A client update made ready to run."""
+
+    empty: Callable[..., Any]
+    """(message, data, state, key) → an empty sum of this client's results."""
+    step: Callable[..., Any]
+    """(sum, message, data, state, key) → (sum, client state, info, accepted)."""
+    value: Callable[[Any], Aggregate]
+    """The sum's mean."""
+
+
+def program(client: ClientUpdate, aggregation: Aggregation) -> Program:
+    """One client's update and its addition to the running sum, as one function."""
+
+    def empty(*inputs: Any) -> Any:
+        out = jax.eval_shape(client, *inputs)
+        return aggregation.init(out.result, out.weight)
+
+    def step(total: Any, *inputs: Any) -> tuple[Any, Any, Any, Any]:
+        out = client(*inputs)
+        total, accepted = aggregation.add(total, out.result, out.weight)
+        return total, out.state, out.info, accepted
+
+    return Program(empty, step, aggregation.value)
+
+
 def local() -> Engine:
     """Build the engine. It keeps the programs it has compiled for as long as it lives."""
-    programs: dict[ClientUpdate, Callable[..., Any]] = {}
+    programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
 
     def run(
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
     ) -> RoundResult:
-        if client not in programs:
-            programs[client] = jax.jit(accumulating(client, aggregation), donate_argnums=0)
-        return run_cohort(programs[client], client, aggregation, message, cohort)
+        key = (client, aggregation)
+        if key not in programs:
+            plain = program(client, aggregation)
+            programs[key] = Program(
+                jax.jit(plain.empty),
+                jax.jit(plain.step, donate_argnums=0),
+                jax.jit(plain.value),
+            )
+        return run_cohort(programs[key], message, cohort)
 
     return run
 
 
-def accumulating(client: ClientUpdate, aggregation: Aggregation) -> Callable[..., Any]:
-    """One client's update and its addition to the running sum, as one program."""
-
-    def step(total: Any, message: Message, data: Any, state: Any, key: Any) -> Any:
-        out = client(message, data, state, key)
-        total, accepted = aggregation.add(total, out.result, out.weight)
-        return total, out.state, out.info, accepted
-
-    return step
-
-
-def run_cohort(
-    program: Callable[..., Any],
-    client: ClientUpdate,
-    aggregation: Aggregation,
-    message: Message,
-    cohort: Cohort,
-) -> RoundResult:
-    """Run the cohort's clients in order through `program`."""
-    total, infos, accepted, examples, states = None, [], [], [], {}
-    for index, name in enumerate(cohort.ids):
+def run_cohort(p: Program, message: Message, cohort: Cohort) -> RoundResult:
+    """Run the cohort's clients, one after the other, in order."""
+    total: Any = None
+    infos, accepted, examples = [], [], []
+    states: dict[str, ClientState] = {}
+    for name, key in zip(cohort.ids, cohort.keys, strict=True):
         arrays = cohort.load(name)
         n = num_rows(arrays)
-        data = client_data(arrays, capacity(n))
-        key, state = cohort.keys[index], cohort.states[name]
-        if total is None:
-            out = jax.eval_shape(client, message, data, state, key)
-            total = aggregation.init(out.result, out.weight)
-        total, new_state, info, ok = program(total, message, data, state, key)
+        inputs = (message, client_data(arrays, capacity(n)), cohort.states[name], key)
+        total = p.empty(*inputs) if total is None else total
+        total, states[name], info, ok = p.step(total, *inputs)
         infos.append(info)
         accepted.append(ok)
         examples.append(n)
-        states[name] = new_state
     # One transfer at the end: until here the host runs ahead of the device.
     infos, accepted = jax.device_get((infos, accepted))
-    return collect(aggregation.value(total), infos, accepted, examples, states)
+    return collect(p.value(total), infos, accepted, examples, states)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.method import methods
-from fedpa.engines.local import accumulating, capacity
+from fedpa.engines.local import capacity, program
 from fedpa.objectives.client_data import client_data
 from fedpa.tasks.task import task_named
 from fedpa.training.config import RunConfig
@@ -44,13 +44,12 @@ def estimate(config: RunConfig) -> Estimate:
     clients = min(config.clients_per_round, len(ids))
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):
         client = algorithm.clients[phase]
-        out = jax.eval_shape(client, *inputs)
-        total = algorithm.aggregation.init(out.result, out.weight)
-        step = jax.jit(accumulating(client, algorithm.aggregation))
-        program: Any = step.lower(total, *inputs).compile()
-        per_client = _seconds(lambda: jax.block_until_ready(program(total, *inputs)))
+        plain = program(client, algorithm.aggregation)
+        total = plain.empty(*inputs)
+        compiled: Any = jax.jit(plain.step).lower(total, *inputs).compile()
+        per_client = _seconds(lambda: jax.block_until_ready(compiled(total, *inputs)))
         seconds[phase] = clients * per_client + evaluation
-        used = program.memory_analysis()
+        used = compiled.memory_analysis()
         memory[phase] = (
             used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
         )
