@@ -5,8 +5,6 @@ then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples 
 server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
 """
 
-from typing import Literal
-
 import jax
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
@@ -16,8 +14,8 @@ from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.method import NamedMethod
-from fedpa.deltas.posterior import Form, SampleScale, posterior
-from fedpa.deltas.shrinkage import Target, shrinkage
+from fedpa.deltas.posterior import SampleScale, posterior
+from fedpa.deltas.shrinkage import shrinkage
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.update import Server
@@ -27,11 +25,11 @@ def fedpa(
     local: LocalTraining,
     server: Server,
     *,
-    rho: float | Literal["oas", "rblw"],
+    rho: float | str,
     burn_in_rounds: int = 0,
-    target: Target = "identity",
+    target: str = "identity",
     sample_scale: SampleScale = "none",
-    form: Form = "gram",
+    form: str = "gram",
     sampler: Sampler | None = None,
 ) -> Method:
     """Build FedPA.

@@ -110,7 +110,7 @@ def on_device(
     shrink: Shrinkage,
 ) -> tuple[Float[Array, " d"], Scalar]:
     """Δ̂ of the first `count` rows of `samples`, and ρ. Traceable; the rest are masked exactly."""
-    real = (jnp.arange(samples.shape[0]) < count).astype(samples.dtype)
+    real = (jnp.arange(samples.shape[0], dtype=samples.dtype) < count).astype(samples.dtype)
     last = samples[jnp.maximum(count.astype(jnp.int32) - 1, 0)]
     rows = (samples - last[None, :]) * real[:, None]
 

@@ -22,12 +22,13 @@ from jaxtyping import Array, Float
 from fedpa.deltas import gram, recurrence
 from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.recurrence import RecurrenceState
-from fedpa.deltas.shrinkage import Shrinkage, Target, shrinkage
+from fedpa.deltas.shrinkage import Shrinkage, shrinkage
 from fedpa.errors import FedpaError, refuse
 from fedpa.types import Count, Params, Scalar
 
 Form = Literal["gram", "recurrence"]
-SampleScale = Literal["none", "sqrt-n"] | float
+SampleScale = str | float
+"""`none`, `sqrt-n` or a number."""
 
 
 class GramState(NamedTuple):
@@ -44,7 +45,7 @@ def posterior(
     shrink: Shrinkage,
     *,
     sample_scale: SampleScale = "none",
-    form: Form = "gram",
+    form: str = "gram",
 ) -> Delta:
     """Build the delta for at most `num_samples` samples.
 
@@ -110,9 +111,9 @@ def posterior(
 def posterior_delta(
     theta0: Any,
     samples: Any,
-    rho: float | Literal["oas", "rblw"],
+    rho: float | str,
     *,
-    target: Target = "identity",
+    target: str = "identity",
     sample_scale: float = 1.0,
 ) -> Any:
     """Δ̂ = Σ̂⁻¹(θ₀ − x̄), eq. 4 by Theorem 3.

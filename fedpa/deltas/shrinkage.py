@@ -57,7 +57,7 @@ class Shrinkage(NamedTuple):
     """moments → w ∈ (0, 1]."""
 
 
-def fixed(rho: float, target: Target = "identity") -> Shrinkage:
+def fixed(rho: float, target: str = "identity") -> Shrinkage:
     """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
     if not (np.isfinite(rho) and rho >= 0):
         raise refuse("rho", rho, "must be a finite number ≥ 0")
@@ -66,7 +66,7 @@ def fixed(rho: float, target: Target = "identity") -> Shrinkage:
     )
 
 
-def oas(target: Target = "identity") -> Shrinkage:
+def oas(target: str = "identity") -> Shrinkage:
     """Oracle approximating shrinkage, Chen et al. 2010 eq. 23."""
 
     def mixing_weight(m: Moments) -> Any:
@@ -78,7 +78,7 @@ def oas(target: Target = "identity") -> Shrinkage:
     return Shrinkage("oas", float("nan"), _target(target), mixing_weight)
 
 
-def rblw(target: Target = "identity") -> Shrinkage:
+def rblw(target: str = "identity") -> Shrinkage:
     """Rao–Blackwellized Ledoit–Wolf, Chen et al. 2010 eq. 17."""
 
     def mixing_weight(m: Moments) -> Any:
@@ -90,7 +90,7 @@ def rblw(target: Target = "identity") -> Shrinkage:
     return Shrinkage("rblw", float("nan"), _target(target), mixing_weight)
 
 
-def shrinkage(rule: str | float, target: Target = "identity") -> Shrinkage:
+def shrinkage(rule: str | float, target: str = "identity") -> Shrinkage:
     """By name (`oas`, `rblw`), or a number: fixed ρ."""
     if isinstance(rule, str):
         if rule not in ("oas", "rblw"):
@@ -127,7 +127,10 @@ def _ratio(above: Any, below: Any) -> Any:
     return xp.minimum(xp.where(positive, above / xp.where(positive, below, 1.0), 1.0), 1.0)
 
 
-def _target(target: Target) -> Target:
-    if target not in ("identity", "scaled"):
-        raise refuse("target", target, "must be 'identity' or 'scaled'")
-    return target
+def _target(target: str) -> Target:
+    match target:
+        case "identity":
+            return "identity"
+        case "scaled":
+            return "scaled"
+    raise refuse("target", target, "must be 'identity' or 'scaled'")

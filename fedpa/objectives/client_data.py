@@ -47,4 +47,4 @@ def client_data(examples: Any, capacity: int | None = None) -> ClientData:
 def example_weights(data: ClientData) -> Float[Array, " capacity"]:
     """1 for each of the n_i examples, 0 for padding."""
     capacity = jax.tree.leaves(data.examples)[0].shape[0]
-    return (jnp.arange(capacity) < data.n).astype(jnp.float32)
+    return (jnp.arange(capacity, dtype=jnp.int32) < data.n).astype(jnp.float32)

@@ -35,7 +35,7 @@ def epoch_order(data: ClientData, key: Key) -> Int[Array, " capacity"]:
     however much padding follows them.
     """
     capacity = jax.tree.leaves(data.examples)[0].shape[0]
-    rows = jnp.arange(capacity)
+    rows = jnp.arange(capacity, dtype=jnp.int32)
     ranks = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(key, row), dtype=jnp.uint32))(
         rows
     )
@@ -47,7 +47,7 @@ def batch_in_order(
     data: ClientData, order: Int[Array, " capacity"], index: Count, batch_size: int
 ) -> Minibatch:
     """Batch number `index` of the epoch that visits the examples in `order`."""
-    positions = index * batch_size + jnp.arange(batch_size)
+    positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     real = positions < data.n
     # A padded slot repeats the first example in order: its loss is as finite as a real one's, so
     # weight 0 removes it exactly, where zeros could give 0 · ∞.

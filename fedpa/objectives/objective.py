@@ -42,7 +42,7 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
     """f_i(θ), eq. 1: the mean loss over all of the client's examples, and the regularizer."""
     weights = example_weights(data)
     # As in a minibatch, padding repeats an example so that weight 0 removes it exactly.
-    rows = jnp.where(weights > 0, jnp.arange(weights.shape[0]), 0)
+    rows = jnp.where(weights > 0, jnp.arange(weights.shape[0], dtype=jnp.int32), 0)
     examples = jax.tree.map(lambda array: array[rows], data.examples)
     losses = objective.loss(theta, examples, key)
     total = jnp.sum(jnp.where(weights > 0, losses, 0).astype(losses.dtype))
@@ -55,7 +55,7 @@ def log_posterior(
 ) -> Scalar:
     """log p_i(θ) = −(n_i/T) f_i(θ), up to a constant."""
     value = client_loss(objective, theta, data, key)
-    return -(data.n / temperature).astype(value.dtype) * value
+    return -(data.n.astype(value.dtype) / temperature) * value
 
 
 def _penalty(objective: Objective, theta: Params, like: Scalar) -> Scalar:
@@ -80,7 +80,7 @@ def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
     return loss
 
 
-def check_loss(objective: Objective, theta: Params, examples: Examples) -> None:
+def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
     """Refuse a loss that does not return one number per example. Nothing is computed."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     for size in (2, 3):

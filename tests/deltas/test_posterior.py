@@ -1,0 +1,256 @@
+"""Theorem 3: every identity of the posterior delta, against the dense float64 solve."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedpa
+from fedpa import FedpaError
+from fedpa.deltas import fixed, gram, posterior, recurrence
+from fedpa.deltas.dense import dense_delta
+from fedpa.deltas.shrinkage import shrinkage
+
+FLOOR = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-10}
+
+
+@st.composite
+def problems(draw):
+    """(θ₀, samples, ρ): also badly scaled, d < ℓ, and θ₀ along the samples' widest direction."""
+    d, ell = draw(st.integers(1, 200)), draw(st.integers(1, 50))
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    rho = draw(st.one_of(st.just(0.0), st.floats(-6, 3).map(lambda e: 10.0**e)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    spread = draw(st.floats(-3, 3))
+    scales = 10.0 ** (rng.uniform(-3, 3, d) if draw(st.booleans()) else np.full(d, spread))
+    offset = 10.0 ** draw(st.floats(-2, 3)) * rng.standard_normal(d)
+    samples = offset + scales * rng.standard_normal((ell, d))
+    if draw(st.booleans()) and ell > 1:
+        _, _, directions = np.linalg.svd(samples - samples.mean(0), full_matrices=False)
+        theta0 = samples.mean(0) + 10.0 ** draw(st.floats(-2, 2)) * directions[0]
+    else:
+        theta0 = 10.0 ** draw(st.floats(-2, 3)) * rng.standard_normal(d)
+    return theta0.astype(dtype), samples.astype(dtype), rho
+
+
+def largest_eigenvalue(samples, rho):
+    x = samples.astype(np.float64)
+    return 1 + rho * np.linalg.norm(x - x.mean(0), 2) ** 2
+
+
+def tolerance(theta0, samples, rho):
+    """50·ε·λ_max(Σ̃)·max(1, max‖x_j‖/‖θ₀ − x̄‖), or the dtype's floor."""
+    x = samples.astype(np.float64)
+    gap = np.linalg.norm(theta0.astype(np.float64) - x.mean(0))
+    ratio = np.linalg.norm(x, axis=1).max() / gap if gap > 0 else 1.0
+    epsilon = np.finfo(theta0.dtype).eps
+    bound = 50 * epsilon * largest_eigenvalue(samples, rho) * max(1.0, ratio)
+    return max(bound, FLOOR[theta0.dtype])
+
+
+def relative_error(value, expected):
+    return np.linalg.norm(np.asarray(value) - expected) / np.linalg.norm(expected)
+
+
+@jax.jit
+def _gram(theta0, samples, count, rho):
+    traced = fixed(1.0)._replace(
+        rho=rho, mixing_weight=lambda m: 1 / (1 + (m.num_samples - 1) * rho)
+    )
+    return gram.on_device(theta0, samples, count, jnp.ones_like(count), traced)[0]
+
+
+@jax.jit
+def _recurrence(theta0, samples, count, rho):
+    state = recurrence.init(theta0, samples.shape[0], 1.0, jnp.ones_like(rho))._replace(rho=rho)
+
+    def step(state, x):
+        new = recurrence.update(state, x)
+        return jax.tree.map(lambda a, b: jnp.where(state.t < count, a, b), new, state), None
+
+    return recurrence.value(jax.lax.scan(step, state, samples)[0])
+
+
+def compiled(form, theta0, samples, rho):
+    """Padded to one shape, so that one program serves every example: zeros change nothing."""
+    ell, d = samples.shape
+    with jax.enable_x64(theta0.dtype == np.float64):
+        scalars = [jnp.asarray(value, theta0.dtype) for value in (ell, rho)]
+        padded = np.pad(samples, [(0, 50 - ell), (0, 200 - d)])
+        return np.asarray(form(np.pad(theta0, (0, 200 - d)), padded, *scalars))[:d]
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_equals_the_dense_solve(problem):
+    theta0, samples, rho = problem
+    value = fedpa.posterior_delta(theta0, samples, rho)
+    assert isinstance(value, np.ndarray)
+    assert value.dtype == theta0.dtype
+    expected = dense_delta(theta0, samples, fixed(rho))
+    assert relative_error(value, expected) <= tolerance(theta0, samples, rho)
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_compiled_gram_equals_the_dense_solve(problem):
+    theta0, samples, rho = problem
+    expected = dense_delta(theta0, samples, fixed(rho))
+    assert relative_error(compiled(_gram, *problem), expected) <= tolerance(theta0, samples, rho)
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_recurrence_equals_gram(problem):
+    """The recurrence, as printed, loses up to a further √λ_max where λ_max is large."""
+    _, samples, rho = problem
+    bound = tolerance(*problem) * np.sqrt(largest_eigenvalue(samples, rho))
+    value = fedpa.posterior_delta(*problem)
+    assert relative_error(compiled(_recurrence, *problem), value.astype(np.float64)) <= bound
+
+
+@given(problems())
+def test_rho_zero_and_one_sample_are_exact(problem):
+    """Σ̂ = I: Δ̂ = θ₀ − x̄, to the rounding of that difference."""
+    theta0, samples, rho = problem
+    for x, r in [(samples, 0.0), (samples[:1], rho)]:
+        plain = theta0.astype(np.float64) - x.astype(np.float64).mean(0)
+        value = fedpa.posterior_delta(theta0, x, r)
+        floor = 4 * np.finfo(theta0.dtype).eps
+        if theta0.dtype == np.float64:  # the reference's own mean is rounded
+            floor *= max(1.0, np.abs(x).max() / np.abs(plain).max())
+        np.testing.assert_allclose(value, plain, rtol=0, atol=floor * np.abs(plain).max())
+
+
+ONLINE = {
+    form: (delta, jax.jit(delta.update), jax.jit(delta.value))
+    for form in ("gram", "recurrence")
+    for delta in [posterior(6, fixed(0.7), form=form)]
+}
+
+
+@given(seed=st.integers(0, 999), form=st.sampled_from(["gram", "recurrence"]))
+def test_every_prefix_equals_the_batch(seed, form):
+    rng = np.random.default_rng(seed)
+    theta0 = jnp.asarray(rng.standard_normal(30), jnp.float32)
+    samples = jnp.asarray(rng.standard_normal((6, 30)), jnp.float32)
+    delta, update, read = ONLINE[form]
+    state = delta.init(theta0, jnp.asarray(10, jnp.int32))
+    for t, sample in enumerate(samples, start=1):
+        state = update(state, sample, sample)
+        value, _ = read(state)
+        batch = fedpa.posterior_delta(theta0, samples[:t], 0.7)
+        np.testing.assert_allclose(value, batch, rtol=1e-4, atol=1e-5)
+
+
+@given(seed=st.integers(0, 999), rho=st.floats(0, 10))
+def test_flat_equals_pytree(seed, rho):
+    """Inner products run over all parameters jointly, not leaf by leaf."""
+    rng = np.random.default_rng(seed)
+    flat, rows = rng.standard_normal(10), rng.standard_normal((4, 10))
+    tree = {"a": flat[:4].reshape(2, 2), "b": (flat[4:], None)}
+    stacked = {"a": rows[:, :4].reshape(4, 2, 2), "b": (rows[:, 4:], None)}
+    value = fedpa.posterior_delta(tree, stacked, rho)
+    joined = np.concatenate([value["a"].ravel(), value["b"][0]])
+    np.testing.assert_allclose(joined, fedpa.posterior_delta(flat, rows, rho), rtol=1e-12)
+    assert value["b"][1] is None
+
+
+@given(seed=st.integers(0, 999), scale=st.floats(0.1, 20))
+def test_sample_scale_multiplies_deviations_only(seed, scale):
+    rng = np.random.default_rng(seed)
+    theta0, samples = rng.standard_normal(6), rng.standard_normal((5, 6))
+    mean = samples.mean(0)
+    stretched = mean + scale * (samples - mean)
+    np.testing.assert_allclose(
+        fedpa.posterior_delta(theta0, samples, 0.5, sample_scale=scale),
+        fedpa.posterior_delta(theta0, stretched, 0.5),
+        rtol=1e-8,
+    )
+
+
+@pytest.mark.parametrize("form", ["gram", "recurrence"])
+def test_sqrt_n_scale_uses_the_clients_n(form):
+    rng = np.random.default_rng(0)
+    theta0, samples = rng.standard_normal(6), rng.standard_normal((5, 6))
+    arrays = jnp.asarray(theta0, jnp.float32), jnp.asarray(samples, jnp.float32)
+    delta = posterior(5, fixed(0.5), sample_scale="sqrt-n", form=form)
+    state = delta.init(arrays[0], jnp.asarray(16, jnp.int32))
+    for sample in arrays[1]:
+        state = delta.update(state, sample, sample)
+    expected = fedpa.posterior_delta(theta0, samples, 0.5, sample_scale=4.0)
+    np.testing.assert_allclose(delta.value(state)[0], expected, rtol=1e-4)
+
+
+def test_small_spread_is_mostly_a_longer_step():
+    """The control's reason: Δ̂ → (1 + (ℓ−1)ρ)(θ₀ − x̄) as S → 0."""
+    rng = np.random.default_rng(0)
+    theta0, samples = rng.standard_normal(50), 1e-5 * rng.standard_normal((5, 50))
+    longer = (1 + 4 * 0.1) * (theta0 - samples.mean(0))
+    np.testing.assert_allclose(fedpa.posterior_delta(theta0, samples, 0.1), longer, rtol=1e-6)
+
+
+def test_the_misprinted_recurrence_would_be_noticed():
+    """With Ŝ_{t−1} in place of Ŝ_t (as printed) the delta is off by O(1)."""
+    rng = np.random.default_rng(0)
+    theta0, x = rng.standard_normal(4), rng.standard_normal((3, 4))
+    printed = np.eye(4) + 2 * 1.0 * np.cov(x[:2].T)
+    wrong = (1 + 2 * 1.0) * np.linalg.solve(printed, theta0 - x.mean(0))
+    right = fedpa.posterior_delta(theta0, x, 1.0)
+    assert relative_error(wrong, right) > 0.1
+
+
+def test_kind_and_dtype_are_kept():
+    theta0, samples = np.ones(3, np.float32), np.zeros((2, 3), np.float32)
+    assert isinstance(fedpa.posterior_delta(theta0, samples, 0.1), np.ndarray)
+    value = fedpa.posterior_delta(jnp.asarray(theta0), jnp.asarray(samples), 0.1)
+    assert isinstance(value, jax.Array)
+    assert value.dtype == jnp.float32
+    with jax.enable_x64(True):
+        double = jnp.ones(3, jnp.float64), jnp.zeros((2, 3), jnp.float64)
+    assert fedpa.posterior_delta(*double, 0.1).dtype == jnp.float64
+    compiled = jax.jit(lambda a, b: fedpa.posterior_delta(a, b, 0.1))
+    np.testing.assert_allclose(compiled(theta0, samples), value, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("theta0", "samples", "rho", "words"),
+    [
+        (np.ones(2), np.ones((3, 2)), -0.1, "rho = -0.1: must be a finite number ≥ 0"),
+        (np.ones(2), np.ones((3, 2)), float("nan"), "rho = nan"),
+        (np.ones(2), np.ones((3, 2)), float("inf"), "rho = inf"),
+        (np.ones(2), np.ones((3, 2)), "oass", "'oas' or 'rblw'"),
+        (np.ones(2), np.ones((0, 2)), 0.1, "ℓ ≥ 1"),
+        (np.ones(2), np.ones(2), 0.1, r"shape \(2,\): must be \(ℓ, \*\(2,\)\)"),
+        (np.ones(2), np.ones((3, 4)), 0.1, "one θ per entry of axis 0"),
+        ({"a": np.ones(2)}, {"b": np.ones((3, 2))}, 0.1, "structure"),
+        ({"a": np.ones(2)}, np.ones((3, 2)), 0.1, "structure"),
+        (
+            {"a": np.ones(2), "b": np.ones(1)},
+            {"a": np.ones((3, 2)), "b": np.ones((2, 1))},
+            0.1,
+            "ℓ",
+        ),
+        (np.ones(2), np.array([[1.0, np.nan]]), 0.1, "samples holds a value that is not finite"),
+        (np.array([1.0, np.inf]), np.ones((3, 2)), 0.1, "theta0 holds a value that is not finite"),
+        (np.ones(2, int), np.ones((3, 2)), 0.1, "floating-point"),
+        ({}, {}, 0.1, "no arrays"),
+    ],
+)
+def test_bad_input_is_refused(theta0, samples, rho, words):
+    with pytest.raises(FedpaError, match=words) as caught:
+        fedpa.posterior_delta(theta0, samples, rho)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(FedpaError, match="num_samples = 0"):
+        posterior(0, fixed(0.1))
+    with pytest.raises(FedpaError, match="sample_scale = 'sqrt'"):
+        posterior(2, fixed(0.1), sample_scale="sqrt")
+    with pytest.raises(FedpaError, match="commits to ρ before the samples"):
+        posterior(2, shrinkage("oas"), form="recurrence")
+    with pytest.raises(FedpaError, match="target = 'mean'"):
+        fixed(0.1, target="mean")

@@ -1,0 +1,115 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa.objectives import Quadratic, client_data, global_posterior, least_squares, quadratic
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective, client_loss
+from tests.federations import least_squares_federation
+
+
+def problem(seed, n, d):
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.standard_normal((n, d)).astype(np.float32),
+        "y": rng.standard_normal(n).astype(np.float32),
+    }
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 12), d=st.sampled_from([1, 4, 8]))
+def test_delta_is_the_gradient_of_the_mean_loss(seed, n, d):
+    """A(θ − μ) = ∇f(θ), singular A (n < d) included."""
+    data = client_data(problem(seed, n, d), 12)
+    theta = jnp.asarray(np.random.default_rng(seed + 1).standard_normal(d), jnp.float32)
+    objective = Objective(least_squares.loss)
+    gradient = jax.grad(client_loss, argnums=1)(objective, theta, data, jax.random.key(0))
+    exact = quadratic.delta(least_squares.posterior(data), theta)
+    np.testing.assert_allclose(exact, gradient, atol=2e-4)
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 12), d=st.sampled_from([1, 4, 8]))
+def test_covariance_is_the_pseudo_inverse(seed, n, d):
+    with jax.enable_x64(True):
+        examples = {k: v.astype(np.float64) for k, v in problem(seed, n, d).items()}
+        q = least_squares.posterior(client_data(examples, 12))
+        covariance = quadratic.covariance(q, 2.0)
+        np.testing.assert_allclose(
+            covariance, 2.0 / n * np.linalg.pinv(q.hessian, hermitian=True, rcond=1e-12), rtol=1e-5
+        )
+
+
+def test_temperature_n_gives_the_inverse_hessian(x64):
+    examples = {k: v.astype(np.float64) for k, v in problem(0, 30, 4).items()}
+    q = least_squares.posterior(client_data(examples))
+    np.testing.assert_allclose(quadratic.covariance(q, q.n) @ q.hessian, np.eye(4), atol=1e-10)
+    np.testing.assert_allclose(
+        quadratic.precision(q) @ quadratic.covariance(q), np.eye(4), atol=1e-10
+    )
+
+
+def test_padding_changes_nothing():
+    examples = problem(3, 7, 3)
+    plain, padded = (least_squares.posterior(client_data(examples, c)) for c in (7, 32))
+    np.testing.assert_allclose(plain.mean, padded.mean, rtol=1e-5)
+    np.testing.assert_allclose(plain.hessian, padded.hessian, rtol=1e-5)
+    assert float(padded.n) == 7
+
+
+def test_ridge_makes_a_singular_posterior_proper():
+    data = client_data(problem(0, 3, 6))
+    assert np.linalg.matrix_rank(least_squares.posterior(data).hessian) == 3
+    assert np.linalg.eigvalsh(least_squares.posterior(data, ridge=0.5).hessian).min() > 0.49
+
+
+def test_draws_have_the_mean_and_covariance():
+    q = Quadratic(jnp.array([1.0, -2.0]), jnp.array([[2.0, 0.5], [0.5, 1.0]]), jnp.array(10.0))
+    draws = np.asarray(quadratic.draw(q, jax.random.key(0), 40_000, temperature=5.0))
+    expected = np.asarray(quadratic.covariance(q, 5.0))
+    np.testing.assert_allclose(draws.mean(0), q.mean, atol=5 * np.sqrt(expected.max() / 40_000))
+    np.testing.assert_allclose(np.cov(draws.T), expected, atol=0.03 * expected.max())
+
+
+@given(seed=st.integers(0, 200))
+def test_global_posterior_is_that_of_the_pooled_data(seed):
+    """Props. 1 and 2: multiplying local posteriors gives the posterior of all the data."""
+    sizes = np.random.default_rng(seed).integers(5, 30, size=4).tolist()
+    with jax.enable_x64(True):
+        clients, _, _ = least_squares_federation(seed, sizes=sizes)
+        as_double = lambda c: jax.tree.map(lambda a: a.astype(np.float64), c)  # noqa: E731
+        local = [least_squares.posterior(client_data(as_double(c), 32)) for c in clients.values()]
+        product = global_posterior(local)
+        pooled = jax.tree.map(lambda *parts: np.concatenate(parts), *clients.values())
+        central = least_squares.posterior(client_data(as_double(pooled), 128))
+        np.testing.assert_allclose(product.mean, central.mean, rtol=1e-6)
+        np.testing.assert_allclose(
+            quadratic.precision(product), quadratic.precision(central), rtol=1e-8, atol=1e-8
+        )
+        assert float(product.n) == sum(sizes)
+        # Prop. 2: the gradient of Q vanishes at the mode.
+        pull = sum(q.n * quadratic.delta(q, product.mean) for q in local)
+        np.testing.assert_allclose(pull, 0.0, atol=1e-8 * sum(sizes))
+
+
+def test_global_posterior_takes_other_weights():
+    _, local, _ = least_squares_federation()
+    one = global_posterior(local, weights=[1.0, 0.0, 0.0, 0.0])
+    np.testing.assert_allclose(one.mean, local[0].mean, rtol=1e-4)
+
+
+def test_an_empty_client_is_a_flat_quadratic():
+    empty = ClientData({"x": jnp.zeros((4, 2)), "y": jnp.zeros(4)}, jnp.asarray(0))
+    q = least_squares.posterior(empty)
+    assert float(q.n) == 0
+    assert not np.asarray(q.hessian).any()
+
+
+@pytest.mark.parametrize("theta", [[0.0, 0.0], [3.0, -1.0]])
+def test_value_is_the_excess_loss(theta):
+    data = client_data(problem(5, 20, 2))
+    q, objective = least_squares.posterior(data), Objective(least_squares.loss)
+    at = lambda t: client_loss(objective, t, data, jax.random.key(0))  # noqa: E731
+    excess = at(jnp.array(theta)) - at(q.mean)
+    np.testing.assert_allclose(quadratic.value(q, jnp.array(theta)), excess, rtol=1e-4, atol=1e-6)

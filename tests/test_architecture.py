@@ -1,0 +1,67 @@
+"""The shape of the code base: who may import whom, and that no file is a drawer."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedpa
+
+PACKAGE = Path(fedpa.__file__).parent
+# A row imports only rows above it (and itself).
+ROWS = [
+    {"errors", "types"},
+    {"objectives"},
+    {"samplers"},
+    {"deltas"},
+    {"server"},
+    {"algorithms"},
+    {"engines"},
+    {"data"},
+    {"models"},
+    {"metrics"},
+    {"tasks"},
+    {"training"},
+    {"studies"},
+    {"report"},
+    {"cli"},
+]
+RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
+FILES = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE]
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    parts = [name.split(".") for name in names if name.startswith("fedpa.")]
+    return {part[1] for part in parts} & set(RANK)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_only_rows_above(path):
+    own = path.relative_to(PACKAGE).parts[0]
+    assert own in RANK, f"{own} has no place in the table of rows"
+    below = {name for name in imported(path) if RANK[name] > RANK[own]}
+    assert not below, f"{path.name} imports {below} from below its row"
+
+
+def test_algorithm_layers_know_nothing_of_files_or_printing():
+    for path in FILES:
+        if path.relative_to(PACKAGE).parts[0] in {r for row in ROWS[:6] for r in row}:
+            tree = ast.parse(path.read_text())
+            names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+            assert not names & {"open", "print"}, path
+
+
+def test_no_file_is_a_drawer():
+    drawers = {"utils.py", "helpers.py", "common.py", "misc.py"}
+    assert not drawers & {path.name for path in PACKAGE.rglob("*.py")}
+
+
+def test_every_file_says_what_it_is():
+    for path in PACKAGE.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
