@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray, PyTree, Shaped
+from jaxtyping import Key as KeyArray
 
 Params: TypeAlias = PyTree[Inexact[Array, "..."]]
 """θ: a pytree whose leaves are all floating-point arrays."""
@@ -11,7 +12,8 @@ Params: TypeAlias = PyTree[Inexact[Array, "..."]]
 Examples: TypeAlias = PyTree[Shaped[Array, "n ..."]]
 """A client's or a batch's examples: a pytree of arrays with one leading axis in common."""
 
-Key = PRNGKeyArray
+Key: TypeAlias = PRNGKeyArray
+Keys: TypeAlias = KeyArray[Array, " m"]
 Scalar = Float[Array, ""]
 Count = Int[Array, ""]
 Losses = Inexact[Array, " b"]

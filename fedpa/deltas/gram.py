@@ -41,6 +41,10 @@ class Spread(NamedTuple):
 
     gram: Any
     """E Eᵀ."""
+    start: Any
+    """e = x₀ − x_ℓ."""
+    along: Any
+    """E e."""
     project: Callable[[Any], Any]
     """v ↦ E v."""
     combine: Callable[[Any], Any]
@@ -56,6 +60,8 @@ class Spread(NamedTuple):
 class Solver(NamedTuple):
     """Σ̃ = I + κ XᵀX and its inverse as functions, from the eigenvalues of XXᵀ."""
 
+    delta: Any
+    """Δ̃ = Σ̃⁻¹ b, as good as it needs to be unless λ_max is large."""
     multiply: Callable[[Any], Any]
     solve: Callable[[Any], Any]
     largest: Any
@@ -80,17 +86,23 @@ def solver(e: Spread, dim: int, scale: Any, shrink: Shrinkage) -> Solver:
         """Σ̃ v = v + κ Xᵀ X v."""
         return v + kappa * scale**2 * e.combine(e.center(e.project(v)))
 
+    def weights(y: Any) -> Any:
+        """κ Hᵀ (I + κ XXᵀ)⁻¹ H y."""
+        return kappa * scale**2 * e.center(vectors @ ((vectors.T @ e.center(y)) / spectrum))
+
     def solve(v: Any) -> Any:
         """Σ̃⁻¹ v = v − κ Xᵀ (I + κ XXᵀ)⁻¹ X v."""
-        weights = vectors @ ((vectors.T @ e.center(e.project(v))) / spectrum)
-        return v - kappa * scale**2 * e.combine(e.center(weights))
+        return v - e.combine(weights(e.project(v)))
 
-    return Solver(multiply, solve, xp.max(spectrum), a, rho)
+    # With b = e − Eᵀ1/ℓ this is solve(b), in one pass over E: E b is known in the ℓ×ℓ space.
+    delta = e.start - e.combine(e.mean + weights(e.along - e.gram @ e.mean))
+    return Solver(delta, multiply, solve, xp.max(spectrum), a, rho)
 
 
-def refine(s: Solver, b: Any, delta: Any) -> Any:
-    """Iterative refinement of Σ̃ Δ̃ = b."""
+def refine(s: Solver, b: Any) -> Any:
+    """Solve Σ̃ Δ̃ = b with iterative refinement."""
     xp = np if isinstance(b, np.ndarray) else jnp
+    delta = s.solve(b)
     residual = b - s.multiply(delta)
     for _ in range(REFINEMENTS):
         candidate = delta + s.solve(residual)
@@ -121,8 +133,11 @@ def on_device(
         mask = real if y.ndim == 1 else real[:, None]
         return (y - (jnp.sum(y * mask, 0, keepdims=True) / count)) * mask
 
+    start = theta0 - last
     e = Spread(
         product(rows, rows.T),
+        start,
+        along=product(rows, start),
         project=lambda v: product(rows, v),
         combine=lambda w: product(w, rows),
         center=center,
@@ -130,12 +145,10 @@ def on_device(
         ell=count,
     )
     s = solver(e, theta0.shape[0], scale, shrink)
-    b = (theta0 - last) - e.combine(e.mean)
     delta = jax.lax.cond(
         s.largest > REFINE_ABOVE,
-        lambda b: refine(s, b, s.solve(b)),
-        lambda b: s.solve(b),
-        b,
+        lambda: refine(s, start - e.combine(e.mean)),
+        lambda: s.delta,
     )
     return delta / s.a, s.rho
 
@@ -155,8 +168,16 @@ def on_host(
     def combine(w: np.ndarray) -> np.ndarray:
         return np.concatenate([w @ rows(block) for block in blocks])
 
+    start = theta0.astype(np.float64) - samples[-1].astype(np.float64)
+    gram, along = np.zeros((ell, ell)), np.zeros(ell)
+    for block in blocks:
+        part = rows(block)
+        gram += part @ part.T
+        along += part @ start[block]
     e = Spread(
-        sum((part @ part.T for part in map(rows, blocks)), np.zeros((ell, ell))),
+        gram,
+        start,
+        along,
         project=lambda v: sum((rows(block) @ v[block] for block in blocks), np.zeros(ell)),
         combine=combine,
         center=lambda y: y - y.mean(0, keepdims=True),
@@ -164,9 +185,8 @@ def on_host(
         ell=np.float64(ell),
     )
     s = solver(e, dim, np.float64(scale), shrink)
-    b = (theta0.astype(np.float64) - samples[-1].astype(np.float64)) - combine(e.mean)
-    delta = s.solve(b)
+    delta = s.delta
     # Sums in float64 leave nothing to refine in a float32 result.
     if theta0.dtype == np.float64 and s.largest > REFINE_ABOVE:
-        delta = refine(s, b, delta)
+        delta = refine(s, start - combine(e.mean))
     return (delta / s.a).astype(theta0.dtype), float(s.rho)

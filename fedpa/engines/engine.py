@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
 from fedpa.server.aggregation import Aggregate, Aggregation
-from fedpa.types import Key
+from fedpa.types import Keys
 
 
 class Cohort(NamedTuple):
@@ -19,7 +19,7 @@ class Cohort(NamedTuple):
     ids: Sequence[str]
     load: Callable[[str], Any]
     """id → the client's examples; read when its turn comes, not before."""
-    keys: Key
+    keys: Keys
     """One key per client, in the order of `ids`."""
     states: Mapping[str, ClientState]
 

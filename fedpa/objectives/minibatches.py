@@ -44,7 +44,7 @@ def epoch_order(data: ClientData, key: Key) -> Int[Array, " capacity"]:
 
 
 def batch_in_order(
-    data: ClientData, order: Int[Array, " capacity"], index: Count, batch_size: int
+    data: ClientData, order: Int[Array, " capacity"], index: int | Count, batch_size: int
 ) -> Minibatch:
     """Batch number `index` of the epoch that visits the examples in `order`."""
     positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)

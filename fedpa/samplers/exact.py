@@ -23,6 +23,7 @@ from fedpa.types import Key, Params, Scalar
 
 class ExactState(NamedTuple):
     theta: Params
+    posterior: Quadratic
     center: Float[Array, " d"]
     factor: Float[Array, "d d"]
     """L with L Lᵀ the covariance."""
@@ -49,6 +50,7 @@ def exact(
         empty = data.n == 0  # no posterior: the draws are θ₀
         return ExactState(
             theta0,
+            posterior=q,
             center=jnp.where(empty, flat, flat + row_space),
             factor=jnp.where(empty, 0, factor).astype(factor.dtype),
             key=key,
@@ -59,7 +61,7 @@ def exact(
         _, unravel = ravel_pytree(state.theta)
         noise = jax.random.normal(draw_key, state.center.shape, state.center.dtype)
         theta = state.center + state.factor @ noise
-        loss = quadratic.value(posterior(data), theta)
+        loss = quadratic.value(state.posterior, theta)
         drawn = unravel(theta)
         return state._replace(theta=drawn, key=key), drawn, ExactInfo(loss)
 

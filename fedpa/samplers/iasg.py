@@ -17,7 +17,7 @@ posterior at T = 1, and fall short of it when windows are shorter than the mixin
 epochs make the noise within an epoch cancel, and the spread much smaller still.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +117,7 @@ def iasg(
         theta = optax.apply_updates(state.theta, updates)
         return state._replace(theta=theta, optimizer=opt_state, steps=state.steps + 1), loss
 
-    def next_batch(state: IASGState, data: ClientData, index: Count) -> Minibatch:
+    def next_batch(state: IASGState, data: ClientData, index: Any) -> Minibatch:
         if order == "replacement":
             key = jax.random.fold_in(jax.random.fold_in(state.key, 2), state.steps)
             return batch_with_replacement(data, key, batch_size)
@@ -141,7 +141,7 @@ def iasg(
         return _Average(averaged, mean.loss + change, steps)
 
     def run_epoch(state: IASGState, data: ClientData) -> tuple[IASGState, _Average]:
-        def body(index: Count, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
+        def body(index: Any, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
             state, mean = carry
             state, loss = sgd_step(state, next_batch(state, data, index))
             return state, accumulate(mean, state.theta, loss)
@@ -152,7 +152,7 @@ def iasg(
     def run_steps(state: IASGState, data: ClientData, num: int) -> tuple[IASGState, _Average]:
         epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
 
-        def body(_: Count, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
+        def body(_: Any, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
             state, mean = carry
             state = jax.lax.cond(
                 state.position == 0, lambda s: begin_epoch(s, data), lambda s: s, state

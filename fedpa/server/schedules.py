@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import refuse
 
 Schedule = Callable[[Any], Any]
 
@@ -17,7 +17,7 @@ def constant(rate: float) -> Schedule:
     return lambda t: jnp.full((), rate, jnp.float32)
 
 
-def exponential(rate: float, decay: float, every: int = 1) -> Schedule:
+def exponential(rate: float, decay: float, every: float = 1.0) -> Schedule:
     """η_t = η · decayᵗᐟᵉᵛᵉʳʸ."""
     return lambda t: rate * decay ** (_float(t) / every)
 
@@ -67,8 +67,8 @@ def parse(text: str, rate: float, field: str = "schedule") -> Schedule:
             if prefix != "warmup" or int(rounds) < 1:
                 raise ValueError
             schedule = warmup(schedule, int(rounds))
-    except (KeyError, ValueError) as error:
-        raise error if isinstance(error, FedpaError) else refuse(field, text, expected) from None
+    except (KeyError, ValueError):
+        raise refuse(field, text, expected) from None
     return schedule
 
 

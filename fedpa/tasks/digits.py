@@ -61,7 +61,7 @@ def defaults(method: str) -> Defaults:
         epochs=5,
         batch_size=5,
         burn_in_rounds=20,
-        rho=0.1,
+        rho=1.0,
         client_learning_rate=0.05,
         server_learning_rate=1.0,
         server_momentum=0.0,

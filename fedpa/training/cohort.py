@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.types import Key
+from fedpa.types import Key, Keys
 
 _COHORT, _CLIENT = 0, 1  # streams derived from one seed
 
@@ -24,7 +24,7 @@ def select(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
     return [ids[index] for index in rng.choice(len(ids), size, replace=False)]
 
 
-def client_keys(seed: int, t: int, ids: Sequence[str]) -> Key:
+def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
     """One key for each client of the round."""
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
     hashes = np.frombuffer(b"".join(digests), dtype="<u4").reshape(-1, 2)
@@ -32,6 +32,6 @@ def client_keys(seed: int, t: int, ids: Sequence[str]) -> Key:
 
 
 @jax.jit
-def _client_keys(root: Key, t: jax.Array, hashes: jax.Array) -> Key:
+def _client_keys(root: Key, t: jax.Array, hashes: jax.Array) -> Keys:
     key = jax.random.fold_in(jax.random.fold_in(root, _CLIENT), t)
     return jax.vmap(lambda h: jax.random.fold_in(jax.random.fold_in(key, h[0]), h[1]))(hashes)

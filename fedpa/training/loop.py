@@ -57,6 +57,7 @@ def train(
     state = algorithm.init(theta)
     client_states: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
+    warned: set[str] = set()
 
     for t in range(rounds):
         started = time.perf_counter()
@@ -74,7 +75,7 @@ def train(
         record: dict[str, Any] = {"round": t + 1, "phase": phase, "seconds": 0.0}
         record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
         record["train/skipped"] = int(info.skipped)
-        _report(record)
+        _report(record, warned)
         record["seconds"] = time.perf_counter() - started
         history.append(record)
         event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
@@ -126,16 +127,20 @@ def _traffic(message: Any, result: RoundResult, clients: int) -> dict[str, int]:
     }
 
 
-def _report(record: dict[str, Any]) -> None:
-    if rejected := record.get("train/rejected_clients"):
+def _report(record: dict[str, Any], warned: set[str]) -> None:
+    """Warn of what went wrong: once for each client, once for the server. Records have it all."""
+    news = [name for name in record.get("train/rejected_clients", ()) if name not in warned]
+    if news:
         warnings.warn(
-            f"round {record['round']}: rejected {len(rejected)} of the cohort for a result that "
-            f"is not finite: {', '.join(rejected)}",
+            f"round {record['round']}: rejected, for a result that is not finite: "
+            f"{', '.join(news)} (later rejections of the same clients are counted only)",
             stacklevel=3,
         )
-    if record["train/skipped"]:
+        warned.update(news)
+    if record["train/skipped"] and "" not in warned:
         warnings.warn(
             f"round {record['round']}: the aggregate is not finite or of no client; "
-            "the server's state stays as it was",
+            "the server's state stays as it was (told once)",
             stacklevel=3,
         )
+        warned.add("")

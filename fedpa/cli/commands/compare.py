@@ -73,7 +73,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     table = rows(histories, task.metric, task.targets, task.last)
     run_directory.write_atomically(out / TABLE, as_csv(table, task.metric).encode())
     rounds = configs[names[0]].rounds
-    title = f"{command.run.task}, {rounds} rounds, {command.seeds} seed(s)"
+    seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
+    title = f"{command.run.task}, {rounds} rounds, {seeds}"
     draw_curves(histories, task.metric, task.targets, title, out / CURVES)
     console.print(printed(table, title, task.metric, min(task.last, rounds)))
     console.print(

@@ -1,0 +1,112 @@
+"""What every algorithm must do. A new algorithm joins by being listed in METHODS."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedpa
+from fedpa import LocalTraining, Server, server
+from fedpa.algorithms.algorithm import Algorithm
+from fedpa.data import FederatedData, from_mapping
+from fedpa.objectives import ClientData, Objective, least_squares
+from tests.algorithms.scaffold import scaffold
+from tests.federations import least_squares_federation, trees_equal
+
+LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=3)
+SERVER = Server(server.sgd(0.5))
+CLIENTS, _, _ = least_squares_federation(sizes=(20, 8, 13, 30))
+METHODS = {
+    "fedavg": fedpa.fedavg(LOCAL, SERVER),
+    "fedpa": fedpa.fedpa(LOCAL, SERVER, rho=0.1, burn_in_rounds=2),
+    "fedpa-oas": fedpa.fedpa(LOCAL, SERVER, rho="oas"),
+    "mean": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2),
+    "mean-scaled": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2, rho=0.1),
+    "mb-sgd": fedpa.mb_sgd(LOCAL, SERVER),
+    "exact-posterior": fedpa.exact_posterior(least_squares.posterior, SERVER),
+    "scaffold": scaffold(steps=5, client_rate=0.05, server_rate=1.0, population=4),
+}
+
+
+# Built once, and one engine for all: what is compiled for one test serves the next.
+ALGORITHMS = {name: method(Objective(least_squares.loss)) for name, method in METHODS.items()}
+ENGINE = fedpa.engines.local()
+
+
+@pytest.fixture(params=ALGORITHMS, name="algorithm", scope="module")
+def _algorithm(request) -> Algorithm:
+    return ALGORITHMS[request.param]
+
+
+def train(algorithm, clients=CLIENTS, **options):
+    settings = {"rounds": 4, "clients_per_round": 3, "seed": 0, "engine": ENGINE} | options
+    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
+    return fedpa.train(algorithm, jnp.zeros(3), data, **settings)
+
+
+def test_runs_and_is_reproducible(algorithm):
+    one, same = train(algorithm), train(algorithm)
+    assert np.isfinite(one.params).all()
+    assert float(jnp.linalg.norm(one.params)) > 0
+    assert trees_equal(one.state, same.state)
+    assert not trees_equal(one.state, train(algorithm, seed=1).state)
+
+
+def test_an_empty_client_has_weight_zero_and_moves_nothing(algorithm):
+    empty = ClientData({"x": jnp.zeros((64, 3)), "y": jnp.zeros(64)}, jnp.asarray(0, jnp.int32))
+    theta = jnp.full(3, 7.0)
+    state = algorithm.init(theta)
+    for phase, client in algorithm.clients.items():
+        message = algorithm.broadcast(state, jnp.asarray(0))
+        out = jax.jit(client)(message, empty, algorithm.client_init(theta), jax.random.key(0))
+        assert not any(np.asarray(w).any() for w in jax.tree.leaves(out.weight)), phase
+        assert not any(np.asarray(r).any() for r in jax.tree.leaves(out.result)), phase
+
+
+def test_an_empty_client_in_the_federation_changes_nothing(algorithm):
+    empty = {"x": np.zeros((0, 3), np.float32), "y": np.zeros(0, np.float32)}
+    everyone = train(algorithm, clients_per_round=4).params
+    # `zzzz` sorts last, so that the others are visited in the same order.
+    with_empty = train(algorithm, CLIENTS | {"zzzz": empty}, clients_per_round=5).params
+    np.testing.assert_allclose(everyone, with_empty, rtol=1e-5, atol=1e-6)
+
+
+def test_non_finite_data_are_rejected_and_the_rest_counts(algorithm):
+    data = from_mapping(CLIENTS)
+    broken = data.examples("client-0001") | {"y": np.full(8, np.nan, np.float32)}
+    lazy = data._replace(
+        examples=lambda name: broken if name == "client-0001" else data.examples(name)
+    )
+    with pytest.warns(UserWarning, match="client-0001") as caught:
+        fit = train(algorithm, lazy, rounds=3, clients_per_round=4)
+    assert len(caught) == 1  # once, not every round
+    assert np.isfinite(fit.params).all()
+    assert float(jnp.linalg.norm(fit.params)) > 0
+    assert [record["train/rejected"] for record in fit.history] == [1, 1, 1]
+    assert fit.history[0]["train/rejected_clients"] == ["client-0001"]
+
+
+def test_it_learns(algorithm):
+    """Twenty rounds bring the loss over all data down by half at least."""
+    pooled = {key: jnp.concatenate([c[key] for c in CLIENTS.values()]) for key in ("x", "y")}
+    loss = lambda theta: float(jnp.mean(least_squares.loss(theta, pooled, jax.random.key(0))))  # noqa: E731
+    fit = train(algorithm, rounds=20, clients_per_round=4)
+    minimum = loss(jnp.asarray(np.linalg.lstsq(pooled["x"], pooled["y"])[0]))
+    assert loss(fit.params) - minimum < 0.5 * (loss(jnp.zeros(3)) - minimum)
+
+
+def test_records_have_the_documented_keys(algorithm):
+    record = train(algorithm, rounds=1).history[0]
+    assert {
+        "round",
+        "phase",
+        "seconds",
+        "train/loss",
+        "train/rejected",
+        "train/skipped",
+        "comm/bytes_up",
+        "comm/bytes_down",
+    } <= set(record)
+    assert record["round"] == 1
+    assert record["phase"] in algorithm.clients

@@ -1,0 +1,103 @@
+import dataclasses
+
+import optax
+import pytest
+
+import fedpa
+from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa.algorithms import Hyperparameters, methods
+from fedpa.algorithms.hyperparameters import resolved
+from fedpa.algorithms.local_training import local_work
+from fedpa.samplers import Epochs, Steps
+
+BASE = LocalTraining(optax.sgd(0.1), batch_size=5, epochs=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "window", "samples"),
+    [
+        ({}, Epochs(0), 5),  # M epochs give M samples
+        ({"samples": 4}, Epochs(1), 4),
+        ({"burn_in_epochs": 1}, Epochs(1), 4),
+        ({"burn_in_epochs": 2, "samples": 3}, Epochs(2), 3),
+        ({"steps_per_sample": 10, "samples": 7}, Steps(10), 7),
+        (
+            {"steps_per_sample": 10, "samples": 7, "burn_in_steps": 100, "discard_steps": 2},
+            Steps(10, 100, 2),
+            7,
+        ),
+    ],
+)
+def test_what_makes_a_sample(changes, window, samples):
+    work = local_work(BASE._replace(**changes))
+    assert work.window == window
+    assert work.samples == samples
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": 0}, "samples = 0: must be at least 1"),
+        ({"samples": 6}, "samples = 6: one sample per epoch gives at most 5"),
+        ({"samples": 5, "burn_in_epochs": 1}, "set one of them"),
+        ({"burn_in_epochs": 5}, "burn_in_epochs = 5"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"burn_in_steps": 3}, "burn_in_steps = 3: applies only with steps_per_sample"),
+        ({"discard_steps": 3}, "discard_steps = 3: applies only with steps_per_sample"),
+        ({"steps_per_sample": 3}, "needs the number of samples"),
+        ({"steps_per_sample": 0, "samples": 2}, "steps_per_sample = 0"),
+        ({"steps_per_sample": 3, "samples": 2, "burn_in_steps": -1}, "burn_in_steps = -1"),
+        ({"steps_per_sample": 3, "samples": 2, "burn_in_epochs": 1}, "use burn_in_steps"),
+    ],
+)
+def test_contradictions_are_refused(changes, words):
+    with pytest.raises(FedpaError, match=words):
+        local_work(BASE._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rho": -1.0}, "rho = -1.0"),
+        ({"rho": float("nan")}, "rho = nan"),
+        ({"client_learning_rate": 0.0}, "client_learning_rate = 0.0"),
+        ({"server_learning_rate": float("inf")}, "server_learning_rate = inf"),
+        ({"server_momentum": 1.0}, "server_momentum = 1.0"),
+        ({"burn_in_rounds": -1}, "burn_in_rounds = -1"),
+        ({"client_schedule": "cosine"}, "client_schedule = 'cosine'"),
+        ({"server_schedule": "cosine"}, "server_schedule = 'cosine'"),
+        ({"sample_scale": -2.0}, "sample_scale = -2.0"),
+        ({"iterate_averaging": "swa"}, "iterate_averaging = 'swa'"),
+        ({"delta_form": "recurrence", "shrinkage": "oas"}, "delta_form = 'recurrence'"),
+        ({"client_optimizer": "adam", "client_momentum": 0.9}, "client_momentum = 0.9"),
+        ({"server_tau": -1.0}, "server_tau = -1.0"),
+        ({"samples": 99}, "samples = 99"),
+    ],
+)
+def test_bad_hyperparameters_are_refused(changes, words):
+    with pytest.raises(FedpaError, match=words):
+        resolved(dataclasses.replace(Hyperparameters(), **changes))
+
+
+def test_resolving_fills_in_the_samples():
+    assert resolved(Hyperparameters(epochs=7)).samples == 7
+    assert resolved(Hyperparameters(epochs=7, burn_in_epochs=2)).samples == 5
+
+
+def test_methods_are_found_and_build():
+    assert list(methods()) == ["fedavg-1", "fedavg", "fedpa", "mb-sgd", "mean", "mean-scaled"]
+    for method in methods().values():
+        for optimizer in ("sgd", "adam", "adagrad", "yogi"):
+            method.build(Hyperparameters(server_optimizer=optimizer))
+
+
+@pytest.mark.parametrize("rho", [-0.1, float("nan")])
+def test_a_bad_rho_is_refused_before_any_work(rho):
+    side = Server(server.sgd(1.0))
+    with pytest.raises(FedpaError, match="rho = "):
+        fedpa.fedpa(BASE, side, rho=rho)
+    with pytest.raises(FedpaError, match="rho = "):
+        fedpa.mean(BASE, side, rho=rho)
+    with pytest.raises(FedpaError, match="burn_in_rounds = -1"):
+        fedpa.fedpa(BASE, side, rho=0.1, burn_in_rounds=-1)

@@ -1,0 +1,178 @@
+"""The program as a user meets it: real processes, exit codes, one-line errors."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedpa
+
+QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
+
+
+def cli(*words, cwd, expect=0):
+    """Run `python -m fedpa` as a user would, without a terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedpa", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"COLUMNS": "100"},
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def refused(*words, cwd):
+    """The one line on standard error; nothing is left behind."""
+    before = sorted(cwd.rglob("*"))
+    done = cli(*words, cwd=cwd, expect=2)
+    assert sorted(cwd.rglob("*")) == before, "something was written"
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_version_and_help(tmp_path):
+    assert cli("--version", cwd=tmp_path).stdout.strip() == f"fedpa {fedpa.__version__}"
+    assert "compare" in cli("--help", cwd=tmp_path).stdout
+    text = cli("run", "--help", cwd=tmp_path).stdout
+    words = "method rounds clients-per-round epochs batch-size burn-in-rounds samples rho seed"
+    for option in (words + " out config overwrite dry-run").split():
+        assert f"--{option}" in text
+    assert "(default: 150)" in text  # the task's own default
+
+
+def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(tmp_path):
+    """One seed, one result, in two processes; two seeds, two results."""
+    first = cli("run", *QUICK, "--out", "a", cwd=tmp_path)
+    assert "written to a" in first.stdout
+    assert "round 3/3" in first.stdout
+    cli("run", "digits", "--config", "a/config.toml", "--out", "b", cwd=tmp_path)
+    cli("run", "--config", "a/config.toml", "--seed", "1", "--out", "c", cwd=tmp_path)
+
+    def metrics(name):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) | {"seconds": None} for line in lines]
+
+    parameters = {name: (tmp_path / name / "params.npz").read_bytes() for name in "abc"}
+    assert metrics("a") == metrics("b") != metrics("c")
+    assert parameters["a"] == parameters["b"] != parameters["c"]
+    assert fedpa.load(tmp_path / "c").config.seed == 1
+    error = refused("run", *QUICK, "--out", "a", cwd=tmp_path)
+    assert "already holds a run" in error
+    assert "--overwrite" in error
+
+
+def test_without_out_a_fresh_directory_is_named(tmp_path):
+    done = cli("run", *QUICK, "--method", "fedavg", "--seed", "7", cwd=tmp_path)
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.endswith("-digits-fedavg")
+    assert f"runs/{made.name}" in done.stdout
+    assert {record["phase"] for record in fedpa.load(made).metrics} == {"burn-in"}
+
+
+def test_compare_writes_runs_table_and_curves(tmp_path):
+    done = cli(
+        "compare", "digits", *QUICK, "--methods", "fedavg-1,fedpa,mean-scaled", "--seeds", "2",
+        "--out", "cmp", cwd=tmp_path,
+    )  # fmt: skip
+    out = tmp_path / "cmp"
+    names = {f"{m}-{s}" for m in ("fedavg-1", "fedpa", "mean-scaled") for s in (0, 1)}
+    assert {path.name for path in out.iterdir()} == names | {"table.csv", "curves.png"}
+    rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == ["FedAvg[1]", "FedPA[2]", "mean-scaled[2]"]
+    assert rows[0]["seeds"] == "2"
+    assert "FedPA[2]" in done.stdout
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    # FedAvg[1] ran one epoch, the others two, on the same settings otherwise.
+    assert fedpa.load(out / "fedpa-1").config.hyperparameters.epochs == 2
+    assert "already holds" in refused("compare", *QUICK, "--out", "cmp", cwd=tmp_path)
+
+
+def test_dry_run_prints_and_writes_nothing(tmp_path):
+    done = cli("run", *QUICK, "--dry-run", cwd=tmp_path)
+    assert "rounds = 3" in done.stdout
+    assert "samples = 2" in done.stdout  # resolved
+    assert "s per round" in done.stdout
+    assert "MiB per client" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train"], "unknown command 'train'"),
+        (["runn"], "did you mean run?"),
+        (["run", "--rho", "-1"], "rho = -1.0: must be a finite number ≥ 0"),
+        (["run", "--rho", "nan"], "rho = nan"),
+        (["run", "--rho", "much"], "--rho"),
+        (["run", "--samples", "0"], "samples = 0: must be at least 1"),
+        (["run", "--samples", "9"], "one sample per epoch gives at most 5"),
+        (["run", "--rouns", "3"], "unknown option --rouns: did you mean --rounds?"),
+        (["run", "--method", "fedprox"], "unknown method; choose from fedavg-1, fedavg, fedpa"),
+        (["run", "mnist"], "unknown task; choose from digits"),
+        (["run", "--rounds", "0"], "rounds = 0"),
+        (["run", "--shrinkage", "lw"], "'fixed', 'oas', 'rblw'"),
+        (["run", "--config", "missing.toml"], "can't be read"),
+        (["run", "digits", "again"], "again"),
+        (["compare", "--methods", "fedpa,foo"], "method = 'foo': unknown method"),
+        (["compare", "--methods", "fedpa,fedpa"], "named once"),
+        (["compare", "--methods", ","], "name at least one"),
+        (["compare", "--seeds", "0"], "seeds = 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_line(tmp_path, words, expected, monkeypatch, capsys):
+    """In this process, for speed: the same `main` the command runs."""
+    from fedpa.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as leaving:
+        main(words)
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert expected in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_as_a_process(tmp_path):
+    assert "rho = -1.0" in refused("run", "--rho", "-1", cwd=tmp_path)
+
+
+def test_the_wheel_runs_outside_the_checkout(tmp_path):
+    root = Path(fedpa.__file__).parents[1]
+    if not (root / "pyproject.toml").exists():
+        pytest.skip("not run from a checkout")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(root)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("fedpa-*.whl")
+    site, work = tmp_path / "site", tmp_path / "work"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    work.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    code = "import fedpa; print(fedpa.__file__)"
+    where = subprocess.run(
+        [sys.executable, "-c", code], cwd=work, env=environment, check=True, capture_output=True
+    )
+    assert str(site) in where.stdout.decode()
+    done = subprocess.run(
+        [str(site / "bin" / "fedpa"), "run", *QUICK, "--out", "run"],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (work / "run" / "params.npz").exists()

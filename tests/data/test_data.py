@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa import FedpaError
+from fedpa.data import dirichlet_label_skew, from_mapping
+from fedpa.tasks import task_named
+
+
+def client(n=3, value=1.0):
+    return {"x": np.full((n, 2), value, np.float32), "y": np.zeros(n, np.int32)}
+
+
+def test_order_of_the_mapping_does_not_matter():
+    one, other = (
+        from_mapping({"b": client(1), "a": client(2)}),
+        from_mapping({"a": client(2), "b": client(1)}),
+    )
+    assert list(one.ids) == list(other.ids) == ["a", "b"]
+    assert one.num_examples("a") == 2
+
+
+def test_ids_may_be_numbers():
+    assert list(from_mapping({1: client(), 10: client()}).ids) == ["1", "10"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        ({}, "clients is empty"),
+        ({1: client(), "1": client()}, "ids must differ as text"),
+        ({"a": client(0)}, "at least one client needs one"),
+        (
+            {"a": client(3), "b": client(3, np.nan)},
+            r"client 'b': x\[0, 0\] = nan: must be a finite",
+        ),
+        ({"a": client(3, np.inf)}, "must be a finite number"),
+        (
+            {"a": {"x": np.ones((3, 2)), "y": np.ones(4)}},
+            "client 'a': examples have arrays of shapes",
+        ),
+        ({"a": {"x": np.ones(3)}, "b": {"x": np.ones((3, 2))}}, "client 'b' has arrays"),
+        ({"a": {"x": np.ones(3)}, "b": {"z": np.ones(3)}}, "client 'b' has arrays"),
+        ({"a": {"x": np.ones(3)}, "b": {"x": np.ones(3, np.int32)}}, "client 'b' has arrays"),
+        ({"a": {"x": np.array(["u", object()], object)}}, "Python objects"),
+        ({"a": {"x": np.float32(1)}}, "client 'a': examples have arrays of shapes"),
+        ({"a": {}}, "no arrays"),
+    ],
+)
+def test_bad_clients_are_refused(clients, words):
+    with pytest.raises(FedpaError, match=words) as caught:
+        from_mapping(clients)
+    assert "\n" not in str(caught.value)
+
+
+@given(seed=st.integers(0, 99), num=st.integers(1, 40), concentration=st.floats(0.01, 100))
+def test_every_example_is_dealt_once(seed, num, concentration):
+    labels = np.random.default_rng(seed).integers(0, 5, 120)
+    dealt = dirichlet_label_skew(labels, num, concentration, seed)
+    assert sorted(np.concatenate(dealt)) == list(range(120))
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def test_concentration_sets_the_skew():
+    labels = np.random.default_rng(0).integers(0, 10, 3000)
+
+    def kinds(concentration):
+        dealt = dirichlet_label_skew(labels, 100, concentration, 0)
+        return np.mean([len(np.unique(labels[rows])) for rows in dealt])
+
+    assert kinds(0.1) < 5 < 9 < kinds(100.0)
+
+
+@pytest.mark.parametrize(("num", "concentration"), [(0, 1.0), (200, 1.0), (5, 0.0), (5, np.inf)])
+def test_bad_partitions_are_refused(num, concentration):
+    with pytest.raises(FedpaError, match="must be"):
+        dirichlet_label_skew(np.zeros(100, int), num, concentration, 0)
+
+
+def test_digits_are_a_skewed_federation_with_a_held_out_split():
+    problem = task_named("digits").load()
+    assert len(problem.clients.ids) == 100
+    sizes = [problem.clients.num_examples(name) for name in problem.clients.ids]
+    assert sum(sizes) == 1437
+    labels = [np.unique(problem.clients.examples(name)["y"]) for name in problem.clients.ids]
+    assert np.mean([len(kinds) for kinds in labels]) < 4

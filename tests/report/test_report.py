@@ -1,0 +1,78 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from fedpa.report.curves import draw_curves
+from fedpa.report.summary import curve, final, rounds_to, running_average, switch_round
+from fedpa.report.table import as_csv, printed, rows
+
+
+def history(values, switch=None):
+    return [
+        {
+            "round": t,
+            "phase": "sampling" if switch and t >= switch else "burn-in",
+            "seconds": 0.5,
+            "eval/accuracy": value,
+        }
+        for t, value in enumerate(values, start=1)
+    ]
+
+
+def test_final_is_the_mean_of_the_last_rounds():
+    c = curve(history([0.0, 0.2, 0.4, 0.6]), "eval/accuracy")
+    assert final(c, 2) == pytest.approx(0.5)
+    assert final(c, 100) == pytest.approx(0.3)
+
+
+def test_rounds_to_uses_the_ten_round_average():
+    c = curve(history([0.0] * 10 + [1.0] * 10), "eval/accuracy")
+    assert rounds_to(c, 0.5) == 15
+    assert rounds_to(c, 1.0) == 20
+    assert rounds_to(c, 1.1) is None
+    assert running_average(c).rounds[0] == 10
+
+
+def test_rounds_without_an_evaluation_are_left_out():
+    records = history([0.1, 0.2, 0.3])
+    del records[1]["eval/accuracy"]
+    records[2]["eval/accuracy"] = None
+    c = curve(records, "eval/accuracy")
+    assert c.rounds.tolist() == [1, 3]
+    assert np.isnan(c.values[1])
+
+
+def test_the_switch_is_found():
+    assert switch_round(history([0.0] * 5, switch=3)) == 3
+    assert switch_round(history([0.0] * 5)) is None
+
+
+def test_table_in_both_forms():
+    histories = {"A": [history([0.5] * 20), history([0.7] * 20)], "B": [history([0.1] * 20)]}
+    table = rows(histories, "accuracy", [0.6], last=5)
+    parsed = list(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))
+    assert float(parsed[0]["accuracy"]) == pytest.approx(0.6)
+    assert float(parsed[0]["accuracy_std"]) == pytest.approx(np.std([0.5, 0.7], ddof=1), abs=1e-6)
+    assert parsed[0]["rounds_to_0.6"] == ";10"
+    assert parsed[1]["accuracy_std"] == ""
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(printed(table, "title", "accuracy", 5))
+    text = console.export_text()
+    assert "0.6000 ± 0.1414" in text
+    assert "10 (1 of 2 seeds)" in text
+    assert "–" in text
+
+
+def test_curves_are_drawn(tmp_path):
+    path = tmp_path / "curves.png"
+    histories = {"A": [history(np.linspace(0, 1, 30), switch=9)], "B": [history([0.3] * 30)]}
+    draw_curves(histories, "accuracy", (0.5,), "title", path)
+    image = imread(path)
+    assert image.shape[1] > 900
+    colours = {tuple(np.round(c[:3] * 255).astype(int)) for c in image.reshape(-1, image.shape[2])}
+    assert (0, 114, 178) in colours  # both lines are there
+    assert (213, 94, 0) in colours

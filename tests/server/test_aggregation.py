@@ -1,0 +1,107 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa.server import weighted_mean
+from fedpa.server.weighting import client_weight
+
+MEAN = weighted_mean()
+ADD, VALUE = jax.jit(MEAN.add), jax.jit(MEAN.value)
+
+
+def tree(values):
+    return {"a": jnp.asarray(values[:2], jnp.float32), "b": jnp.asarray(values[2], jnp.float32)}
+
+
+def aggregate(results, weights):
+    total = MEAN.init(results[0], weights[0])
+    flags = []
+    for result, weight in zip(results, weights, strict=True):
+        total, ok = ADD(total, result, weight)
+        flags.append(bool(ok))
+    return VALUE(total), flags, total
+
+
+def scalar(value):
+    return jnp.asarray(value, jnp.float32)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(st.floats(-10, 10), min_size=3, max_size=3), st.floats(0, 100)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_is_the_weighted_mean(rows):
+    """Σ q_i Δ_i / Σ q_i, not 1/|S| Σ q_i Δ_i; 0 where no weight is positive."""
+    value, flags, _ = aggregate([tree(v) for v, _ in rows], [scalar(w) for _, w in rows])
+    values, weights = np.array([v for v, _ in rows]), np.array([w for _, w in rows])
+    total = weights.astype(np.float32).sum()
+    expected = weights @ values / total if total > 0 else np.zeros(3)
+    np.testing.assert_allclose(value.mean["a"], expected[:2], atol=1e-4)
+    np.testing.assert_allclose(value.mean["b"], expected[2], atol=1e-4)
+    np.testing.assert_allclose(value.weight, total, rtol=1e-5)
+    assert all(flags)
+
+
+@given(cut=st.integers(0, 5))
+def test_merging_partial_sums_gives_the_same(cut):
+    rng = np.random.default_rng(0)
+    results, weights = [tree(v) for v in rng.standard_normal((5, 3))], [scalar(w) for w in range(5)]
+    whole, _, _ = aggregate(results, weights)
+    start = MEAN.init(results[0], weights[0])
+    parts = [start, start]
+    for index, (result, weight) in enumerate(zip(results, weights, strict=True)):
+        parts[index >= cut], _ = ADD(parts[index >= cut], result, weight)
+    merged = VALUE(MEAN.merge(*parts))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), merged, whole)
+
+
+@pytest.mark.parametrize(
+    ("values", "weight"),
+    [
+        ([np.nan, 0, 0], 1.0),
+        ([0, 0, np.inf], 1.0),
+        ([1, 1, 1], np.nan),
+        ([1, 1, 1], np.inf),
+        ([1, 1, 1], -1.0),
+    ],
+)
+def test_what_is_not_finite_gets_weight_zero(values, weight):
+    good = tree([1.0, 2.0, 3.0])
+    value, flags, _ = aggregate([good, tree(values), good], [scalar(2), scalar(weight), scalar(1)])
+    assert flags == [True, False, True]
+    np.testing.assert_allclose(value.mean["a"], [1.0, 2.0])
+    assert float(value.weight) == 3.0
+
+
+def test_each_subtree_may_have_its_own_weight():
+    results = [
+        {"delta": tree([1, 1, 1]), "control": scalar(1)},
+        {"delta": tree([4, 4, 4]), "control": scalar(3)},
+    ]
+    weights = [
+        {"delta": scalar(10), "control": scalar(1)},
+        {"delta": scalar(20), "control": scalar(1)},
+    ]
+    value, _, _ = aggregate(results, weights)
+    np.testing.assert_allclose(value.mean["delta"]["b"], 3.0)
+    np.testing.assert_allclose(value.mean["control"], 2.0)
+    assert float(value.weight["delta"]) == 30.0
+
+
+def test_memory_is_that_of_one_result():
+    _, _, total = aggregate([tree([1, 2, 3])] * 50, [scalar(1)] * 50)
+    assert sum(leaf.size for leaf in jax.tree.leaves(total)) == 4
+
+
+def test_weights():
+    n = jnp.asarray(7, jnp.int32)
+    assert float(client_weight("examples", n)) == 7.0
+    assert float(client_weight("uniform", n)) == 1.0
+    for kind in ("examples", "uniform"):
+        assert float(client_weight(kind, jnp.asarray(0, jnp.int32))) == 0.0

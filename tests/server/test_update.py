@@ -1,0 +1,111 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedpa import FedpaError, Server, server
+from fedpa.server import averaging, schedules, update
+from tests.federations import trees_equal
+
+THETA = {"w": jnp.array([1.0, 2.0])}
+ONE = jnp.asarray(1.0)
+
+
+@pytest.mark.parametrize("optimizer", [server.sgd(1.0, 0.9), server.adam(1.0), server.adagrad(1.0)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_non_finite_aggregate_leaves_everything_as_it_was(optimizer, bad):
+    side = Server(optimizer, averaging=averaging.polyak())
+    state, _ = update.update(side, update.init(side, THETA), {"w": jnp.array([0.5, 0.5])}, ONE)
+    after, info = update.update(side, state, {"w": jnp.array([bad, 0.0])}, ONE)
+    assert bool(info.skipped)
+    assert trees_equal(after, state)
+
+
+def test_no_client_no_step():
+    """With momentum, a zero mean of no client would still move θ."""
+    side = Server(server.sgd(1.0, 0.9))
+    state, _ = update.update(side, update.init(side, THETA), {"w": jnp.array([0.5, 0.5])}, ONE)
+    after, info = update.update(side, state, {"w": jnp.zeros(2)}, jnp.asarray(0.0))
+    assert bool(info.skipped)
+    assert trees_equal(after, state)
+
+
+def test_a_step_that_overflows_is_not_taken():
+    side = Server(server.sgd(1e30))
+    state = update.init(side, THETA)
+    after, info = update.update(side, state, {"w": jnp.array([1e30, 0.0])}, ONE)
+    assert bool(info.skipped)
+    assert trees_equal(after, state)
+
+
+def test_rate_multiplies_the_step():
+    side = Server(server.sgd(0.5))
+    state, info = update.update(side, update.init(side, THETA), {"w": jnp.ones(2)}, ONE, 3.0)
+    np.testing.assert_allclose(state.theta["w"], [-0.5, 0.5])
+    assert not bool(info.skipped)
+
+
+def test_averaging():
+    thetas = [jnp.asarray(x) for x in (1.0, 2.0, 6.0)]
+
+    def averaged(kind):
+        state = kind.init(jnp.asarray(0.0))
+        for theta in thetas:
+            state = kind.update(state, theta)
+        return float(kind.value(state))
+
+    assert averaged(averaging.none()) == 6.0
+    assert averaged(averaging.polyak()) == pytest.approx(3.0)
+    assert averaged(averaging.polyak(1)) == pytest.approx(4.0)
+    assert averaged(averaging.polyak(9)) == 6.0
+    assert averaged(averaging.exponential(0.5)) == pytest.approx(0.5 * 1.5 + 3.0)
+
+
+def test_averages_are_what_is_evaluated_not_what_is_sent():
+    side = Server(server.sgd(1.0), averaging=averaging.polyak())
+    state = update.init(side, {"w": jnp.array([0.0])})
+    for _ in range(2):
+        state, _ = update.update(side, state, {"w": jnp.array([1.0])}, ONE)
+    np.testing.assert_allclose(state.theta["w"], [-2.0])
+    np.testing.assert_allclose(update.parameters(side, state)["w"], [-1.5])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("constant", [2, 2, 2]),
+        ("exponential:0.5", [2, 1, 0.5]),
+        ("exponential:0.25:2", [2, 1, 0.5]),
+        ("inverse-time", [2, 1, 2 / 3]),
+        ("inverse-time:2", [2, 4 / 3, 1]),
+        ("inverse-sqrt", [2, 2 / np.sqrt(2), 2 / np.sqrt(3)]),
+        ("constant,warmup:2", [1, 2, 2]),
+    ],
+)
+def test_schedules(text, expected):
+    schedule = schedules.parse(text, 2.0)
+    np.testing.assert_allclose([schedule(jnp.asarray(t)) for t in range(3)], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "linear",
+        "exponential",
+        "exponential:-1",
+        "exponential:x",
+        "constant:1",
+        "constant,warmup",
+        "constant,warmup:0",
+        "constant,cosine:3",
+        "",
+    ],
+)
+def test_bad_schedules_are_refused(text):
+    with pytest.raises(FedpaError, match="client_schedule = "):
+        schedules.parse(text, 1.0, "client_schedule")
+
+
+@pytest.mark.parametrize("text", ["polyakk", "polyak:-1", "exponential:1", "exponential", "none:3"])
+def test_bad_averaging_is_refused(text):
+    with pytest.raises(FedpaError, match="iterate_averaging = "):
+        averaging.parse(text)

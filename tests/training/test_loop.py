@@ -1,0 +1,284 @@
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax._src import monitoring
+
+import fedpa
+from fedpa import FedpaError, LocalTraining, Server, Stop, server
+from fedpa.data import from_mapping
+from fedpa.objectives import Objective, least_squares
+from fedpa.training.cohort import client_keys, select
+from tests.federations import least_squares_federation, trees_equal
+
+LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
+SIDE = Server(server.sgd(0.5))
+CLIENTS, _, _ = least_squares_federation(sizes=(20, 8, 90, 30, 100, 12))
+FEDAVG = fedpa.fedavg(LOCAL, SIDE)
+
+
+def fit(clients=CLIENTS, method=FEDAVG, **options):
+    settings = {"rounds": 3, "clients_per_round": 3} | options
+    return fedpa.fit(least_squares.loss, jnp.zeros(3), clients, method, **settings)
+
+
+def test_cohort_is_a_function_of_seed_and_round():
+    ids = [f"c{i}" for i in range(50)]
+    assert select(1, 4, ids, 10) == select(1, 4, ids, 10)
+    assert select(1, 4, ids, 10) != select(1, 5, ids, 10)
+    assert select(1, 4, ids, 10) != select(2, 4, ids, 10)
+    for t in range(20):
+        assert len(set(select(0, t, ids, 10))) == 10  # without replacement
+    assert select(0, 0, ids, 99) == ids
+    often = np.bincount(
+        [int(c[1:]) for t in range(500) for c in select(0, t, ids, 10)], minlength=50
+    )
+    assert often.min() > 60  # 100 on average, σ ≈ 9
+    assert often.max() < 140
+
+
+def test_the_cohort_does_not_depend_on_the_method():
+    def visited(method):
+        data, seen = from_mapping(CLIENTS), []
+        lazy = data._replace(examples=lambda name: (seen.append(name), data.examples(name))[1])
+        algorithm = method(Objective(least_squares.loss))
+        fedpa.train(algorithm, jnp.zeros(3), lazy, rounds=4, clients_per_round=2, seed=5)
+        return seen
+
+    assert visited(FEDAVG) == visited(fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=2))
+
+
+def test_a_clients_key_depends_on_its_id_not_its_company():
+    alone = client_keys(0, 3, ["b"])[0]
+    company = client_keys(0, 3, ["a", "b", "c"])
+    assert jnp.array_equal(jax.random.key_data(alone), jax.random.key_data(company[1]))
+    everyone = np.asarray(
+        jnp.stack(
+            [
+                jax.random.key_data(k)
+                for s in (0, 1)
+                for t in (0, 1)
+                for k in client_keys(s, t, ["a", "b"])
+            ]
+        )
+    )
+    assert len({tuple(row) for row in everyone}) == 8
+
+
+def test_one_seed_one_result():
+    assert trees_equal(fit(seed=3).state, fit(seed=3).state)
+    assert not trees_equal(fit(seed=3).state, fit(seed=4).state)
+
+
+def test_one_client_in_all():
+    only = {"a": CLIENTS["client-0000"]}
+    assert np.isfinite(fit(only, clients_per_round=1).params).all()
+
+
+def test_a_cohort_larger_than_the_population_warns_once():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fit(clients_per_round=100)
+    assert len(caught) == 1
+    assert "exceeds the 6 clients" in str(caught[0].message)
+    per_client = 3 * 4 + 4  # θ in float32 and a number
+    assert result.history[0]["comm/bytes_down"] == 6 * per_client
+    assert result.history[0]["comm/bytes_up"] == 6 * per_client
+
+
+def test_a_round_without_any_usable_client_leaves_the_state():
+    data = from_mapping(CLIENTS)
+    nan = lambda name: jax.tree.map(lambda a: np.full_like(a, np.nan), data.examples(name))  # noqa: E731
+    algorithm = FEDAVG(Objective(least_squares.loss))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fedpa.train(
+            algorithm, jnp.ones(3), data._replace(examples=nan), rounds=1, clients_per_round=2
+        )
+    assert any("state stays as it was" in str(w.message) for w in caught)
+    assert result.history[0]["train/skipped"] == 1
+    assert result.history[0]["train/rejected"] == 2
+    np.testing.assert_array_equal(result.params, jnp.ones(3))
+
+
+def compilations(work):
+    count = 0
+
+    def listener(event, duration, **_):
+        nonlocal count
+        count += event == "/jax/core/compile/backend_compile_duration"
+
+    monitoring.register_event_duration_secs_listener(listener)
+    try:
+        work()
+    finally:
+        monitoring.unregister_event_duration_listener(listener)
+    return count
+
+
+def test_one_compilation_per_phase_and_bucket():
+    """Sizes 8 to 100 lie in two buckets; two phases: four programs, and none later."""
+    traced = []
+
+    def loss(theta, batch, key):
+        traced.append(batch["x"].shape)
+        return least_squares.loss(theta, batch, key)
+
+    engine = fedpa.engines.local()
+    method = fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=6)
+    algorithm = method(Objective(loss))
+    by_round = []
+
+    def watch(event):
+        by_round.append(len(traced))
+
+    total = compilations(
+        lambda: fedpa.train(
+            algorithm,
+            jnp.zeros(3),
+            from_mapping(CLIENTS),
+            rounds=20,
+            clients_per_round=3,
+            engine=engine,
+            callbacks=[watch],
+        )
+    )
+    assert total > 4
+    news = np.diff([0, *by_round])
+    assert news[0] > 0
+    assert news[6] > 0  # the switch
+    assert not news[3:6].any()  # each bucket was met in the first rounds of its phase
+    assert not news[10:].any()
+    # The same programs serve another run: nothing at all is compiled.
+    again = compilations(
+        lambda: fedpa.train(
+            algorithm,
+            jnp.zeros(3),
+            from_mapping(CLIENTS),
+            rounds=20,
+            clients_per_round=3,
+            engine=engine,
+            seed=1,
+        )
+    )
+    assert len(traced) == by_round[-1]
+    assert again <= 4  # the run's own broadcast and server step
+
+
+def test_callbacks_add_metrics_and_stop():
+    seen = []
+
+    def stop(event):
+        seen.append(event.record["eval/size"])
+        return Stop("enough") if event.round == 2 else None
+
+    result = fit(
+        rounds=9, evaluate=lambda theta: {"size": float(jnp.sum(theta**2))}, callbacks=[stop]
+    )
+    assert len(result.history) == len(seen) == 2
+    assert result.history[1]["eval/size"] == seen[1] > 0
+
+
+def test_evaluation_every_so_many_rounds_and_after_the_last():
+    result = fit(rounds=5, evaluate=lambda theta: {"one": 1.0}, eval_every=2)
+    assert [r["round"] for r in result.history if "eval/one" in r] == [2, 4, 5]
+
+
+def test_equinox_models_keep_their_other_leaves():
+    model = eqx.nn.MLP(3, "scalar", 4, depth=1, key=jax.random.key(0))
+
+    def loss(model, batch, key):
+        return (jax.vmap(model)(batch["x"]) - batch["y"]) ** 2
+
+    result = fedpa.fit(loss, model, CLIENTS, FEDAVG, rounds=2, clients_per_round=2)
+    assert result.params.activation is model.activation
+    assert not jnp.array_equal(result.params.layers[0].weight, model.layers[0].weight)
+
+
+def test_flax_parameters():
+    import flax.linen as nn
+
+    module = nn.Dense(1)
+    params = module.init(jax.random.key(0), jnp.ones((1, 3)))
+
+    def loss(params, batch, key):
+        return (module.apply(params, batch["x"])[:, 0] - batch["y"]) ** 2
+
+    result = fedpa.fit(loss, params, CLIENTS, FEDAVG, rounds=2, clients_per_round=2)
+    assert result.params["params"]["kernel"].shape == (3, 1)
+
+
+def test_plain_pytrees_with_other_leaves():
+    params = {"w": np.zeros(3, np.float32), "steps": 7, "name": "linear", "order": np.arange(3)}
+
+    def loss(params, batch, key):
+        assert params["name"] == "linear"
+        return (batch["x"] @ params["w"] - batch["y"]) ** 2
+
+    method = fedpa.fedpa(LOCAL, SIDE, rho=0.1)
+    result = fedpa.fit(loss, params, CLIENTS, method, rounds=2, clients_per_round=2)
+    assert result.params["steps"] == 7
+    np.testing.assert_array_equal(result.params["order"], np.arange(3))
+    assert np.asarray(result.params["w"]).any()
+
+
+def test_a_regularizer_pulls_and_sum_reduction_lengthens_the_step():
+    def moved(**options):
+        local = LocalTraining(optax.sgd(0.001), batch_size=200)
+        return fit(
+            method=fedpa.fedavg(local, SIDE), rounds=1, clients_per_round=6, **options
+        ).params
+
+    plain = moved()
+    pulled = moved(regularizer=lambda theta: 100.0 * jnp.sum((theta - 1.0) ** 2))
+    # One full-batch step: the regularizer adds exactly −η ∂r/∂θ = 0.2 to the local step.
+    np.testing.assert_allclose(pulled - plain, 0.5 * 0.2, rtol=1e-4)
+    one = {"a": CLIENTS["client-0000"]}
+    local = LocalTraining(optax.sgd(1e-4), batch_size=20)
+    mean, total = (
+        fit(one, fedpa.fedavg(local, SIDE), rounds=1, clients_per_round=1, reduction=r).params
+        for r in ("mean", "sum")
+    )
+    np.testing.assert_allclose(total, 20 * mean, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rounds": 0}, "rounds = 0"),
+        ({"clients_per_round": 0}, "clients_per_round = 0"),
+        ({"seed": -1}, "seed = -1"),
+        ({"eval_every": 0, "evaluate": lambda theta: {}}, "eval_every = 0"),
+        ({"clients": {"a": {"x": np.full((2, 3), np.nan), "y": np.zeros(2)}}}, "client 'a': x"),
+    ],
+)
+def test_bad_settings_are_refused(options, words):
+    with pytest.raises(FedpaError, match=words):
+        fit(**options)
+
+
+def test_bad_models_and_losses_are_refused():
+    with pytest.raises(FedpaError, match="nothing to train"):
+        fedpa.fit(least_squares.loss, {"n": 3}, CLIENTS, FEDAVG, rounds=1, clients_per_round=1)
+    with pytest.raises(FedpaError, match=r"params: \['w'\] holds a value that is not finite"):
+        fedpa.fit(
+            lambda p, b, k: b["y"] * p["w"],
+            {"w": jnp.asarray(jnp.nan)},
+            CLIENTS,
+            FEDAVG,
+            rounds=1,
+            clients_per_round=1,
+        )
+    with pytest.raises(FedpaError, match="one number per example"):
+        fedpa.fit(
+            lambda p, b, k: jnp.mean(b["y"]) * jnp.sum(p),
+            jnp.zeros(3),
+            CLIENTS,
+            FEDAVG,
+            rounds=1,
+            clients_per_round=1,
+        )

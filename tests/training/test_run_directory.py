@@ -1,0 +1,170 @@
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedpa
+from fedpa import FedpaError
+from fedpa.training import config as configuration
+from fedpa.training import run, run_directory
+from fedpa.training.config import default_config, read_toml, resolve, write_toml
+from fedpa.training.estimate import estimate
+from tests.federations import trees_equal
+
+SMALL = dataclasses.replace(default_config("digits", "fedpa"), rounds=3, clients_per_round=2)
+SMALL = dataclasses.replace(
+    SMALL,
+    hyperparameters=dataclasses.replace(SMALL.hyperparameters, epochs=2, burn_in_rounds=2),
+)
+KEYS = {
+    "round",
+    "phase",
+    "seconds",
+    "eval/loss",
+    "eval/accuracy",
+    "train/loss",
+    "train/delta_norm",
+    "train/correction_norm",
+    "train/correction_cosine",
+    "train/rho",
+    "train/rejected",
+    "train/skipped",
+    "comm/bytes_up",
+    "comm/bytes_down",
+}
+
+
+@pytest.fixture(scope="module", name="finished")
+def _finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "one"
+    return out, run(SMALL, out)
+
+
+def test_a_run_directory_holds_config_metrics_and_parameters(finished):
+    out, fit = finished
+    assert sorted(p.name for p in out.iterdir()) == ["config.toml", "metrics.jsonl", "params.npz"]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in records] == [1, 2, 3]
+    assert [r["phase"] for r in records] == ["burn-in", "burn-in", "sampling"]
+    for record in records:
+        assert set(record) == KEYS
+    assert records[0]["train/rho"] == 0.0
+    assert records[2]["train/rho"] == pytest.approx(1.0)
+    assert records[0]["train/correction_cosine"] == pytest.approx(1.0)
+    assert records[2]["train/correction_norm"] > 0
+    assert records == fit.history
+
+
+def test_load_gives_it_back(finished):
+    out, fit = finished
+    loaded = fedpa.load(out)
+    assert trees_equal(
+        [leaf for layer in loaded.params.layers for leaf in (layer.weight, layer.bias)],
+        [leaf for layer in fit.params.layers for leaf in (layer.weight, layer.bias)],
+    )
+    assert loaded.config == resolve(SMALL)
+    assert loaded.metrics == fit.history
+    accuracy = fedpa.tasks.task_named("digits").load().evaluate(loaded.params)["accuracy"]
+    assert accuracy == fit.history[-1]["eval/accuracy"]
+
+
+def test_config_comes_back_from_its_file(finished):
+    out, _ = finished
+    config = read_toml(out / "config.toml")
+    assert config == resolve(SMALL)
+    assert write_toml(config) == (out / "config.toml").read_text()
+
+
+def test_a_directory_with_a_run_is_refused_unless_overwritten(finished, tmp_path):
+    out, _ = finished
+    before = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(FedpaError, match="already holds a run"):
+        run(SMALL, out)
+    assert (out / "metrics.jsonl").read_bytes() == before
+    shorter = dataclasses.replace(SMALL, rounds=1)
+    again = tmp_path / "again"
+    run(shorter, again)
+    run(dataclasses.replace(shorter, seed=1), again, overwrite=True)
+    assert fedpa.load(again).config.seed == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedpaError, match="is a file"):
+        run(SMALL, tmp_path / "file")
+
+
+def test_loading_what_is_no_run_is_refused(finished, tmp_path):
+    out, _ = finished
+    with pytest.raises(FedpaError, match=r"holds no finished run: config\.toml is missing"):
+        fedpa.load(tmp_path)
+    for name in ("config.toml", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    np.savez(tmp_path / "params.npz", other=np.zeros(3))
+    with pytest.raises(FedpaError, match="does not hold the arrays"):
+        fedpa.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds = 5\nroundz = 3", "unknown field roundz: did you mean rounds?"),
+        ("zebra = 3", "unknown field zebra"),
+        ("[hyperparameters]\nrhoo = 0.1", "unknown field rhoo: did you mean rho?"),
+        ('rounds = "many"', "rounds = 'many': must be an integer"),
+        ("rounds = 2.5", "rounds = 2.5: must be an integer"),
+        ("rounds = true", "rounds = True: must be an integer"),
+        ("[hyperparameters]\nrho = '1'", "rho = '1': must be a number"),
+        ("[hyperparameters]\nshrinkage = 'lw'", "shrinkage = 'lw': must be one of 'fixed', 'oas'"),
+        ("[hyperparameters]\nsample_scale = 'x'", "must be one of 'none', 'sqrt-n' or a number"),
+        ("hyperparameters = 3", "must be a table"),
+        ("task = 'nope'", "unknown task; choose from digits"),
+        ("task = 7", "must be of type str"),
+        ("method = 'sgd'", "unknown method; choose from"),
+        ("rounds =", "is not valid TOML"),
+    ],
+)
+def test_bad_config_files_are_refused(tmp_path, text, words):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(FedpaError) as caught:
+        read_toml(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_file_may_leave_fields_out(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("rounds = 7\n[hyperparameters]\nrho = 1\nsample_scale = 3")
+    config = read_toml(path)
+    assert config.rounds == 7
+    assert config.hyperparameters.rho == 1.0
+    assert config.hyperparameters.sample_scale == 3.0
+    assert config.hyperparameters.epochs == default_config("digits", "fedpa").hyperparameters.epochs
+    with pytest.raises(FedpaError, match="can't be read"):
+        read_toml(tmp_path / "missing.toml")
+
+
+def test_metrics_are_valid_json_even_without_a_number(tmp_path):
+    with run_directory.metrics_file(tmp_path) as log:
+        log(fedpa.training.Event(1, 1, None, None, {"round": 1, "eval/loss": float("nan")}))
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"round": 1, "eval/loss": None}
+
+
+def test_fresh_directories_do_not_collide(tmp_path):
+    first = run_directory.fresh_directory("digits-fedpa", tmp_path)
+    first.mkdir()
+    assert run_directory.fresh_directory("digits-fedpa", tmp_path) != first
+
+
+def test_the_estimate_is_measured():
+    cost = estimate(resolve(SMALL))
+    assert cost.clients == 100
+    assert cost.parameters == 64 * 32 + 32 + 32 * 10 + 10
+    assert set(cost.seconds_per_round) == {"burn-in", "sampling"}
+    assert all(value > 0 for value in cost.seconds_per_round.values())
+    assert cost.memory["sampling"] > cost.memory["burn-in"] > 4 * cost.parameters
+
+
+def test_typed_values():
+    assert configuration._typed(float, 3, "x") == 3.0
+    assert jnp.asarray(configuration._typed(float | None, 2.5, "x")) == 2.5
