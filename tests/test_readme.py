@@ -26,7 +26,7 @@ def test_the_other_examples_run(code):
 
 
 def test_pictures_and_links_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+    for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", README):
         assert (ROOT / target).exists(), target
 
 
