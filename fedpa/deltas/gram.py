@@ -102,16 +102,22 @@ def solver(e: Spread, dim: int, scale: Any, shrink: Shrinkage) -> Solver:
 def refine(s: Solver, b: Any) -> Any:
     """Solve Σ̃ Δ̃ = b with iterative refinement."""
     xp = np if isinstance(b, np.ndarray) else jnp
-    delta = s.solve(b)
-    residual = b - s.multiply(delta)
-    for _ in range(REFINEMENTS):
+
+    def step(index: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        delta, residual = carry
         candidate = delta + s.solve(residual)
         remaining = b - s.multiply(candidate)
         # Beyond the precision's reach (ε·λ_max > 1) refinement diverges: keep the better.
-        better = xp.sum(remaining**2) < xp.sum(residual**2)
-        delta = xp.where(better, candidate, delta)
-        residual = xp.where(better, remaining, residual)
-    return delta
+        better = (index == 0) | (xp.sum(remaining**2) < xp.sum(residual**2))
+        return xp.where(better, candidate, delta), xp.where(better, remaining, residual)
+
+    # From Δ̃ = 0, whose residual is b: the first step is the plain solve.
+    carry = (xp.zeros_like(b), b)
+    if xp is jnp:  # a loop compiles once what Python would unroll
+        return jax.lax.fori_loop(0, 1 + REFINEMENTS, step, carry)[0]
+    for index in range(1 + REFINEMENTS):
+        carry = step(index, carry)
+    return carry[0]
 
 
 def on_device(
