@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two workers on two cores: linear algebra with threads of its own would only get in their way.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .PHONY: run setup test test-all lint lock bench clean
 
@@ -20,10 +22,10 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 test: $(READY)  ## the test suite
-	$(BIN)/python -m pytest -n auto -m "not long" $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: $(READY)  ## with the longer versions
-	$(BIN)/python -m pytest -n auto $(ARGS)
+test-all: $(READY)  ## with the longer versions, and many more examples of every property
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(ARGS)
 
 lint: $(READY)  ## format, style, types
 	$(BIN)/ruff format --check .

@@ -1,5 +1,7 @@
 """Errors a person can act on: each names the field, the value it had and what would be right."""
 
+import numpy as np
+
 
 class FedpaError(ValueError):
     """Bad input, found before any work starts. The message is one line."""
@@ -11,3 +13,15 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return FedpaError(f"{field} = {shown}: {expected}")
+
+
+def check_integer(field: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number ≥ `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise refuse(field, value, f"must be a whole number, at least {least}")
+
+
+def check_type(field: str, value: object, kind: type, example: str) -> None:
+    """Refuse an object of another kind than the field takes."""
+    if not isinstance(value, kind):
+        raise refuse(field, value, f"must be a {kind.__name__}, for example {example}")

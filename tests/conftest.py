@@ -1,11 +1,31 @@
 """Strictness for the whole suite: no silent promotion of dtypes or ranks, fixed examples."""
 
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# What one test compiles serves the others of this run, in all its processes; nothing is kept.
+CACHE = Path(tempfile.gettempdir()) / (
+    "fedpa-tests-" + os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def pytest_sessionfinish(session):
+    if not hasattr(session.config, "workerinput"):
+        shutil.rmtree(CACHE, ignore_errors=True)
+
 
 settings.register_profile(
     "fedpa",
@@ -14,7 +34,8 @@ settings.register_profile(
     max_examples=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.load_profile("fedpa")
+settings.register_profile("thorough", settings.get_profile("fedpa"), max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedpa"))
 
 
 @pytest.fixture

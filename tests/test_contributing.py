@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fedpa
 from fedpa.samplers import draw
 from tests.samplers.gaussian import HESSIAN, check_gaussian, target
 
@@ -25,5 +24,3 @@ def test_the_worked_sampler_passes_the_gaussian_test():
     samples, infos = draw(sampler, jnp.array([4.0, 4.0]), empty, jax.random.key(0), 3)
     np.testing.assert_array_equal(samples, 4.0)
     assert infos.acceptance.shape == (3,)
-    local = fedpa.LocalTraining(None, batch_size=1, epochs=1)
-    fedpa.fedpa(local, fedpa.Server(fedpa.server.sgd(1.0)), rho=0.1, sampler=sampler)

@@ -14,7 +14,7 @@ from fedpa.algorithms.algorithm import ClientResult, ClientUpdate
 from fedpa.deltas.delta import Delta
 from fedpa.objectives.client_data import ClientData
 from fedpa.samplers.sampler import Sampler
-from fedpa.server.weighting import Weighting, client_weight
+from fedpa.server.weighting import client_weight
 from fedpa.types import Key, Params, Scalar
 
 
@@ -39,7 +39,7 @@ class ClientInfo(NamedTuple):
 
 
 def client_update(
-    sampler_at: Callable[[jax.Array], Sampler], delta: Delta, samples: int, weighting: Weighting
+    sampler_at: Callable[[jax.Array], Sampler], delta: Delta, samples: int, weighting: str
 ) -> ClientUpdate:
     """Assemble sampler and delta. `sampler_at` is given the round's learning-rate multiplier."""
 

@@ -10,19 +10,20 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedpa.algorithms.algorithm import SAMPLING, Algorithm, ClientResult, Method
-from fedpa.algorithms.burn_in import generalized
 from fedpa.algorithms.client_update import Broadcast, client_info
+from fedpa.algorithms.generalized import generalized
 from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.quadratic import Quadratic
-from fedpa.server.update import Server
+from fedpa.server.update import Server, check_server
 from fedpa.server.weighting import client_weight
 from fedpa.types import Key
 
 
 def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server) -> Method:
     """`posterior` gives a client's quadratic, for example `least_squares.posterior`."""
+    check_server(server)
 
     def build(objective: Objective) -> Algorithm:
         def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:

@@ -5,18 +5,20 @@ terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 """
 
 from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientUpdate, Method
-from fedpa.algorithms.burn_in import generalized
 from fedpa.algorithms.client_update import client_update
+from fedpa.algorithms.generalized import generalized
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, one_epoch, server_side
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.method import NamedMethod
 from fedpa.deltas.last_iterate import last_iterate
 from fedpa.objectives.objective import Objective
-from fedpa.server.update import Server
+from fedpa.server.update import Server, check_server
 
 
 def fedavg(local: LocalTraining, server: Server) -> Method:
     """Local SGD for all the epochs (or steps) of `local`, the last iterate sent."""
+    local_work(local)
+    check_server(server)
 
     def build(objective: Objective) -> Algorithm:
         clients = {BURN_IN: fedavg_client(objective, local, server)}
@@ -35,15 +37,15 @@ def fedavg_client(objective: Objective, local: LocalTraining, server: Server) ->
     )
 
 
-def _fedavg_1(h: Hyperparameters) -> Method:
-    return fedavg(local_training(one_epoch(h)), server_side(h))
+def _fedavg(h: Hyperparameters) -> Method:
+    return fedavg(local_training(h), server_side(h))
 
 
 METHODS = {
-    "fedavg-1": NamedMethod("FedAvg[1]", "FedAvg with one local epoch", _fedavg_1),
+    "fedavg-1": NamedMethod("FedAvg[1]", "FedAvg with one local epoch", _fedavg, one_epoch),
     "fedavg": NamedMethod(
         "FedAvg[M]",
         "FedAvg with M local epochs: sends θ₀ − last iterate",
-        lambda h: fedavg(local_training(h), server_side(h)),
+        _fedavg,
     ),
 }

@@ -5,40 +5,49 @@ then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples 
 server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
 """
 
+from typing import Any
+
 import jax
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
-from fedpa.algorithms.burn_in import generalized, phase_after
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.generalized import generalized, phase_after
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
-from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.local_training import (
+    LocalTraining,
+    SamplerFactory,
+    local_work,
+    sampler_for,
+)
 from fedpa.algorithms.method import NamedMethod
 from fedpa.deltas.posterior import SampleScale, posterior
 from fedpa.deltas.shrinkage import shrinkage
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.sampler import Sampler
-from fedpa.server.update import Server
+from fedpa.server.update import Server, check_server
 
 
 def fedpa(
     local: LocalTraining,
     server: Server,
     *,
-    rho: float | str,
+    rho: Any,
     burn_in_rounds: int = 0,
     target: str = "identity",
     sample_scale: SampleScale = "none",
-    form: str = "gram",
-    sampler: Sampler | None = None,
+    form: str = "auto",
+    sampler: SamplerFactory | None = None,
 ) -> Method:
     """Build FedPA.
 
     rho: the shrinkage ρ ≥ 0, or 'oas' or 'rblw' to choose it from each client's samples.
     burn_in_rounds: rounds run as FedAvg first.
     target, sample_scale, form: see `fedpa.deltas.shrinkage` and `fedpa.deltas.posterior`.
-    sampler: in place of IASG on `local`; it is asked for as many samples as `local` says.
+    sampler: (objective, learning-rate multiplier of the round) → the sampler to use in place of
+        IASG on `local`; it is asked for as many samples as `local` says.
     """
+    check_server(server)
     shrink = shrinkage(rho, target)
     phase = phase_after(burn_in_rounds)
     samples = local_work(local).samples
@@ -46,7 +55,7 @@ def fedpa(
 
     def build(objective: Objective) -> Algorithm:
         def sampler_at(rate: jax.Array) -> Sampler:
-            return sampler or local_sampler(objective, local, rate, average=True)
+            return sampler_for(objective, local, rate, sampler)
 
         clients = {
             BURN_IN: fedavg_client(objective, local, server),

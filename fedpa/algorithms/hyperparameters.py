@@ -44,8 +44,8 @@ class Hyperparameters:
     """What the covariance is shrunk towards: I (the paper) or (tr S/d) I."""
     sample_scale: Literal["none", "sqrt-n"] | float = "none"
     """Multiplies the samples' deviations from their mean: none (the paper), √n_i, or a number."""
-    delta_form: Form = "gram"
-    """How the posterior delta is computed; both give the same numbers."""
+    delta_form: Form = "auto"
+    """How the posterior delta is computed; the forms give the same numbers."""
     order: Order = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with replacement."""
     client_optimizer: Literal["sgd", "adam"] = "sgd"
@@ -59,7 +59,9 @@ class Hyperparameters:
     """ServerOpt."""
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
-    """Momentum of sgd; β₁ of adam, adagrad and yogi."""
+    """Momentum of sgd."""
+    server_b1: float = 0.9
+    """β₁ of adam and yogi."""
     server_b2: float = 0.99
     """β₂ of adam and yogi."""
     server_tau: float = 1e-3
@@ -78,7 +80,7 @@ def resolved(h: Hyperparameters) -> Hyperparameters:
         value = getattr(h, name)
         if not (math.isfinite(value) and value > 0):
             raise refuse(name, value, "must be a finite number > 0")
-    for name in ("client_momentum", "server_momentum", "server_b2"):
+    for name in ("client_momentum", "server_momentum", "server_b1", "server_b2"):
         if not 0 <= getattr(h, name) < 1:
             raise refuse(name, getattr(h, name), "must be in [0, 1)")
     if not (math.isfinite(h.rho) and h.rho >= 0):
@@ -87,6 +89,8 @@ def resolved(h: Hyperparameters) -> Hyperparameters:
         raise refuse("server_tau", h.server_tau, "must be a finite number ≥ 0")
     if h.burn_in_rounds < 0:
         raise refuse("burn_in_rounds", h.burn_in_rounds, "must be at least 0")
+    if h.server_optimizer != "sgd" and h.server_momentum:
+        raise refuse("server_momentum", h.server_momentum, "applies to server_optimizer sgd only")
     if h.client_optimizer == "adam" and h.client_momentum:
         raise refuse("client_momentum", h.client_momentum, "applies to client_optimizer sgd only")
     if h.delta_form == "recurrence" and (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
@@ -134,14 +138,19 @@ def local_training(h: Hyperparameters) -> LocalTraining:
 
 
 def server_side(h: Hyperparameters) -> Server:
-    rate = schedules.parse(h.server_schedule, h.server_learning_rate, "server_schedule")
+    rate = h.server_learning_rate
     match h.server_optimizer:
         case "sgd":
             optimizer = optimizers.sgd(rate, h.server_momentum)
         case "adam":
-            optimizer = optimizers.adam(rate, h.server_tau, h.server_momentum, h.server_b2)
+            optimizer = optimizers.adam(rate, h.server_tau, h.server_b1, h.server_b2)
         case "adagrad":
-            optimizer = optimizers.adagrad(rate, h.server_tau, h.server_momentum)
+            optimizer = optimizers.adagrad(rate, h.server_tau)
         case "yogi":
-            optimizer = optimizers.yogi(rate, h.server_tau, h.server_momentum, h.server_b2)
-    return Server(optimizer, h.weighting, averaging.parse(h.iterate_averaging))
+            optimizer = optimizers.yogi(rate, h.server_tau, h.server_b1, h.server_b2)
+    return Server(
+        optimizer,
+        h.weighting,
+        averaging.parse(h.iterate_averaging),
+        schedules.parse(h.server_schedule, 1.0, "server_schedule"),
+    )

@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.errors import refuse
-from fedpa.objectives.minibatches import Order
+from fedpa.errors import check_integer, check_type, refuse
+from fedpa.objectives.minibatches import check_order
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.iasg import Epochs, Steps, iasg
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.schedules import constant
+
+SamplerFactory = Callable[[Objective, jax.Array], Sampler]
+"""(objective, learning-rate multiplier of the round) → a sampler."""
 
 
 class LocalTraining(NamedTuple):
@@ -33,7 +36,8 @@ class LocalTraining(NamedTuple):
     """B of Algorithm 4, with `steps_per_sample`."""
     discard_steps: int = 0
     """Steps dropped before each sample, with `steps_per_sample`."""
-    order: Order = "shuffle"
+    order: str = "shuffle"
+    """Mini-batches from reshuffled epochs, or drawn with `replacement`."""
     schedule: Callable[[Any], Any] = constant(1.0)
     """Multiplies the client's learning rate, by round."""
 
@@ -46,34 +50,33 @@ class Work(NamedTuple):
 
 def local_work(local: LocalTraining) -> Work:
     """What makes a sample and how many there are; refuses contradictions."""
-    if local.batch_size < 1:
-        raise refuse("batch_size", local.batch_size, "must be at least 1")
-    if local.samples is not None and local.samples < 1:
-        raise refuse("samples", local.samples, "must be at least 1")
+    check_type("local", local, LocalTraining, "fedpa.LocalTraining(optax.sgd(0.1), batch_size=20)")
+    check_type("optimizer", local.optimizer, optax.GradientTransformation, "optax.sgd(0.1)")
+    check_integer("batch_size", local.batch_size, 1)
+    check_order(local.order)
+    if local.samples is not None:
+        check_integer("samples", local.samples, 1)
+    for name in ("burn_in_steps", "discard_steps"):
+        check_integer(name, getattr(local, name), 0)
     if local.steps_per_sample is not None:
         return _by_steps(local, local.steps_per_sample)
     return _by_epochs(local)
 
 
 def _by_steps(local: LocalTraining, per_sample: int) -> Work:
-    if per_sample < 1:
-        raise refuse("steps_per_sample", per_sample, "must be at least 1")
+    check_integer("steps_per_sample", per_sample, 1)
     if local.samples is None:
         raise refuse("samples", None, "steps_per_sample needs the number of samples")
     if local.burn_in_epochs:
         raise refuse(
             "burn_in_epochs", local.burn_in_epochs, "with steps_per_sample, use burn_in_steps"
         )
-    for name in ("burn_in_steps", "discard_steps"):
-        if getattr(local, name) < 0:
-            raise refuse(name, getattr(local, name), "must be at least 0")
     return Work(Steps(per_sample, local.burn_in_steps, local.discard_steps), local.samples)
 
 
 def _by_epochs(local: LocalTraining) -> Work:
     epochs, samples, burn_in = local.epochs, local.samples, local.burn_in_epochs
-    if epochs < 1:
-        raise refuse("epochs", epochs, "must be at least 1")
+    check_integer("epochs", epochs, 1)
     for name in ("burn_in_steps", "discard_steps"):
         if getattr(local, name):
             raise refuse(name, getattr(local, name), "applies only with steps_per_sample")
@@ -107,6 +110,15 @@ def local_sampler(
         order=local.order,
         average=average,
     )
+
+
+def sampler_for(
+    objective: Objective, local: LocalTraining, rate: jax.Array, factory: SamplerFactory | None
+) -> Sampler:
+    """The sampler that `factory` makes, or IASG on `local`."""
+    if factory is not None:
+        return factory(objective, rate)
+    return local_sampler(objective, local, rate, average=True)
 
 
 def _scale(rate: jax.Array) -> optax.GradientTransformation:

@@ -11,20 +11,21 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
-from fedpa.algorithms.burn_in import generalized
 from fedpa.algorithms.client_update import Broadcast, client_info
+from fedpa.algorithms.generalized import generalized
 from fedpa.algorithms.hyperparameters import local_training, server_side
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.method import NamedMethod
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
-from fedpa.server.update import Server
+from fedpa.server.update import Server, check_server
 from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params
 
 
 def mb_sgd(local: LocalTraining, server: Server) -> Method:
     """Visit the mini-batches `local` describes, without moving, and send the mean gradient."""
+    check_server(server)
     samples = local_work(local).samples
     at_rest = local._replace(optimizer=_gradient_mean())
 

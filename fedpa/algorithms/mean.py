@@ -4,27 +4,41 @@ For small Ŝ and d ≫ ℓ, Δ̂ ≈ (1 + (ℓ−1)ρ)(θ₀ − x̄): mostly a 
 of its covariance only where it beats `mean_scaled`, which takes that longer step and nothing else.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
-from fedpa.algorithms.burn_in import generalized, phase_after
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.generalized import generalized, phase_after
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
-from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.local_training import (
+    LocalTraining,
+    SamplerFactory,
+    local_work,
+    sampler_for,
+)
 from fedpa.algorithms.method import NamedMethod
 from fedpa.deltas.mean import mean as mean_delta
 from fedpa.deltas.shrinkage import fixed
+from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.sampler import Sampler
-from fedpa.server.update import Server
+from fedpa.server.update import Server, check_server
 
 
 def mean(
-    local: LocalTraining, server: Server, *, burn_in_rounds: int = 0, rho: float = 0.0
+    local: LocalTraining,
+    server: Server,
+    *,
+    burn_in_rounds: int = 0,
+    rho: Any = 0.0,
+    sampler: SamplerFactory | None = None,
 ) -> Method:
     """FedPA's rounds with Δ = θ₀ − x̄; in sampling rounds the server rate is × (1 + (ℓ−1)ρ)."""
+    check_server(server)
     fixed(rho)  # refuses a bad ρ
     phase = phase_after(burn_in_rounds)
     samples = local_work(local).samples
@@ -32,7 +46,7 @@ def mean(
 
     def build(objective: Objective) -> Algorithm:
         def sampler_at(rate: jax.Array) -> Sampler:
-            return local_sampler(objective, local, rate, average=True)
+            return sampler_for(objective, local, rate, sampler)
 
         clients = {
             BURN_IN: fedavg_client(objective, local, server),
@@ -49,17 +63,25 @@ def mean(
     return build
 
 
-def _mean(h: Hyperparameters, rho: float) -> Method:
-    return mean(local_training(h), server_side(h), burn_in_rounds=h.burn_in_rounds, rho=rho)
+def _mean(h: Hyperparameters) -> Method:
+    return mean(local_training(h), server_side(h), burn_in_rounds=h.burn_in_rounds)
+
+
+def _mean_scaled(h: Hyperparameters) -> Method:
+    if (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
+        raise refuse(
+            "shrinkage",
+            f"{h.shrinkage}, {h.shrinkage_target}",
+            "method mean-scaled takes the step of a fixed ρ and the identity target; leave it out",
+        )
+    return mean(local_training(h), server_side(h), burn_in_rounds=h.burn_in_rounds, rho=h.rho)
 
 
 METHODS = {
-    "mean": NamedMethod(
-        "mean[M]", "control: FedPA's samples, sends θ₀ − their mean", lambda h: _mean(h, 0.0)
-    ),
+    "mean": NamedMethod("mean[M]", "control: FedPA's samples, sends θ₀ − their mean", _mean),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
         "control: as mean, the server rate times 1+(ℓ−1)ρ, FedPA's longer step",
-        lambda h: _mean(h, h.rho),
+        _mean_scaled,
     ),
 }

@@ -14,6 +14,8 @@ class NamedMethod(NamedTuple):
     """As in the paper's tables, [M] standing for the number of local epochs."""
     summary: str
     build: Callable[[Hyperparameters], Method]
+    adjust: Callable[[Hyperparameters], Hyperparameters] = lambda h: h
+    """What the method itself fixes: FedAvg[1] has one epoch whatever else is said."""
 
 
 def methods() -> dict[str, NamedMethod]:
@@ -24,3 +26,11 @@ def methods() -> dict[str, NamedMethod]:
         loaded = importlib.import_module(f"fedpa.algorithms.{module}")
         found.update(vars(loaded).get("METHODS", {}))
     return found
+
+
+def labelled(name: str, h: Hyperparameters) -> str:
+    """The method's label with its local work: FedPA[5], or FedPA[3×10 steps]."""
+    work = f"{h.epochs}"
+    if h.steps_per_sample is not None:
+        work = f"{h.samples}×{h.steps_per_sample} steps"
+    return methods()[name].label.replace("[M]", f"[{work}]")

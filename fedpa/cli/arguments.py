@@ -23,21 +23,14 @@ def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None =
     Values come, last wins, from the task's defaults for the method, the file given by `--config`,
     and the words themselves. `method` overrides the one named.
     """
-    helpless = [word for word in argv if word not in ("-h", "--help")]
-    wanted = len(helpless) < len(argv)
     # A first pass finds out which task, method and file are meant; the second has their defaults.
-    first: Any = _tyro(command, helpless, prog, command(run=RunConfig()))  # type: ignore[call-arg]
+    words = [word for word in argv if word not in ("-h", "--help")]
+    first: Any = _tyro(command, words, prog, command(run=RunConfig()))  # type: ignore[call-arg]
     if first.config is not None:
         base = read_toml(first.config)
-        named = {word for word in argv if word in ("--method",)}
-        if first.run.task != RunConfig().task:
-            base = dataclasses.replace(base, task=first.run.task)
-        if method is not None or named:
-            base = dataclasses.replace(base, method=method or first.run.method)
     else:
         base = default_config(first.run.task, method or first.run.method)
-    arguments = list(argv) if wanted else helpless
-    parsed: Any = _tyro(command, arguments, prog, command(run=base))  # type: ignore[call-arg]
+    parsed: Any = _tyro(command, argv, prog, command(run=base))  # type: ignore[call-arg]
     if method is not None:
         parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
     return parsed
@@ -76,7 +69,7 @@ def _first_sentences(box: str) -> str:
 def _unknown(word: str, default: Any, prog: str) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r} (see {prog} --help)"
-    close = difflib.get_close_matches(word.split("=")[0], _options(default), n=1)
+    close = difflib.get_close_matches(word.split("=")[0], _options(default), n=1, cutoff=0.7)
     hint = f": did you mean {close[0]}?" if close else ""
     return f"unknown option {word}{hint} (see {prog} --help)"
 

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import pkgutil
 import sys
 import warnings
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except FedpaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

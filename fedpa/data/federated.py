@@ -1,9 +1,11 @@
 """Federated data: client ids, examples per client, one client's arrays by id. Read lazily."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import FedpaError
@@ -12,22 +14,30 @@ from fedpa.objectives.client_data import num_rows
 
 class FederatedData(NamedTuple):
     ids: Sequence[str]
+    """Text, each once."""
     num_examples: Callable[[str], int]
     examples: Callable[[str], Any]
     """id → a pytree of arrays with one leading axis in common."""
 
 
-def from_mapping(clients: Mapping[Any, Any]) -> FederatedData:
+def from_mapping(clients: Any) -> FederatedData:
     """Arrays in memory by client id. All of them are checked here, before any work starts.
 
     The order of the mapping does not matter: ids are taken as text and sorted.
     """
+    if not isinstance(clients, Mapping):
+        raise FedpaError(
+            f"clients is a {type(clients).__name__}: must be a mapping of client id to arrays "
+            "(dict(enumerate(clients)) makes one of a list)"
+        )
     if not clients:
         raise FedpaError("clients is empty: give at least one client id with its arrays")
     by_id = {str(name): name for name in clients}
     if len(by_id) != len(clients):
         raise FedpaError("clients has ids that are the same as text: ids must differ as text")
     ids = sorted(by_id)
+    for name in ids:
+        _check_kinds(name, clients[by_id[name]])
     arrays = {name: jax.tree.map(np.asarray, clients[by_id[name]]) for name in ids}
     _check(arrays)
     counts = {name: num_rows(tree) for name, tree in arrays.items()}
@@ -36,28 +46,47 @@ def from_mapping(clients: Mapping[Any, Any]) -> FederatedData:
     return FederatedData(ids, counts.__getitem__, arrays.__getitem__)
 
 
+def _check_kinds(name: str, tree: Any) -> None:
+    """Every leaf must be an array of numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(leaf, np.ndarray | jax.Array):
+            raise FedpaError(
+                f"client {name!r}: {_where(path)} is a {type(leaf).__name__}: must be an array "
+                "(numpy.asarray makes one of a list)"
+            )
+        if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
+            raise FedpaError(
+                f"client {name!r}: {_where(path)} is of type {leaf.dtype}: must be numbers"
+            )
+
+
 def _check(arrays: Mapping[str, Any]) -> None:
-    reference, expected = None, None
+    shapes = {}
     for name, tree in arrays.items():
         try:
             num_rows(tree)
         except FedpaError as error:
             raise FedpaError(f"client {name!r}: {error}") from None
-        shapes = jax.tree.map(lambda a: (a.shape[1:], a.dtype.name), tree)
-        if expected is None:
-            reference, expected = name, shapes
-        elif shapes != expected:
-            raise FedpaError(
-                f"client {name!r} has arrays {shapes}: all clients need those of client "
-                f"{reference!r}, {expected}"
-            )
+        shapes[name] = str(jax.tree.map(_shape_and_type, tree))
+    # What most clients have is right; one that differs is named, wherever it stands.
+    usual, _ = Counter(shapes.values()).most_common(1)[0]
+    for name, shape in shapes.items():
+        if shape != usual:
+            raise FedpaError(f"client {name!r} has arrays {shape}: the others have {usual}")
+    for name, tree in arrays.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            where = jax.tree_util.keystr(path, simple=True, separator=".") or "array"
-            if leaf.dtype == object:
-                raise FedpaError(f"client {name!r}: {where} holds Python objects, not numbers")
-            if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.isfinite(leaf).all():
                 bad = np.argwhere(~np.isfinite(leaf))[0]
-                value = leaf[tuple(bad)]
                 raise FedpaError(
-                    f"client {name!r}: {where}{bad.tolist()} = {value}: must be a finite number"
+                    f"client {name!r}: {_where(path)}{bad.tolist()} = {leaf[tuple(bad)]}: must be "
+                    "a finite number"
                 )
+
+
+def _shape_and_type(array: np.ndarray) -> str:
+    """An example's shape and dtype, the dtype as JAX will have it."""
+    return f"{jax.dtypes.canonicalize_dtype(array.dtype).name}{list(array.shape[1:])}"
+
+
+def _where(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "array"

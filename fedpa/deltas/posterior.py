@@ -3,12 +3,13 @@
 O(ℓ²d) time and O(ℓd) memory; inner products run over all parameters jointly. Two forms of the
 same numbers:
 
-- `gram` (default): samples are stored as they come and Δ̂ is solved for when it is read. One large
+- `gram`: samples are stored as they come and Δ̂ is solved for when it is read. One large
   matrix product, which hardware likes, and ρ may be chosen from the samples (OAS, RBLW).
 - `recurrence`: the paper's dynamic program. Every sample costs O(td) at once and reading O(d), so
   it wins where Δ̂ is read after every sample.
 
-docs/architecture.md has the measurements behind the default.
+`auto`, the default, takes the recurrence for up to three samples with a fixed ρ and the Gram form
+otherwise; docs/architecture.md has the measurements behind it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -24,9 +25,12 @@ from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.recurrence import RecurrenceState
 from fedpa.deltas.shrinkage import Shrinkage, shrinkage
 from fedpa.errors import FedpaError, refuse
+from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Params, Scalar
 
-Form = Literal["gram", "recurrence"]
+Form = Literal["auto", "gram", "recurrence"]
+RECURRENCE_UP_TO = 3
+"""Samples up to which the recurrence is the faster form, by measurement."""
 SampleScale = str | float
 """`none`, `sqrt-n` or a number."""
 
@@ -34,7 +38,7 @@ SampleScale = str | float
 class GramState(NamedTuple):
     theta0: Params
     rows: Float[Array, "l d"]
-    """The samples so far, ravelled; zero where not yet written."""
+    """The samples so far, ravelled, in at least float32; zero where not yet written."""
     t: Scalar
     """Samples so far."""
     scale: Scalar
@@ -45,7 +49,7 @@ def posterior(
     shrink: Shrinkage,
     *,
     sample_scale: SampleScale = "none",
-    form: str = "gram",
+    form: str = "auto",
 ) -> Delta:
     """Build the delta for at most `num_samples` samples.
 
@@ -56,9 +60,12 @@ def posterior(
     if num_samples < 1:
         raise refuse("num_samples", num_samples, "must be at least 1")
     check_sample_scale(sample_scale)
-    if form not in ("gram", "recurrence"):
-        raise refuse("form", form, "must be 'gram' or 'recurrence'")
-    if form == "recurrence" and (shrink.rule != "fixed" or shrink.target != "identity"):
+    if form not in ("auto", "gram", "recurrence"):
+        raise refuse("form", form, "must be 'auto', 'gram' or 'recurrence'")
+    committed = shrink.rule == "fixed" and shrink.target == "identity"
+    if form == "auto":
+        form = "recurrence" if committed and num_samples <= RECURRENCE_UP_TO else "gram"
+    if form == "recurrence" and not committed:
         raise refuse(
             "form",
             form,
@@ -73,22 +80,21 @@ def posterior(
         return jnp.asarray(sample_scale, dtype)
 
     def init_gram(theta0: Params, n: Count) -> GramState:
-        flat, _ = ravel_pytree(theta0)
+        flat = _ravelled(theta0)
         rows = jnp.zeros((num_samples, flat.shape[0]), flat.dtype)
         return GramState(theta0, rows, jnp.zeros((), flat.dtype), scale_of(n, flat.dtype))
 
     def update_gram(state: GramState, theta_s: Params, theta_k: Params) -> GramState:
-        row, _ = ravel_pytree(theta_s)
-        rows = state.rows.at[state.t.astype(jnp.int32)].set(row)
+        rows = state.rows.at[state.t.astype(jnp.int32)].set(_ravelled(theta_s))
         return state._replace(rows=rows, t=state.t + 1)
 
     def value_gram(state: GramState) -> tuple[Params, DeltaInfo]:
-        flat, unravel = ravel_pytree(state.theta0)
+        flat = _ravelled(state.theta0)
         delta, rho = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
-        return unravel(delta), DeltaInfo(rho.astype(jnp.float32))
+        return _shaped(delta, state.t, state.theta0), DeltaInfo(rho.astype(jnp.float32))
 
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
-        flat, _ = ravel_pytree(theta0)
+        flat = _ravelled(theta0)
         scale = scale_of(n, flat.dtype)
         return theta0, recurrence.init(flat, num_samples, shrink.rho, scale)
 
@@ -96,12 +102,18 @@ def posterior(
         state: tuple[Params, RecurrenceState], theta_s: Params, theta_k: Params
     ) -> tuple[Params, RecurrenceState]:
         theta0, inner = state
-        return theta0, recurrence.update(inner, ravel_pytree(theta_s)[0])
+        return theta0, recurrence.update(inner, _ravelled(theta_s))
 
     def value_recurrence(state: tuple[Params, RecurrenceState]) -> tuple[Params, DeltaInfo]:
         theta0, inner = state
-        _, unravel = ravel_pytree(theta0)
-        return unravel(recurrence.value(inner)), DeltaInfo(inner.rho.astype(jnp.float32))
+        delta = _shaped(recurrence.value(inner), inner.t, theta0)
+        return delta, DeltaInfo(inner.rho.astype(jnp.float32))
+
+    def _shaped(delta: Array, t: Scalar, theta0: Params) -> Params:
+        # More samples than there is room for: no number rather than a wrong one.
+        delta = jnp.where(t <= num_samples, delta, jnp.nan)
+        flat, unravel = ravel_pytree(theta0)
+        return unravel(delta.astype(flat.dtype))
 
     if form == "gram":
         return Delta(init_gram, update_gram, value_gram)
@@ -111,22 +123,25 @@ def posterior(
 def posterior_delta(
     theta0: Any,
     samples: Any,
-    rho: float | str,
+    rho: Any,
     *,
     target: str = "identity",
-    sample_scale: float = 1.0,
+    sample_scale: str | float = 1.0,
 ) -> Any:
     """Δ̂ = Σ̂⁻¹(θ₀ − x̄), eq. 4 by Theorem 3.
 
     theta0: an array or a pytree of arrays.
     samples: the same structure, every array with the ℓ samples stacked on a new axis 0.
     rho: the paper's ρ ≥ 0, or 'oas' or 'rblw' to choose it from the samples.
-    target, sample_scale: as in `fedpa.deltas.shrinkage` and `fedpa.deltas.posterior`.
+    target: 'identity' (the paper's) or 'scaled', see `fedpa.deltas.shrinkage`.
+    sample_scale: multiplies the samples' deviations from their mean.
 
     Returns Δ̂ in θ₀'s structure, dtypes and kind (NumPy or JAX). Works inside `jax.jit` too;
     outside, it runs on the host with sums in float64.
     """
     shrink = shrinkage(rho, target)
+    if isinstance(sample_scale, str):
+        raise refuse("sample_scale", sample_scale, "must be a number ≥ 0 (√n_i for 'sqrt-n')")
     check_sample_scale(sample_scale)
     leaves, structure = jax.tree.flatten(theta0)
     stacked, sampled_structure = jax.tree.flatten(samples)
@@ -137,14 +152,14 @@ def posterior_delta(
     if not leaves:
         raise FedpaError("theta0 has no arrays: give at least one floating-point array")
     ell = _num_samples(leaves, stacked)
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked])
-    if traced:
+    dtype = accumulation_dtype(np.result_type(*[leaf.dtype for leaf in [*leaves, *stacked]]))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked]):
         flat, unravel = ravel_pytree(theta0)
-        rows = jax.vmap(lambda tree: ravel_pytree(tree)[0])(samples).astype(flat.dtype)
-        count, scale = (jnp.asarray(value, flat.dtype) for value in (ell, sample_scale))
-        return unravel(gram.on_device(flat, rows, count, scale, shrink)[0])
+        rows = jax.vmap(_ravelled)(samples).astype(dtype)
+        count, scale = (jnp.asarray(value, dtype) for value in (ell, sample_scale))
+        delta, _ = gram.on_device(flat.astype(dtype), rows, count, scale, shrink)
+        return unravel(delta.astype(flat.dtype))
 
-    dtype = np.result_type(*[leaf.dtype for leaf in leaves])
     theta = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
     if len(stacked) == 1:  # a view where possible: the samples may be most of the memory there is
         matrix = np.asarray(stacked[0], dtype).reshape(ell, -1)
@@ -153,12 +168,18 @@ def posterior_delta(
     for name, array in [("theta0", theta), ("samples", matrix)]:
         if not np.isfinite(array).all():
             raise FedpaError(f"{name} holds a value that is not finite: all must be finite numbers")
-    delta, _ = gram.on_host(theta, matrix, sample_scale, shrink)
+    values, _ = gram.on_host(theta, matrix, sample_scale, shrink)
 
-    pieces = np.split(delta, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
     return jax.tree.unflatten(
         structure, [_like(p, leaf) for p, leaf in zip(pieces, leaves, strict=True)]
     )
+
+
+def _ravelled(tree: Params) -> Float[Array, " d"]:
+    """One vector, wide enough for the algebra."""
+    flat, _ = ravel_pytree(tree)
+    return flat.astype(accumulation_dtype(flat.dtype))
 
 
 def check_sample_scale(sample_scale: SampleScale) -> None:

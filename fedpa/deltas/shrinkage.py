@@ -57,9 +57,9 @@ class Shrinkage(NamedTuple):
     """moments → w ∈ (0, 1]."""
 
 
-def fixed(rho: float, target: str = "identity") -> Shrinkage:
+def fixed(rho: Any, target: str = "identity") -> Shrinkage:
     """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
-    if not (np.isfinite(rho) and rho >= 0):
+    if not isinstance(rho, int | float | np.number) or not 0 <= rho < float("inf"):
         raise refuse("rho", rho, "must be a finite number ≥ 0")
     return Shrinkage(
         "fixed", float(rho), _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * rho)
@@ -90,7 +90,7 @@ def rblw(target: str = "identity") -> Shrinkage:
     return Shrinkage("rblw", float("nan"), _target(target), mixing_weight)
 
 
-def shrinkage(rule: str | float, target: str = "identity") -> Shrinkage:
+def shrinkage(rule: Any, target: str = "identity") -> Shrinkage:
     """By name (`oas`, `rblw`), or a number: fixed ρ."""
     if isinstance(rule, str):
         if rule not in ("oas", "rblw"):

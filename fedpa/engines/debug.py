@@ -19,3 +19,6 @@ def debug() -> Engine:
             return run_cohort(program(client, aggregation), message, cohort)
 
     return run
+
+
+ENGINE = debug

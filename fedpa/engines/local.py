@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, RoundResult, collect
@@ -28,8 +29,10 @@ def capacity(n: int) -> int:
 class Program(NamedTuple):
     """A client update made ready to run."""
 
-    empty: Callable[..., Any]
-    """(message, data, state, key) → an empty sum of this client's results."""
+    shapes: Callable[..., Any]
+    """(message, data, state, key) → the shapes of the client's result."""
+    empty: Callable[[Any], Any]
+    """Those shapes → an empty sum."""
     step: Callable[..., Any]
     """(sum, message, data, state, key) → (sum, client state, info, accepted)."""
     value: Callable[[Any], Aggregate]
@@ -39,16 +42,24 @@ class Program(NamedTuple):
 def program(client: ClientUpdate, aggregation: Aggregation) -> Program:
     """One client's update and its addition to the running sum, as one function."""
 
-    def empty(*inputs: Any) -> Any:
-        out = jax.eval_shape(client, *inputs)
-        return aggregation.init(out.result, out.weight)
-
-    def step(total: Any, *inputs: Any) -> tuple[Any, Any, Any, Any]:
-        out = client(*inputs)
+    def step(total: Any, message: Any, data: Any, state: Any, key: Any) -> tuple[Any, ...]:
+        out = client(message, data, state, key)
         total, accepted = aggregation.add(total, out.result, out.weight)
-        return total, out.state, out.info, accepted
+        # A rejected client's new state is no better than its result: it keeps the old one.
+        kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), out.state, state)
+        return total, kept, out.info, accepted
 
-    return Program(empty, step, aggregation.value)
+    known: list[Any] = []
+
+    def shapes(*inputs: Any) -> Any:
+        # The same for all clients, whatever their size: worked out once.
+        if not known:
+            known.append(jax.eval_shape(client, *inputs))
+        return known[0]
+
+    return Program(
+        shapes, lambda out: aggregation.init(out.result, out.weight), step, aggregation.value
+    )
 
 
 def local() -> Engine:
@@ -61,10 +72,8 @@ def local() -> Engine:
         key = (client, aggregation)
         if key not in programs:
             plain = program(client, aggregation)
-            programs[key] = Program(
-                jax.jit(plain.empty),
-                jax.jit(plain.step, donate_argnums=0),
-                jax.jit(plain.value),
+            programs[key] = plain._replace(
+                step=jax.jit(plain.step, donate_argnums=0), value=jax.jit(plain.value)
             )
         return run_cohort(programs[key], message, cohort)
 
@@ -80,7 +89,7 @@ def run_cohort(p: Program, message: Message, cohort: Cohort) -> RoundResult:
         arrays = cohort.load(name)
         n = num_rows(arrays)
         inputs = (message, client_data(arrays, capacity(n)), cohort.states[name], key)
-        total = p.empty(*inputs) if total is None else total
+        total = p.empty(p.shapes(*inputs)) if total is None else total
         total, states[name], info, ok = p.step(total, *inputs)
         infos.append(info)
         accepted.append(ok)
@@ -88,3 +97,6 @@ def run_cohort(p: Program, message: Message, cohort: Cohort) -> RoundResult:
     # One transfer at the end: until here the host runs ahead of the device.
     infos, accepted = jax.device_get((infos, accepted))
     return collect(p.value(total), infos, accepted, examples, states)
+
+
+ENGINE = local

@@ -1,5 +1,6 @@
 """What a client's posterior is (section 3, eq. 1–3, Props. 1 and 2)."""
 
+from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.global_posterior import global_posterior
 from fedpa.objectives.laplace import laplace
@@ -16,7 +17,9 @@ __all__ = [
     "client_loss",
     "global_posterior",
     "laplace",
+    "least_squares",
     "log_posterior",
     "make_regression",
     "per_example",
+    "quadratic",
 ]

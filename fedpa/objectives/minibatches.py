@@ -11,10 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedpa.errors import refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.types import Count, Examples, Key
 
 Order = Literal["shuffle", "replacement"]
+
+
+def check_order(order: str) -> None:
+    if order not in ("shuffle", "replacement"):
+        raise refuse("order", order, "must be 'shuffle' or 'replacement'")
 
 
 class Minibatch(NamedTuple):

@@ -61,7 +61,7 @@ def log_posterior(
 def _penalty(objective: Objective, theta: Params, like: Scalar) -> Scalar:
     if objective.regularizer is None:
         return jnp.zeros_like(like)
-    return objective.regularizer(theta).astype(like.dtype)
+    return jnp.asarray(objective.regularizer(theta)).astype(like.dtype)
 
 
 def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
@@ -89,6 +89,11 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
         )
         value = jax.eval_shape(objective.loss, theta, batch, key)
         if getattr(value, "shape", None) == (size,):
+            if not jnp.issubdtype(value.dtype, jnp.floating):
+                raise FedpaError(
+                    f"loss returns {value.dtype} numbers: they must be floating-point to have a "
+                    "gradient"
+                )
             continue
         shape = getattr(value, "shape", type(value).__name__)
         hint = " (wrap a loss of the whole batch in fedpa.per_example)" if shape == () else ""

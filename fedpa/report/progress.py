@@ -44,7 +44,7 @@ def _metrics(record: dict[str, Any]) -> str:
     shown = [record["phase"]]
     for key, value in record.items():
         if key.startswith("eval/"):
-            shown.append(f"{key.removeprefix('eval/')} {value:.3f}")
+            shown.append(f"{key.removeprefix('eval/')} {value:.4g}")
     if record["train/rejected"]:
         shown.append(f"rejected {record['train/rejected']}")
     return "  ".join(shown)

@@ -48,10 +48,11 @@ def rows(histories: Histories, metric: str, targets: Sequence[float], last: int)
 def printed(table: Sequence[Row], title: str, metric: str, last: int) -> Table:
     view = Table(title=title, title_justify="left")
     view.add_column("method")
-    view.add_column(f"{metric}, mean of last {last} rounds", justify="right")
+    spread = " ± std over seeds" if table[0].spread is not None else ""
+    view.add_column(f"{metric}, mean of last {last} rounds{spread}", justify="right")
     for target in table[0].rounds_to:
         view.add_column(f"rounds to {target:g}", justify="right")
-    view.add_column("seconds", justify="right")
+    view.add_column("seconds, compiling included", justify="right")
     for row in table:
         value = f"{row.final:.4f}" + (f" ± {row.spread:.4f}" if row.spread is not None else "")
         reached = [_reached(numbers) for numbers in row.rounds_to.values()]
@@ -69,20 +70,23 @@ def _reached(numbers: Sequence[int | None]) -> str:
     return f"{np.mean(got):.0f}"
 
 
+def _cells(numbers: Sequence[int | None]) -> tuple[str, str]:
+    """The mean, empty unless every seed got there, and all of them."""
+    mean = "" if None in numbers else f"{np.mean([n for n in numbers if n is not None]):g}"
+    return mean, ";".join("–" if n is None else str(n) for n in numbers)
+
+
 def as_csv(table: Sequence[Row], metric: str) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     targets = list(table[0].rounds_to)
     writer.writerow(
         ["method", "seeds", metric, f"{metric}_std"]
-        + [f"rounds_to_{target:g}" for target in targets]
+        + [f"rounds_to_{target:g}{end}" for target in targets for end in ("", "_by_seed")]
         + ["seconds"]
     )
     for row in table:
-        reached = [
-            ";".join("" if n is None else str(n) for n in row.rounds_to[target])
-            for target in targets
-        ]
+        reached = [cell for target in targets for cell in _cells(row.rounds_to[target])]
         spread = "" if row.spread is None else f"{row.spread:.6f}"
         writer.writerow(
             [row.method, row.seeds, f"{row.final:.6f}", spread, *reached, f"{row.seconds:.2f}"]

@@ -28,13 +28,14 @@ from fedpa.errors import refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import (
     Minibatch,
-    Order,
     batch_in_order,
     batch_with_replacement,
+    check_order,
     epoch_order,
     steps_per_epoch,
 )
 from fedpa.objectives.objective import Objective, minibatch_loss
+from fedpa.precision import narrowed, widened
 from fedpa.samplers.sampler import Sampler
 from fedpa.types import Count, Key, Params, Scalar
 
@@ -93,7 +94,7 @@ def iasg(
     *,
     batch_size: int,
     window: Epochs | Steps = Epochs(),
-    order: Order = "shuffle",
+    order: str = "shuffle",
     average: bool = True,
 ) -> Sampler:
     """Build the sampler.
@@ -107,6 +108,7 @@ def iasg(
     if batch_size < 1:
         raise refuse("batch_size", batch_size, "must be at least 1")
     _check(window)
+    check_order(order)
 
     def sgd_step(state: IASGState, batch: Minibatch) -> tuple[IASGState, Scalar]:
         key = jax.random.fold_in(jax.random.fold_in(state.key, 1), state.steps)
@@ -133,7 +135,7 @@ def iasg(
         steps = mean.steps + 1
         if average:
             averaged = jax.tree.map(
-                lambda m, x: m + (x - m) / steps.astype(x.dtype), mean.theta, theta
+                lambda m, x: m + (x.astype(m.dtype) - m) / steps.astype(m.dtype), mean.theta, theta
             )
         else:
             averaged = mean.theta
@@ -189,7 +191,7 @@ def iasg(
             state, mean = run_steps(state, data, window.per_sample)
         else:
             state, mean = run_epoch(state, data)
-        theta_s = mean.theta if average else state.theta
+        theta_s = narrowed(mean.theta, state.theta) if average else state.theta
         return state, theta_s, IASGInfo(mean.loss, mean.steps)
 
     return Sampler(init, sample, lambda state: state.theta)
@@ -197,7 +199,7 @@ def iasg(
 
 def _start(theta: Params) -> _Average:
     # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
-    return _Average(theta, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+    return _Average(widened(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def _check(window: Epochs | Steps) -> None:

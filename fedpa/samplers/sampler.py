@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedpa.errors import refuse
-from fedpa.objectives.client_data import ClientData
+from fedpa.errors import check_integer
+from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.types import Key, Params
 
 State = Any
@@ -30,10 +30,14 @@ class Sampler(NamedTuple):
     """state → the chain's current iterate θ_k, which FedAvg would send."""
 
 
-def draw(sampler: Sampler, theta0: Params, data: ClientData, key: Key, num: int) -> tuple[Any, Any]:
-    """`num` samples of a client's posterior, stacked on axis 0, and their stacked infos."""
-    if num < 1:
-        raise refuse("num", num, "must be at least 1 sample")
+def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:
+    """`num` samples of a client's posterior, stacked on axis 0, and their stacked infos.
+
+    `data` is a client's examples: a pytree of arrays, or `ClientData`. θ₀ is a pytree of arrays (of
+    a model with other leaves, `equinox.partition(model, equinox.is_inexact_array)[0]`).
+    """
+    check_integer("num", num, 1)
+    data = data if isinstance(data, ClientData) else client_data(data)
 
     def step(state: State, _: None) -> tuple[State, tuple[Params, Info]]:
         state, theta_s, info = sampler.sample(state, data)

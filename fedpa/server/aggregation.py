@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from fedpa.precision import accumulation_dtype
+
 Result = Any
 """What a client sends: a pytree of arrays of the algorithm's own choosing."""
 
@@ -41,7 +43,9 @@ def weighted_mean() -> Aggregation:
     """Σ q_i Δ_i / Σ q_i; 0 where no client had a positive weight."""
 
     def init(result: Result, weight: Weight) -> Aggregate:
-        zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
+        def zeros(tree: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), tree)
+
         return Aggregate(zeros(result), zeros(weight))
 
     def add(total: Aggregate, result: Result, weight: Weight) -> tuple[Aggregate, Bool[Array, ""]]:
@@ -51,7 +55,10 @@ def weighted_mean() -> Aggregation:
         def add_subtree(q: Array, sums: Result, values: Result) -> Result:
             # Not q·0: zero times a non-finite value is not zero.
             return jax.tree.map(
-                lambda s, x: s + jnp.where(accepted, q.astype(x.dtype) * x, 0).astype(x.dtype),
+                lambda s, x: (
+                    s
+                    + jnp.where(accepted, q.astype(s.dtype) * x.astype(s.dtype), 0).astype(s.dtype)
+                ),
                 sums,
                 values,
             )
@@ -74,6 +81,7 @@ def weighted_mean() -> Aggregation:
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether every number in the tree is finite."""
-    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    """Whether every floating-point number in the tree is finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in leaves]
     return jnp.all(jnp.stack(flags)) if flags else jnp.asarray(True)

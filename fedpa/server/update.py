@@ -1,5 +1,6 @@
 """ServerUpdate, Algorithm 1 line 9: θ ← ServerOpt(θ, Δ), with Δ taken as a gradient."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,9 +8,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
+from fedpa.errors import check_type
+from fedpa.precision import narrowed
 from fedpa.server.aggregation import all_finite
 from fedpa.server.averaging import Averaging, none
-from fedpa.server.weighting import Weighting
+from fedpa.server.schedules import constant
+from fedpa.server.weighting import check_weighting
 from fedpa.types import Params, Scalar
 
 
@@ -18,8 +22,12 @@ class Server(NamedTuple):
 
     optimizer: optax.GradientTransformation
     """`fedpa.server.sgd`, `adam`, `adagrad`, `yogi`, or any optax transformation."""
-    weighting: Weighting = "examples"
+    weighting: str = "examples"
+    """Client weights q_i: `examples` or `uniform`."""
     averaging: Averaging = none()
+    schedule: Callable[[Any], Any] = constant(1.0)
+    """Multiplies the learning rate, by round. (An optax schedule in the optimizer counts its own
+    steps instead, and does not see rounds that were skipped.)"""
 
 
 class ServerState(NamedTuple):
@@ -31,6 +39,14 @@ class ServerState(NamedTuple):
 class ServerInfo(NamedTuple):
     skipped: Bool[Array, ""]
     """The aggregate was not finite, or of no client, and the state stayed as it was."""
+
+
+def check_server(server: Any) -> None:
+    """Refuse what is no `Server`, and settings it does not have."""
+    check_type("server", server, Server, "fedpa.Server(fedpa.server.sgd(1.0))")
+    check_type("optimizer", server.optimizer, optax.GradientTransformation, "fedpa.server.sgd(1.0)")
+    check_type("averaging", server.averaging, Averaging, "fedpa.server.averaging.polyak()")
+    check_weighting(server.weighting)
 
 
 def init(server: Server, theta: Params) -> ServerState:
@@ -45,12 +61,14 @@ def update(
     A Δ that is not finite, that leads to a θ that is not, or that no client took part in
     (Σ q_i = `weight` = 0) leaves the state as it was.
     """
+    delta = narrowed(delta, state.theta)
     updates, opt_state = server.optimizer.update(delta, state.optimizer, state.theta)
     theta = jax.tree.map(
         lambda x, u: x + (jnp.asarray(rate, u.dtype) * u).astype(x.dtype), state.theta, updates
     )
     new = ServerState(theta, opt_state, server.averaging.update(state.average, theta))
-    ok = all_finite((delta, theta)) & (weight > 0)
+    # A huge Δ may be finite and its square in the optimizer's state not: that would never heal.
+    ok = all_finite((delta, theta, opt_state)) & (weight > 0)
     kept = jax.tree.map(lambda fresh, old: jnp.where(ok, fresh, old), new, state)
     return kept, ServerInfo(~ok)
 

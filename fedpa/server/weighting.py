@@ -10,10 +10,13 @@ from fedpa.types import Count, Scalar
 Weighting = Literal["examples", "uniform"]
 
 
-def client_weight(weighting: Weighting, n: Count) -> Scalar:
+def client_weight(weighting: str, n: Count) -> Scalar:
     """q_i = n_i or 1; 0 for an empty client either way."""
     if weighting == "examples":
         return n.astype(jnp.float32)
-    if weighting == "uniform":
-        return (n > 0).astype(jnp.float32)
-    raise refuse("weighting", weighting, "must be 'examples' or 'uniform'")
+    return (n > 0).astype(jnp.float32)
+
+
+def check_weighting(weighting: str) -> None:
+    if weighting not in ("examples", "uniform"):
+        raise refuse("weighting", weighting, "must be 'examples' or 'uniform'")

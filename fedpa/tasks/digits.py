@@ -12,8 +12,6 @@ import equinox as eqx
 import jax
 import numpy as np
 import optax
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import from_mapping
@@ -43,6 +41,10 @@ def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
 
 @functools.cache
 def load() -> Problem:
+    # Imported here: listing the tasks should not load scikit-learn.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     pixels, labels = load_digits(return_X_y=True)
     x, y = (pixels / 16).astype(np.float32), labels.astype(np.int32)
     x_train, x_test, y_train, y_test = train_test_split(

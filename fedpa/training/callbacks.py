@@ -24,7 +24,7 @@ class Event(NamedTuple):
 class Stop(NamedTuple):
     """Returned by a callback to end the run after this round."""
 
-    reason: str
+    reason: str = "stopped by a callback"
 
 
 Callback = Callable[[Event], Mapping[str, Any] | Stop | None]

@@ -26,7 +26,7 @@ def select(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
 
 def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
     """One key for each client of the round."""
-    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
+    digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in ids]
     hashes = np.frombuffer(b"".join(digests), dtype="<u4").reshape(-1, 2)
     return _client_keys(jax.random.key(seed), jnp.asarray(t), jnp.asarray(hashes))
 

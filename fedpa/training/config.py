@@ -13,19 +13,31 @@ import tyro
 
 from fedpa.algorithms.hyperparameters import Hyperparameters, resolved
 from fedpa.algorithms.method import methods
+from fedpa.engines import engines
 from fedpa.errors import FedpaError, refuse
-from fedpa.tasks.task import task_named
+from fedpa.tasks.task import task_named, tasks
 from fedpa.training.loop import check_counts
+
+
+def _listed(what: str, summaries: dict[str, str]) -> str:
+    """The choices, for the help of a command."""
+    return f"{what}: " + "; ".join(f"{name} ({text})" for name, text in summaries.items()) + "."
+
+
+_TASKS = {name: task.summary for name, task in tasks().items()}
+_METHODS = {name: method.summary for name, method in methods().items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run's numbers."""
 
-    task: Annotated[str, tyro.conf.Positional] = "digits"
-    """The task to train on."""
-    method: str = "fedpa"
-    """The algorithm."""
+    task: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[TASK]", help=_listed("Task", _TASKS))
+    ] = "digits"
+    method: Annotated[str, tyro.conf.arg(metavar="METHOD", help=_listed("Algorithm", _METHODS))] = (
+        "fedpa"
+    )
     rounds: int = 100
     """Communication rounds."""
     clients_per_round: int = 20
@@ -34,8 +46,8 @@ class RunConfig:
     """One seed, one result, bit for bit."""
     eval_every: int = 1
     """Evaluate every so many rounds, and after the last."""
-    engine: Literal["local", "debug"] = "local"
-    """Where clients run."""
+    engine: str = "local"
+    """Where clients run: local (compiled) or debug (eager)."""
     hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = dataclasses.field(
         default_factory=Hyperparameters
     )
@@ -60,7 +72,12 @@ def resolve(config: RunConfig) -> RunConfig:
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
-    return dataclasses.replace(config, hyperparameters=resolved(config.hyperparameters))
+    if config.engine not in engines():
+        raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
+    method = methods()[config.method]
+    hyperparameters = resolved(method.adjust(config.hyperparameters))
+    method.build(hyperparameters)  # refuses what the method can't do; nothing is compiled
+    return dataclasses.replace(config, hyperparameters=hyperparameters)
 
 
 def write_toml(config: RunConfig) -> str:
@@ -86,7 +103,13 @@ def read_toml(path: Path) -> RunConfig:
         if not isinstance(values.get(name, ""), str):
             raise refuse(f"{path}: {name}", values[name], "must be of type str")
     base = default_config(values.get("task", "digits"), values.get("method", "fedpa"))
-    return _replace(base, values, str(path))
+    config = _replace(base, values, str(path))
+    # A resolved file states the number of samples even where it only follows from the epochs. Then
+    # it must not hold against other epochs given on top of the file.
+    h = config.hyperparameters
+    if h.steps_per_sample is None and h.samples == h.epochs - (h.burn_in_epochs or 0):
+        config = dataclasses.replace(config, hyperparameters=dataclasses.replace(h, samples=None))
+    return config
 
 
 def _replace(base: Any, values: dict[str, Any], where: str) -> Any:

@@ -45,7 +45,7 @@ def estimate(config: RunConfig) -> Estimate:
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):
         client = algorithm.clients[phase]
         plain = program(client, algorithm.aggregation)
-        total = plain.empty(*inputs)
+        total = plain.empty(plain.shapes(*inputs))
         compiled: Any = jax.jit(plain.step).lower(total, *inputs).compile()
         per_client = _seconds(lambda: jax.block_until_ready(compiled(total, *inputs)))
         seconds[phase] = clients * per_client + evaluation

@@ -1,6 +1,7 @@
 """`fedpa.fit`: a model and data of one's own, trained by any algorithm."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -8,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm
 from fedpa.data.federated import FederatedData, from_mapping
-from fedpa.engines.engine import Engine
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.training.callbacks import Callback
 from fedpa.training.evaluation import Evaluate, evaluation
@@ -22,18 +22,18 @@ from fedpa.types import Examples, Key, Loss, Params, Regularizer
 def fit(
     loss: Loss,
     params: Any,
-    clients: Mapping[Any, Any] | FederatedData,
-    method: Method,
+    clients: Any,
+    method: Any,
     *,
-    rounds: int,
-    clients_per_round: int,
-    seed: int = 0,
+    rounds: Any,
+    clients_per_round: Any,
+    seed: Any = 0,
     regularizer: Regularizer | None = None,
     reduction: Reduction = "mean",
     evaluate: Evaluate | None = None,
-    eval_every: int = 1,
+    eval_every: Any = 1,
     callbacks: Sequence[Callback] = (),
-    engine: Engine | None = None,
+    engine: Any = None,
 ) -> Fit:
     """Train `params` on the clients' data.
 
@@ -49,10 +49,17 @@ def fit(
     """
     check_counts(rounds, clients_per_round, seed)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
+    if not data.ids:
+        raise FedpaError("clients has no clients: at least one is needed")
     problem, theta, assemble = bind(loss, params, regularizer, reduction)
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
     check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
-    algorithm = method(problem)
+    algorithm = method(problem) if callable(method) else None
+    if not isinstance(algorithm, Algorithm):
+        raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
+    if engine is not None and not callable(engine):
+        raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
+    _warn_of_no_sampling(algorithm, rounds)
     measured = [evaluation(evaluate, eval_every)] if evaluate is not None else []
     return train(
         algorithm,
@@ -71,7 +78,7 @@ def bind(
     loss: Loss, params: Any, regularizer: Regularizer | None, reduction: Reduction
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
-    params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
+    params = jax.tree.map(lambda x: jnp.asarray(x) if _is_numeric(x) else x, params)
     theta, rest = eqx.partition(params, eqx.is_inexact_array)
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     if not leaves:
@@ -89,3 +96,16 @@ def bind(
 
     penalty = None if regularizer is None else (lambda theta: regularizer(assemble(theta)))
     return Objective(bound_loss, penalty, reduction), theta, assemble
+
+
+def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
+    if SAMPLING in algorithm.clients and algorithm.phase(rounds - 1) == BURN_IN:
+        warnings.warn(
+            f"all {rounds} rounds are burn-in: nothing is sampled, and this is FedAvg; "
+            "lower burn_in_rounds or raise rounds",
+            stacklevel=3,
+        )
+
+
+def _is_numeric(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.number)

@@ -5,7 +5,7 @@ cohort → broadcast → clients (engine) → aggregate → server update → ca
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from fedpa.algorithms.algorithm import Algorithm
 from fedpa.data.federated import FederatedData
 from fedpa.engines import local
 from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.errors import refuse
+from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.training.callbacks import Callback, Event, Stop
 from fedpa.training.cohort import client_keys, select
 from fedpa.types import Params
@@ -30,6 +30,8 @@ class Fit(NamedTuple):
     """One record per round, as in `metrics.jsonl`."""
     state: Any
     """The algorithm's server state."""
+    stopped: str | None = None
+    """Why a callback ended the run early."""
 
 
 def train(
@@ -37,15 +39,17 @@ def train(
     theta: Params,
     data: FederatedData,
     *,
-    rounds: int,
-    clients_per_round: int,
-    seed: int = 0,
+    rounds: Any,
+    clients_per_round: Any,
+    seed: Any = 0,
     engine: Engine | None = None,
     callbacks: Sequence[Callback] = (),
     assemble: Callable[[Params], Any] = lambda theta: theta,
 ) -> Fit:
     """Run `algorithm` from θ. `assemble` turns θ into what callbacks and the caller are given."""
     check_counts(rounds, clients_per_round, seed)
+    if not data.ids:
+        raise FedpaError("data has no clients: at least one is needed")
     if clients_per_round > len(data.ids):
         warnings.warn(
             f"clients_per_round = {clients_per_round} exceeds the {len(data.ids)} clients there "
@@ -79,17 +83,17 @@ def train(
         record["seconds"] = time.perf_counter() - started
         history.append(record)
         event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
-        stops = [_call(callback, event) for callback in callbacks]
-        if any(stops):
-            break
-    return Fit(assemble(algorithm.parameters(state)), history, state)
+        stops = [stop for callback in callbacks if (stop := _call(callback, event))]
+        if stops:
+            return Fit(event.params, history, state, stops[0].reason)
+    return Fit(event.params, history, state)
 
 
-def check_counts(rounds: int, clients_per_round: int, seed: int) -> None:
-    for name, value in [("rounds", rounds), ("clients_per_round", clients_per_round)]:
-        if value < 1:
-            raise refuse(name, value, "must be at least 1")
-    if not 0 <= seed < 2**32:
+def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
+    check_integer("rounds", rounds, 1)
+    check_integer("clients_per_round", clients_per_round, 1)
+    check_integer("seed", seed, 0)
+    if seed >= 2**32:
         raise refuse("seed", seed, "must be between 0 and 2³² − 1")
 
 
@@ -97,6 +101,8 @@ def _call(callback: Callback, event: Event) -> Stop | None:
     answer = callback(event)
     if isinstance(answer, Stop):
         return answer
+    if not isinstance(answer, Mapping | None):
+        raise refuse("callback's answer", answer, "must be metrics by name, fedpa.Stop(…) or None")
     event.record.update(answer or {})
     return None
 

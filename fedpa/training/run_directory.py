@@ -16,39 +16,70 @@ import numpy as np
 from fedpa.errors import FedpaError
 from fedpa.tasks.task import task_named
 from fedpa.training.callbacks import Callback, Event
-from fedpa.training.config import RunConfig, read_toml, write_toml
+from fedpa.training.config import RunConfig, read_toml, resolve, write_toml
 
 CONFIG, METRICS, PARAMS = "config.toml", "metrics.jsonl", "params.npz"
+TABLE, CURVES = "table.csv", "curves.png"
 
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
-    """A path `runs/<time>-<name>` that does not exist yet."""
+    """Make a directory `runs/<time>-<name>` that nobody else has."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-    candidates = [root / stem, *(root / f"{stem}-{k}" for k in range(2, 1000))]
-    return next(path for path in candidates if not path.exists())
+    for suffix in ["", *(f"-{k}" for k in range(2, 1000))]:
+        with contextlib.suppress(FileExistsError), _writing(root / (stem + suffix)):
+            root.mkdir(parents=True, exist_ok=True)
+            (root / (stem + suffix)).mkdir()
+            return root / (stem + suffix)
+    raise FedpaError(f"{str(root)!r} has no free name for {stem}: remove some runs")
 
 
-def check_free(out: Path, overwrite: bool, mark: str = CONFIG) -> None:
-    """Refuse a path that can't become an output directory. `mark` is the file that shows a run."""
-    if out.exists() and not out.is_dir():
-        raise FedpaError(f"out = {str(out)!r}: is a file: give a directory")
-    if (out / mark).exists() and not overwrite:
+def check_free(out: Path, overwrite: bool) -> None:
+    """Refuse a path that can't become an output directory."""
+    parent = next(path for path in [out, *out.absolute().parents] if path.exists())
+    if not parent.is_dir():
+        raise FedpaError(f"out = {str(out)!r}: {str(parent)!r} is a file: give a directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise FedpaError(f"out = {str(out)!r}: can't be written: choose another directory")
+    if not overwrite and _contents(out):
         raise FedpaError(
             f"out = {str(out)!r}: already holds a run: choose another directory or give --overwrite"
         )
-    parent = next(path for path in [out, *out.absolute().parents] if path.exists())
-    if not os.access(parent, os.W_OK):
-        raise FedpaError(f"out = {str(out)!r}: can't be written: choose another directory")
+
+
+def clear(out: Path) -> None:
+    """Remove what earlier runs and comparisons wrote to `out`, and nothing else."""
+    with _writing(out):
+        ours = _contents(out)
+        for path in ours:
+            path.unlink()
+        for child in {path.parent for path in ours} - {out}:
+            if not any(child.iterdir()):
+                child.rmdir()
+
+
+def _contents(out: Path) -> list[Path]:
+    """The files of ours in `out`: a run's, or a comparison's with those of its runs."""
+    own = [out / name for name in (CONFIG, METRICS, PARAMS, TABLE, CURVES)]
+    runs = [config.parent for config in sorted(out.glob(f"*/{CONFIG}"))]
+    children = [run / name for run in runs for name in (CONFIG, METRICS, PARAMS)]
+    return [path for path in [*own, *children] if path.is_file()]
 
 
 def create(out: Path, config: RunConfig, overwrite: bool = False) -> None:
     """Make the directory and write `config.toml`. An earlier run's files are removed first."""
     check_free(out, overwrite)
-    for name in (CONFIG, METRICS, PARAMS):
-        (out / name).unlink(missing_ok=True)
-    try:
+    clear(out)
+    with _writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / CONFIG, write_toml(config).encode())
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
     except OSError as error:
         raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
 
@@ -75,6 +106,7 @@ def metrics_file(out: Path) -> Iterator[Callback]:
 
 def _json_value(value: Any) -> Any:
     """JSON has no NaN or infinity: null says that there is no number."""
+    value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -104,7 +136,7 @@ def load(directory: str | Path) -> Run:
     for name in (CONFIG, METRICS, PARAMS):
         if not (out / name).is_file():
             raise FedpaError(f"{str(out)!r} holds no finished run: {name} is missing")
-    config = read_toml(out / CONFIG)
+    config = resolve(read_toml(out / CONFIG))
     skeleton = task_named(config.task).load().init(jax.random.key(config.seed))
     with np.load(out / PARAMS) as stored:
         if set(stored.files) != set(_arrays(skeleton)):

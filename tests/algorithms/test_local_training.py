@@ -8,6 +8,7 @@ from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.algorithms import Hyperparameters, methods
 from fedpa.algorithms.hyperparameters import resolved
 from fedpa.algorithms.local_training import local_work
+from fedpa.algorithms.method import labelled
 from fedpa.samplers import Epochs, Steps
 
 BASE = LocalTraining(optax.sgd(0.1), batch_size=5, epochs=5)
@@ -37,7 +38,11 @@ def test_what_makes_a_sample(changes, window, samples):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"samples": 0}, "samples = 0: must be at least 1"),
+        ({"samples": 0}, "samples = 0: must be a whole number, at least 1"),
+        ({"epochs": 1.5}, "epochs = 1.5: must be a whole number"),
+        ({"batch_size": 5.0}, "batch_size = 5.0: must be a whole number"),
+        ({"order": "shuffled"}, "order = 'shuffled': must be 'shuffle' or 'replacement'"),
+        ({"optimizer": 0.1}, "optimizer = 0.1: must be a GradientTransformation"),
         ({"samples": 6}, "samples = 6: one sample per epoch gives at most 5"),
         ({"samples": 5, "burn_in_epochs": 1}, "set one of them"),
         ({"burn_in_epochs": 5}, "burn_in_epochs = 5"),
@@ -64,6 +69,7 @@ def test_contradictions_are_refused(changes, words):
         ({"client_learning_rate": 0.0}, "client_learning_rate = 0.0"),
         ({"server_learning_rate": float("inf")}, "server_learning_rate = inf"),
         ({"server_momentum": 1.0}, "server_momentum = 1.0"),
+        ({"server_optimizer": "adam", "server_momentum": 0.9}, "applies to server_optimizer sgd"),
         ({"burn_in_rounds": -1}, "burn_in_rounds = -1"),
         ({"client_schedule": "cosine"}, "client_schedule = 'cosine'"),
         ({"server_schedule": "cosine"}, "server_schedule = 'cosine'"),
@@ -92,7 +98,25 @@ def test_methods_are_found_and_build():
             method.build(Hyperparameters(server_optimizer=optimizer))
 
 
-@pytest.mark.parametrize("rho", [-0.1, float("nan")])
+def test_fedavg_1_says_what_it_runs():
+    h = methods()["fedavg-1"].adjust(Hyperparameters(epochs=5, samples=2))
+    assert resolved(h).epochs == 1
+    assert resolved(h).samples == 1
+
+
+def test_the_control_of_a_data_driven_rho_is_refused():
+    """Its step length is that of a fixed ρ: beside OAS it would control for something else."""
+    with pytest.raises(FedpaError, match="mean-scaled takes the step of a fixed ρ"):
+        methods()["mean-scaled"].build(Hyperparameters(shrinkage="oas"))
+
+
+def test_labels():
+    assert labelled("fedpa", Hyperparameters(epochs=7)) == "FedPA[7]"
+    by_steps = Hyperparameters(samples=3, steps_per_sample=10)
+    assert labelled("fedpa", by_steps) == "FedPA[3×10 steps]"
+
+
+@pytest.mark.parametrize("rho", [-0.1, float("nan"), None])
 def test_a_bad_rho_is_refused_before_any_work(rho):
     side = Server(server.sgd(1.0))
     with pytest.raises(FedpaError, match="rho = "):

@@ -14,15 +14,18 @@ import fedpa
 QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
 
 
-def cli(*words, cwd, expect=0):
+def cli(*words, cwd, expect=0, compile_anew=False):
     """Run `python -m fedpa` as a user would, without a terminal."""
+    environment = os.environ | {"COLUMNS": "100"}
+    if compile_anew:
+        del environment["JAX_COMPILATION_CACHE_DIR"]
     done = subprocess.run(
         [sys.executable, "-m", "fedpa", *words],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | {"COLUMNS": "100"},
+        env=environment,
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return done
@@ -51,10 +54,11 @@ def test_version_and_help(tmp_path):
 
 def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(tmp_path):
     """One seed, one result, in two processes; two seeds, two results."""
-    first = cli("run", *QUICK, "--out", "a", cwd=tmp_path)
+    first = cli("run", *QUICK, "--out", "a", cwd=tmp_path, compile_anew=True)
     assert "written to a" in first.stdout
     assert "round 3/3" in first.stdout
-    cli("run", "digits", "--config", "a/config.toml", "--out", "b", cwd=tmp_path)
+    again = ["--config", "a/config.toml", "--out", "b"]
+    cli("run", "digits", *again, cwd=tmp_path, compile_anew=True)
     cli("run", "--config", "a/config.toml", "--seed", "1", "--out", "c", cwd=tmp_path)
 
     def metrics(name):
@@ -93,6 +97,7 @@ def test_compare_writes_runs_table_and_curves(tmp_path):
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     # FedAvg[1] ran one epoch, the others two, on the same settings otherwise.
     assert fedpa.load(out / "fedpa-1").config.hyperparameters.epochs == 2
+    assert fedpa.load(out / "fedavg-1-1").config.hyperparameters.epochs == 1
     assert "already holds" in refused("compare", *QUICK, "--out", "cmp", cwd=tmp_path)
 
 
@@ -113,7 +118,7 @@ def test_dry_run_prints_and_writes_nothing(tmp_path):
         (["run", "--rho", "-1"], "rho = -1.0: must be a finite number ≥ 0"),
         (["run", "--rho", "nan"], "rho = nan"),
         (["run", "--rho", "much"], "--rho"),
-        (["run", "--samples", "0"], "samples = 0: must be at least 1"),
+        (["run", "--samples", "0"], "samples = 0: must be a whole number"),
         (["run", "--samples", "9"], "one sample per epoch gives at most 5"),
         (["run", "--rouns", "3"], "unknown option --rouns: did you mean --rounds?"),
         (["run", "--method", "fedprox"], "unknown method; choose from fedavg-1, fedavg, fedpa"),
@@ -126,6 +131,10 @@ def test_dry_run_prints_and_writes_nothing(tmp_path):
         (["compare", "--methods", "fedpa,fedpa"], "named once"),
         (["compare", "--methods", ","], "name at least one"),
         (["compare", "--seeds", "0"], "seeds = 0"),
+        (["compare", "--seed", "4294967295", "--seeds", "2"], "seed = 4294967296"),
+        (["compare", "--method", "fedpa"], "did you mean --methods?"),
+        (["compare", "--shrinkage", "oas"], "mean-scaled takes the step of a fixed ρ"),
+        (["run", "--engine", "gpu"], "unknown engine; choose from debug, local"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

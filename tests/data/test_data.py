@@ -1,3 +1,4 @@
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,8 +44,13 @@ def test_ids_may_be_numbers():
         ({"a": {"x": np.ones(3)}, "b": {"x": np.ones((3, 2))}}, "client 'b' has arrays"),
         ({"a": {"x": np.ones(3)}, "b": {"z": np.ones(3)}}, "client 'b' has arrays"),
         ({"a": {"x": np.ones(3)}, "b": {"x": np.ones(3, np.int32)}}, "client 'b' has arrays"),
-        ({"a": {"x": np.array(["u", object()], object)}}, "Python objects"),
-        ({"a": {"x": np.float32(1)}}, "client 'a': examples have arrays of shapes"),
+        ([client()], "clients is a list: must be a mapping"),
+        ({"a": {"x": np.array(["u", object()], object)}}, "x is of type object: must be numbers"),
+        ({"a": {"x": np.array(["u", "v"])}}, "must be numbers"),
+        ({"a": {"x": [[1.0, 2.0]] * 500}}, "client 'a': x.0.0 is a float: must be an array"),
+        ({"a": {"x": np.full(3, np.nan, ml_dtypes.bfloat16)}}, "must be a finite number"),
+        ({"c": client(), "bad": {"x": np.ones((3, 2), np.float32)}, "d": client()}, "client 'bad'"),
+        ({"a": {"x": np.array(1.0)}}, "client 'a': examples have arrays of shapes"),
         ({"a": {}}, "no arrays"),
     ],
 )
@@ -52,6 +58,11 @@ def test_bad_clients_are_refused(clients, words):
     with pytest.raises(FedpaError, match=words) as caught:
         from_mapping(clients)
     assert "\n" not in str(caught.value)
+
+
+def test_widths_of_the_same_number_type_are_one():
+    """JAX has float32 for both unless told otherwise."""
+    from_mapping({"a": {"x": np.ones(2)}, "b": {"x": np.ones(2, np.float32)}})
 
 
 @given(seed=st.integers(0, 99), num=st.integers(1, 40), concentration=st.floats(0.01, 100))

@@ -11,7 +11,8 @@ N = jnp.asarray(25, jnp.int32)
 DELTAS = {
     "last-iterate": last_iterate(),
     "mean": mean(),
-    "gram": posterior(8, fixed(0.3)),
+    "auto": posterior(8, fixed(0.3)),
+    "gram": posterior(8, fixed(0.3), form="gram"),
     "recurrence": posterior(8, fixed(0.3), form="recurrence"),
     "gram-scaled-samples": posterior(8, fixed(0.3), sample_scale="sqrt-n"),
     "oas": posterior(8, oas()),

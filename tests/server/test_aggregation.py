@@ -94,6 +94,15 @@ def test_each_subtree_may_have_its_own_weight():
     assert float(value.weight["delta"]) == 30.0
 
 
+def test_sums_are_kept_in_float32():
+    """In float16 the weights of two large clients overflow; in bfloat16 a count stops at 256."""
+    half = jnp.ones(2, jnp.float16)
+    value, _, _ = aggregate([half] * 2, [scalar(40_000)] * 2)
+    np.testing.assert_allclose(value.mean, 1.0)
+    value, _, _ = aggregate([jnp.ones(2, jnp.bfloat16)] * 400, [scalar(1)] * 400)
+    np.testing.assert_allclose(value.mean, 1.0)
+
+
 def test_memory_is_that_of_one_result():
     _, _, total = aggregate([tree([1, 2, 3])] * 50, [scalar(1)] * 50)
     assert sum(leaf.size for leaf in jax.tree.leaves(total)) == 4

@@ -37,6 +37,15 @@ def test_a_step_that_overflows_is_not_taken():
     assert trees_equal(after, state)
 
 
+def test_a_finite_delta_that_would_poison_the_optimizer_is_not_taken():
+    """Its square overflows: with v = ∞ the coordinate would never move again."""
+    side = Server(server.adam(0.1))
+    state = update.init(side, THETA)
+    after, info = update.update(side, state, {"w": jnp.array([1e20, 1.0])}, ONE)
+    assert bool(info.skipped)
+    assert trees_equal(after, state)
+
+
 def test_rate_multiplies_the_step():
     side = Server(server.sgd(0.5))
     state, info = update.update(side, update.init(side, THETA), {"w": jnp.ones(2)}, ONE, 3.0)

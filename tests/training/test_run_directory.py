@@ -72,9 +72,16 @@ def test_load_gives_it_back(finished):
 
 def test_config_comes_back_from_its_file(finished):
     out, _ = finished
-    config = read_toml(out / "config.toml")
+    config = resolve(read_toml(out / "config.toml"))
     assert config == resolve(SMALL)
     assert write_toml(config) == (out / "config.toml").read_text()
+
+
+def test_a_resolved_number_of_samples_does_not_hold_against_other_epochs(finished):
+    """The file says samples = 2 because it says epochs = 2; six epochs on top give six."""
+    config = read_toml(finished[0] / "config.toml")
+    h = dataclasses.replace(config.hyperparameters, epochs=6)
+    assert resolve(dataclasses.replace(config, hyperparameters=h)).hyperparameters.samples == 6
 
 
 def test_a_directory_with_a_run_is_refused_unless_overwritten(finished, tmp_path):
@@ -83,14 +90,30 @@ def test_a_directory_with_a_run_is_refused_unless_overwritten(finished, tmp_path
     with pytest.raises(FedpaError, match="already holds a run"):
         run(SMALL, out)
     assert (out / "metrics.jsonl").read_bytes() == before
-    shorter = dataclasses.replace(SMALL, rounds=1)
+    sampling = dataclasses.replace(SMALL.hyperparameters, burn_in_rounds=0)
+    shorter = dataclasses.replace(SMALL, rounds=1, hyperparameters=sampling)
     again = tmp_path / "again"
     run(shorter, again)
     run(dataclasses.replace(shorter, seed=1), again, overwrite=True)
     assert fedpa.load(again).config.seed == 1
     (tmp_path / "file").write_text("")
-    with pytest.raises(FedpaError, match="is a file"):
-        run(SMALL, tmp_path / "file")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FedpaError, match="is a file"):
+            run(SMALL, out)
+
+
+def test_runs_and_comparisons_do_not_mix(tmp_path):
+    """Either is refused where the other lies; clearing removes ours and nothing else."""
+    comparison = tmp_path / "comparison"
+    run_directory.create(comparison / "fedavg-0", resolve(SMALL))
+    (comparison / "fedavg-0" / "notes.txt").write_text("mine")
+    (comparison / "table.csv").write_text("old")
+    with pytest.raises(FedpaError, match="already holds a run"):
+        run_directory.check_free(comparison, overwrite=False)
+    run_directory.create(comparison / "fedpa-0", resolve(SMALL))
+    run_directory.clear(comparison)
+    left = sorted(str(p.relative_to(comparison)) for p in comparison.rglob("*"))
+    assert left == ["fedavg-0", "fedavg-0/notes.txt"]
 
 
 def test_loading_what_is_no_run_is_refused(finished, tmp_path):
@@ -146,14 +169,18 @@ def test_a_config_file_may_leave_fields_out(tmp_path):
 
 def test_metrics_are_valid_json_even_without_a_number(tmp_path):
     with run_directory.metrics_file(tmp_path) as log:
-        log(fedpa.training.Event(1, 1, None, None, {"round": 1, "eval/loss": float("nan")}))
+        log(
+            fedpa.training.Event(
+                1, 1, None, None, {"round": np.int64(1), "eval/loss": np.float32("nan")}
+            )
+        )
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"round": 1, "eval/loss": None}
 
 
 def test_fresh_directories_do_not_collide(tmp_path):
-    first = run_directory.fresh_directory("digits-fedpa", tmp_path)
-    first.mkdir()
-    assert run_directory.fresh_directory("digits-fedpa", tmp_path) != first
+    names = {run_directory.fresh_directory("digits-fedpa", tmp_path) for _ in range(3)}
+    assert len(names) == 3
+    assert all(path.is_dir() for path in names)
 
 
 def test_the_estimate_is_measured():

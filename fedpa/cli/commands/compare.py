@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import labelled, methods
 from fedpa.cli.arguments import parse, shown
 from fedpa.errors import FedpaError, refuse
 from fedpa.report.curves import draw_curves
@@ -20,7 +20,6 @@ from fedpa.training.config import RunConfig, resolve
 from fedpa.training.run import run
 
 SUMMARY = "run several methods on one task and compare them"
-TABLE, CURVES = "table.csv", "curves.png"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,50 +40,54 @@ class CompareCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
+    if any(word.split("=")[0] == "--method" for word in argv):
+        raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
     command = parse(CompareCommand, argv, "fedpa compare")
     if command.seeds < 1:
         raise refuse("seeds", command.seeds, "must be at least 1")
     task = task_named(command.run.task)
-    names = _names(command.methods, task.compared)
     # Everything is checked before the first run starts.
     configs = {
-        name: resolve(parse(CompareCommand, argv, "fedpa compare", method=name).run)
-        for name in names
-    }
-    out = command.out or run_directory.fresh_directory(f"{command.run.task}-compare")
-    run_directory.check_free(out, command.overwrite, mark=TABLE)
-    directories = {
-        (name, seed): out / f"{name}-{seed}"
-        for name in names
+        (name, seed): resolve(dataclasses.replace(config, seed=seed))
+        for name in _names(command.methods, task.compared)
+        for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
-    for directory in directories.values():
-        run_directory.check_free(directory, command.overwrite)
+    if command.out is not None:
+        run_directory.check_free(command.out, command.overwrite)
+        run_directory.clear(command.out)
+    out = command.out or run_directory.fresh_directory(f"{command.run.task}-compare")
 
+    labels = _labels(configs)
+    width = max(map(len, labels.values())) + (0 if command.seeds == 1 else len(", seed 0"))
     histories: dict[str, list[list[dict[str, object]]]] = {}
-    for (name, seed), directory in directories.items():
-        config = dataclasses.replace(configs[name], seed=seed)
-        label = labelled(name, config.hyperparameters.epochs)
-        shown_label = label if command.seeds == 1 else f"{label}, seed {seed}"
-        with watched(console, f"{shown_label:<16}", config.rounds) as progress:
-            result = run(config, directory, overwrite=command.overwrite, callbacks=[progress])
-        histories.setdefault(label, []).append(result.history)
+    for (name, seed), config in configs.items():
+        shown_label = labels[name] if command.seeds == 1 else f"{labels[name]}, seed {seed}"
+        with watched(console, f"{shown_label:<{width}}", config.rounds) as progress:
+            result = run(config, out / f"{name}-{seed}", callbacks=[progress])
+        histories.setdefault(labels[name], []).append(result.history)
 
     table = rows(histories, task.metric, task.targets, task.last)
-    run_directory.write_atomically(out / TABLE, as_csv(table, task.metric).encode())
-    rounds = configs[names[0]].rounds
+    run_directory.write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
+    rounds = command.run.rounds
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
     title = f"{command.run.task}, {rounds} rounds, {seeds}"
-    draw_curves(histories, task.metric, task.targets, title, out / CURVES)
+    draw_curves(histories, task.metric, task.targets, title, out / run_directory.CURVES)
     console.print(printed(table, title, task.metric, min(task.last, rounds)))
     console.print(
-        f"written to {shown(out)}: {TABLE}, {CURVES}, one directory per run", soft_wrap=True
+        f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
+        "one directory per run",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
     )
 
 
-def labelled(name: str, epochs: int) -> str:
-    """The method's label with its number of epochs: FedPA[5]."""
-    return methods()[name].label.replace("[M]", f"[{epochs}]")
+def _labels(configs: dict[tuple[str, int], RunConfig]) -> dict[str, str]:
+    """method → its label, FedPA[5]; with the method's name where two would read the same."""
+    labels = {name: labelled(name, c.hyperparameters) for (name, _), c in configs.items()}
+    alike = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    return {name: f"{x} ({name})" if x in alike else x for name, x in labels.items()}
 
 
 def _names(text: str | None, default: tuple[str, ...]) -> list[str]:

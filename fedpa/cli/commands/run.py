@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import labelled
 from fedpa.cli.arguments import parse, shown
 from fedpa.report.progress import watched
 from fedpa.report.summary import curve, final
@@ -39,20 +39,21 @@ class RunCommand:
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse(RunCommand, argv, "fedpa run")
     config = resolve(command.run)
-    name = f"{config.task}-{config.method}"
-    out = command.out or run_directory.fresh_directory(name)
-    run_directory.check_free(out, command.overwrite)
+    if command.out is not None:
+        run_directory.check_free(command.out, command.overwrite)
     if command.dry_run:
         _dry_run(config, console)
         return
-    with watched(console, methods()[config.method].label, config.rounds) as progress:
+    out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
+    label = labelled(config.method, config.hyperparameters)
+    with watched(console, label, config.rounds) as progress:
         result = run(config, out, overwrite=command.overwrite, callbacks=[progress])
     task = task_named(config.task)
     value = final(curve(result.history, f"eval/{task.metric}"), task.last)
     console.print(
         f"{task.metric} {value:.4f} (mean of the last {min(task.last, config.rounds)} rounds)"
     )
-    console.print(f"written to {shown(out)}", soft_wrap=True)
+    console.print(f"written to {shown(out)}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _dry_run(config: RunConfig, console: Console) -> None:

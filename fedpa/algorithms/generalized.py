@@ -1,7 +1,7 @@
-"""The frame of FedAvg, FedPA and the controls: broadcast θ, average deltas, step; in two phases.
+"""Algorithm 1, generalized federated optimization: broadcast θ, average deltas, step.
 
-In burn-in rounds clients run the very program FedAvg runs; from round `burn_in_rounds` (counted
-from 0) on they sample.
+The frame of FedAvg, FedPA and the controls. Those that sample do so after burn-in rounds in which
+clients run the very program FedAvg runs; rounds count from 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, ClientUpdate
 from fedpa.algorithms.client_update import Broadcast
-from fedpa.errors import refuse
+from fedpa.errors import check_integer
 from fedpa.server import update as server_update
 from fedpa.server.aggregation import Aggregate, weighted_mean
 from fedpa.server.schedules import constant
-from fedpa.server.update import Server, ServerInfo, ServerState
+from fedpa.server.update import Server, ServerInfo, ServerState, check_server
 
 
 def generalized(
@@ -26,12 +26,15 @@ def generalized(
     server_rate: Callable[[Any], Any] = constant(1.0),
 ) -> Algorithm:
     """Algorithm 1 around the given client updates; the rates multiply learning rates by round."""
+    check_server(server)
 
     def broadcast(state: ServerState, t: Any) -> Broadcast:
         return Broadcast(state.theta, jnp.asarray(client_rate(t), jnp.float32))
 
     def step(state: ServerState, aggregate: Aggregate, t: Any) -> tuple[ServerState, ServerInfo]:
-        return server_update.update(server, state, aggregate.mean, aggregate.weight, server_rate(t))
+        return server_update.update(
+            server, state, aggregate.mean, aggregate.weight, server_rate(t) * server.schedule(t)
+        )
 
     return Algorithm(
         init=lambda theta: server_update.init(server, theta),
@@ -47,6 +50,5 @@ def generalized(
 
 def phase_after(burn_in_rounds: int) -> Callable[[int], str]:
     """round → phase: sampling from round `burn_in_rounds` on."""
-    if burn_in_rounds < 0:
-        raise refuse("burn_in_rounds", burn_in_rounds, "must be at least 0")
+    check_integer("burn_in_rounds", burn_in_rounds, 0)
     return lambda t: SAMPLING if t >= burn_in_rounds else BURN_IN

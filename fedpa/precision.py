@@ -1,0 +1,26 @@
+"""Sums, means and linear algebra are kept in at least float32, whatever the parameters are in.
+
+A bfloat16 counter stops at 256 and a float16 sum of weights overflows at 65,504; only what is sent
+and stored as parameters has their dtype.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def accumulation_dtype(dtype: Any) -> Any:
+    """float32, or the dtype itself if it is wider."""
+    return np.promote_types(dtype, np.float32)
+
+
+def widened(tree: Any) -> Any:
+    """The tree with every array in its accumulation dtype."""
+    return jax.tree.map(lambda x: jnp.asarray(x).astype(accumulation_dtype(x.dtype)), tree)
+
+
+def narrowed(tree: Any, like: Any) -> Any:
+    """The tree with every array in the dtype of its place in `like`."""
+    return jax.tree.map(lambda x, target: x.astype(target.dtype), tree, like)

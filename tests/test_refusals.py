@@ -1,0 +1,80 @@
+# ruff: noqa: E501
+"""Mistakes in Python, as a user makes them: one line that says what is wrong, before work starts.
+
+Run in a process of its own, because the suite's type checker would be faster than our own checks.
+"""
+
+import json
+import subprocess
+import sys
+
+SETUP = """
+import json, jax, jax.numpy as jnp, numpy as np, optax, fedpa
+from fedpa.objectives import least_squares
+local = fedpa.LocalTraining(optax.sgd(0.1), batch_size=5)
+side = fedpa.Server(fedpa.server.sgd(1.0))
+clients = {"a": {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}}
+def fit(method=fedpa.fedavg(local, side), loss=least_squares.loss, clients=clients, params=np.zeros(2), **options):
+    options = {"rounds": 1, "clients_per_round": 1} | options
+    return fedpa.fit(loss, params, clients, method, **options)
+"""
+
+MISTAKES = {
+    "fedpa.fedavg(local, fedpa.server.sgd(1.0))": "must be a Server, for example fedpa.Server(",
+    "fedpa.fedavg(optax.sgd(0.1), side)": "must be a LocalTraining, for example",
+    "fedpa.fedavg(fedpa.LocalTraining(0.1, 5), side)": "optimizer = 0.1",
+    "fedpa.fedpa(local, side._replace(weighting='equal'), rho=0.1)": "weighting = 'equal'",
+    "fedpa.mb_sgd(local, side._replace(averaging='polyak'))": "averaging = 'polyak'",
+    "fedpa.fedavg(local._replace(order='shuffled'), side)": "order = 'shuffled'",
+    "fedpa.fedpa(local, side, rho=0.1, burn_in_rounds=1.5)": "burn_in_rounds = 1.5",
+    "fedpa.fedpa(local, side, rho='lw')": "'oas' or 'rblw'",
+    "fedpa.mean(local, side, rho='oas')": "rho = 'oas': must be a finite number",
+    "fit(method='fedavg')": "method = 'fedavg': must be an algorithm",
+    "fit(method=side)": "must be an algorithm",
+    "fit(engine='debug')": "engine = 'debug': must be an engine",
+    "fit(rounds=2.5)": "rounds = 2.5: must be a whole number",
+    "fit(seed=None)": "seed = None: must be a whole number",
+    "fit(clients=[clients['a']])": "clients is a list: must be a mapping",
+    "fit(clients={'a': {'x': [[1.0, 2.0]], 'y': [1.0]}})": "must be an array",
+    "fit(loss=lambda p, b, k: jnp.mean(b['y']))": "wrap a loss of the whole batch in fedpa.per_example",
+    "fit(loss=lambda p, b, k: (b['y'] > 0).astype(int))": "must be floating-point",
+    "fit(params={'n': 3})": "nothing to train",
+    "fit(evaluate=lambda p: 0.5)": "evaluate's answer = 0.5: must be metrics by name",
+    "fit(callbacks=[lambda e: True])": "callback's answer = True",
+    "fit(eval_every=0, evaluate=lambda p: {})": "eval_every = 0",
+    "fit(regularizer=lambda p: jnp.ones(3))": "regularizer returns shape (3,)",
+    "fedpa.train(fedpa.fedavg(local, side)(None), np.zeros(2), fedpa.data.FederatedData([], len, dict), rounds=1, clients_per_round=1)": "no clients",
+}
+FINE = {
+    "fit(regularizer=lambda p: 0.0)": "",
+    "fit(params={'w': np.zeros(2), 'names': np.array(['u', 'v'])}, loss=lambda p, b, k: b['x'] @ p['w'])": "",
+}
+
+
+def test_mistakes_are_one_line_errors(tmp_path):
+    cases = json.dumps([*MISTAKES, *FINE])
+    code = (
+        SETUP
+        + f"""
+answers = []
+for case in json.loads({cases!r}):
+    try:
+        eval(case)
+        answers.append("")
+    except fedpa.FedpaError as error:
+        answers.append(str(error))
+    except Exception as error:
+        answers.append(f"TRACEBACK {{type(error).__name__}}: {{error}}")
+print(json.dumps(answers))
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    for (case, expected), answer in zip((MISTAKES | FINE).items(), answers, strict=True):
+        assert expected in answer, (case, answer)
+        assert "\n" not in answer, (case, answer)
+        assert len(answer) < 400, (case, answer)
+        assert bool(answer) == (case in MISTAKES), (case, answer)
