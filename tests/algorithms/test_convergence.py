@@ -217,3 +217,40 @@ def test_both_forms_train_alike(form):
     value = run(fedpa.fedpa(local, side, rho=0.3, form=form), 5).params
     auto = run(fedpa.fedpa(local, side, rho=0.3), 5).params
     np.testing.assert_allclose(value, auto, rtol=1e-4)
+
+
+@pytest.mark.long
+def test_figure_1_over_five_seeds():
+    """Distances to the global optimum after 1,000 rounds, against an independent prototype's."""
+    clients = figure_1()
+    mode = global_posterior(
+        [least_squares.posterior(client_data(c)) for c in clients.values()]
+    ).mean
+
+    def measured(method):
+        algorithm, engine, ends = method(OBJECTIVE), fedpa.engines.local(), []
+        for seed in range(5):
+            seen = []
+            fedpa.train(
+                algorithm,
+                jnp.array([-10.0, -10.0]),
+                from_mapping(clients),
+                rounds=1000,
+                clients_per_round=2,
+                seed=seed,
+                engine=engine,
+                callbacks=[lambda e, seen=seen: seen.append(distance(e.params, mode))],
+            )
+            ends.append(final_distance(seen))
+        return np.mean(ends)
+
+    whole, slow = Server(server.sgd(1.0)), Server(server.sgd(0.01))
+    assert measured(fedpa.fedavg(steps(0.01, 10, 1), whole)) == pytest.approx(0.20, rel=0.1)
+    assert measured(fedpa.fedavg(steps(0.01, 100, 1), whole)) == pytest.approx(2.05, rel=0.1)
+    few, many = steps(0.01, 10, 10, burn_in=100), steps(0.01, 10, 100, burn_in=100)
+    assert measured(fedpa.fedpa(few, slow, rho=1.0)) == pytest.approx(1.59, rel=0.1)
+    assert measured(fedpa.fedpa(many, slow, rho=1.0)) == pytest.approx(0.39, rel=0.1)
+    exactly = fedpa.fedpa(
+        many, slow, rho=1.0, sampler=lambda objective, rate: exact(least_squares.posterior)
+    )
+    assert measured(exactly) < 0.1

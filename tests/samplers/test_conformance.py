@@ -74,6 +74,13 @@ def test_draws_from_its_gaussian(entry):
     check_gaussian(sampler, TARGET.data, TARGET.posterior.mean, covariance, num=num)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_draws_from_its_gaussian_at_other_seeds(entry, seed):
+    sampler, covariance, num = entry
+    check_gaussian(sampler, TARGET.data, TARGET.posterior.mean, covariance, num=num, seed=seed)
+
+
 def test_chain_is_a_function_of_its_key(entry):
     run = jax.jit(lambda key: draw(entry[0], START, TARGET.data, key, 3))
     one, same, other = (run(jax.random.key(k)) for k in (1, 1, 2))
