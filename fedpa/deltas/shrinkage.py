@@ -17,6 +17,7 @@ nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, b
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -59,6 +60,8 @@ class Shrinkage(NamedTuple):
 
 def fixed(rho: Any, target: str = "identity") -> Shrinkage:
     """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
+    if isinstance(rho, np.ndarray | jax.Array) and rho.ndim == 0:
+        rho = rho.item()
     if not isinstance(rho, int | float | np.number) or not 0 <= rho < float("inf"):
         raise refuse("rho", rho, "must be a finite number ≥ 0")
     return Shrinkage(

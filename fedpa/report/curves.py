@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedpa.report.summary import Curve, curve, running_average, switch_round
+from fedpa.report.summary import WINDOW, Curve, curve, running_average, switch_round
 from fedpa.report.table import Histories
 
 # Okabe and Ito's palette and a line style each: told apart without colour, too.
@@ -46,7 +46,7 @@ def draw_curves(
             color="0.35",
         )
     axes.set_xlabel("round")
-    axes.set_ylabel(f"test {metric}")
+    axes.set_ylabel(f"test {metric} (×), {WINDOW}-round average (line)")
     axes.set_title(title, fontsize=10, loc="left")
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)

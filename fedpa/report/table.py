@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from fedpa.report.summary import curve, final, rounds_to
+from fedpa.report.summary import WINDOW, curve, final, rounds_to
 
 Histories = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 """method label → one history per seed."""
@@ -46,13 +46,17 @@ def rows(histories: Histories, metric: str, targets: Sequence[float], last: int)
 
 
 def printed(table: Sequence[Row], title: str, metric: str, last: int) -> Table:
-    view = Table(title=title, title_justify="left")
-    view.add_column("method")
-    spread = " ± std over seeds" if table[0].spread is not None else ""
-    view.add_column(f"{metric}, mean of last {last} rounds{spread}", justify="right")
+    spread = " ± standard deviation over seeds" if table[0].spread is not None else ""
+    caption = (
+        f"{metric}: mean of the last {last} rounds{spread}; rounds to: until the {WINDOW}-round "
+        "average gets there; seconds: compiling included"
+    )
+    view = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    view.add_column("method", no_wrap=True)
+    view.add_column(metric, justify="right", no_wrap=True)
     for target in table[0].rounds_to:
         view.add_column(f"rounds to {target:g}", justify="right")
-    view.add_column("seconds, compiling included", justify="right")
+    view.add_column("seconds", justify="right")
     for row in table:
         value = f"{row.final:.4f}" + (f" ± {row.spread:.4f}" if row.spread is not None else "")
         reached = [_reached(numbers) for numbers in row.rounds_to.values()]
