@@ -24,7 +24,7 @@ from fedpa.deltas import gram, recurrence
 from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.recurrence import RecurrenceState
 from fedpa.deltas.shrinkage import Shrinkage, shrinkage
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Params, Scalar
 
@@ -57,8 +57,7 @@ def posterior(
         `none` (the paper), `sqrt-n` (√n_i, from the posterior's scale A⁻¹/n towards the A⁻¹ that
         FedPA needs) or a number.
     """
-    if num_samples < 1:
-        raise refuse("num_samples", num_samples, "must be at least 1")
+    check_integer("num_samples", num_samples, 1)
     check_sample_scale(sample_scale)
     if form not in ("auto", "gram", "recurrence"):
         raise refuse("form", form, "must be 'auto', 'gram' or 'recurrence'")

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
@@ -33,6 +34,8 @@ class RoundResult(NamedTuple):
     examples: np.ndarray
     """n_i."""
     states: Mapping[str, ClientState]
+    bytes_up: int
+    """What one client sends: its result and weight, as they are before they are summed."""
 
 
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
@@ -44,12 +47,17 @@ def collect(
     accepted: list[Any],
     examples: list[int],
     states: Mapping[str, ClientState],
+    bytes_up: int,
 ) -> RoundResult:
     """Stack what was gathered client by client, on the host."""
     stacked = {
         name: np.array([np.asarray(info._asdict()[name]) for info in infos])
         for name in infos[0]._fields
     }
-    return RoundResult(
-        aggregate, stacked, np.array([bool(a) for a in accepted]), np.array(examples), states
-    )
+    flags = np.array([bool(a) for a in accepted])
+    return RoundResult(aggregate, stacked, flags, np.array(examples), states, bytes_up)
+
+
+def num_bytes(tree: Any) -> int:
+    """The size of a tree's arrays, or of the arrays their shapes describe."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
-from fedpa.engines.engine import Cohort, Engine, RoundResult, collect
+from fedpa.engines.engine import Cohort, Engine, RoundResult, collect, num_bytes
 from fedpa.objectives.client_data import client_data, num_rows
 from fedpa.server.aggregation import Aggregate, Aggregation
 
@@ -83,20 +83,24 @@ def local() -> Engine:
 def run_cohort(p: Program, message: Message, cohort: Cohort) -> RoundResult:
     """Run the cohort's clients, one after the other, in order."""
     total: Any = None
+    shapes: Any = None
     infos, accepted, examples = [], [], []
     states: dict[str, ClientState] = {}
     for name, key in zip(cohort.ids, cohort.keys, strict=True):
         arrays = cohort.load(name)
         n = num_rows(arrays)
         inputs = (message, client_data(arrays, capacity(n)), cohort.states[name], key)
-        total = p.empty(p.shapes(*inputs)) if total is None else total
+        if total is None:
+            shapes = p.shapes(*inputs)
+            total = p.empty(shapes)
         total, states[name], info, ok = p.step(total, *inputs)
         infos.append(info)
         accepted.append(ok)
         examples.append(n)
     # One transfer at the end: until here the host runs ahead of the device.
     infos, accepted = jax.device_get((infos, accepted))
-    return collect(p.value(total), infos, accepted, examples, states)
+    sent = num_bytes((shapes.result, shapes.weight))
+    return collect(p.value(total), infos, accepted, examples, states, sent)
 
 
 ENGINE = local

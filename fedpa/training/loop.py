@@ -15,7 +15,7 @@ import numpy as np
 from fedpa.algorithms.algorithm import Algorithm
 from fedpa.data.federated import FederatedData
 from fedpa.engines import local
-from fedpa.engines.engine import Cohort, Engine, RoundResult
+from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.training.callbacks import Callback, Event, Stop
 from fedpa.training.cohort import client_keys, select
@@ -123,13 +123,9 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
 
 def _traffic(message: Any, result: RoundResult, clients: int) -> dict[str, int]:
     """Bytes of the whole cohort: the message down, result and weight up."""
-
-    def size(tree: Any) -> int:
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-
     return {
-        "comm/bytes_up": clients * size(tuple(result.aggregate)),
-        "comm/bytes_down": clients * size(message),
+        "comm/bytes_up": clients * result.bytes_up,
+        "comm/bytes_down": clients * num_bytes(message),
     }
 
 

@@ -219,6 +219,7 @@ def test_low_precision_parameters_train(dtype, method):
         clients_per_round=2,
     )
     assert result.params.dtype == dtype
+    assert result.history[0]["comm/bytes_up"] == 2 * (3 * 2 + 4)  # two clients: θ and a weight
     assert float(jnp.sum(jnp.abs(result.params.astype(jnp.float32)))) > 0
 
 
