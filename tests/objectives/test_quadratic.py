@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpa.objectives import Quadratic, client_data, global_posterior, least_squares, quadratic
@@ -77,6 +77,7 @@ def test_draws_have_the_mean_and_covariance():
     np.testing.assert_allclose(np.cov(draws.T), expected, atol=0.03 * expected.max())
 
 
+@settings(max_examples=12)
 @given(seed=st.integers(0, 200))
 def test_global_posterior_is_that_of_the_pooled_data(seed):
     """Props. 1 and 2: multiplying local posteriors gives the posterior of all the data."""
