@@ -1,4 +1,4 @@
-# Set-up happens once and again only when the lock file (or the project's metadata) changes.
+# Set-up happens once and again only when the lock file changes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ run: $(READY)  ## the main job: compare the methods on the embedded digits
 
 setup: $(READY)  ## create .venv from locked versions
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -64,7 +64,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     for d, ell in CASES:
         theta0 = jnp.asarray(rng.standard_normal(d, dtype=np.float32))
-        # As local SGD spreads them: λ_max(Σ̃) of about 2. (Far wider samples cost a refinement.)
+        # As local SGD spreads them: λ_max(Σ̃) of about 2. (Far wider samples cost a decomposition.)
         spread = np.float32(1 / np.sqrt(RHO * d))
         samples = jnp.asarray(spread * rng.standard_normal((ell, d), dtype=np.float32))
         seconds = {

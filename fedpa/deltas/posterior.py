@@ -148,7 +148,7 @@ def posterior_delta(
         raise FedpaError(
             f"samples have structure {sampled_structure}: must be θ₀'s structure, {structure}"
         )
-    if not leaves:
+    if not leaves or not any(np.size(leaf) for leaf in leaves):
         raise FedpaError("theta0 has no arrays: give at least one floating-point array")
     ell = _num_samples(leaves, stacked)
     dtype = accumulation_dtype(np.result_type(*[leaf.dtype for leaf in [*leaves, *stacked]]))

@@ -32,6 +32,7 @@ class Objective(NamedTuple):
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:
     """f̂_i(θ): the loss whose gradient a step of local SGD takes."""
     losses = objective.loss(theta, batch.examples, key)
+    _one_per_example(losses, batch.weights.shape[0])
     total = jnp.sum(jnp.where(batch.weights > 0, losses, 0).astype(losses.dtype))
     if objective.reduction == "mean":
         total = total / jnp.maximum(jnp.sum(batch.weights), 1).astype(losses.dtype)
@@ -45,6 +46,7 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
     rows = jnp.where(weights > 0, jnp.arange(weights.shape[0], dtype=jnp.int32), 0)
     examples = jax.tree.map(lambda array: array[rows], data.examples)
     losses = objective.loss(theta, examples, key)
+    _one_per_example(losses, weights.shape[0])
     total = jnp.sum(jnp.where(weights > 0, losses, 0).astype(losses.dtype))
     mean = total / jnp.maximum(data.n, 1).astype(losses.dtype)
     return mean + _penalty(objective, theta, mean)
@@ -56,6 +58,16 @@ def log_posterior(
     """log p_i(θ) = −(n_i/T) f_i(θ), up to a constant."""
     value = client_loss(objective, theta, data, key)
     return -(data.n.astype(value.dtype) / temperature) * value
+
+
+def _one_per_example(losses: Any, size: int) -> None:
+    shape = getattr(losses, "shape", type(losses).__name__)
+    if shape != (size,):
+        hint = " (wrap a loss of the whole batch in fedpa.per_example)" if shape == () else ""
+        raise FedpaError(
+            f"loss returns shape {shape} for a batch of {size}: it must return one number per "
+            f"example, shape ({size},){hint}"
+        )
 
 
 def _penalty(objective: Objective, theta: Params, like: Scalar) -> Scalar:
@@ -88,19 +100,11 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
             lambda array: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype), examples
         )
         value = jax.eval_shape(objective.loss, theta, batch, key)
-        if getattr(value, "shape", None) == (size,):
-            if not jnp.issubdtype(value.dtype, jnp.floating):
-                raise FedpaError(
-                    f"loss returns {value.dtype} numbers: they must be floating-point to have a "
-                    "gradient"
-                )
-            continue
-        shape = getattr(value, "shape", type(value).__name__)
-        hint = " (wrap a loss of the whole batch in fedpa.per_example)" if shape == () else ""
-        raise FedpaError(
-            f"loss returns shape {shape} for a batch of {size}: it must return one number per "
-            f"example, shape ({size},){hint}"
-        )
+        _one_per_example(value, size)
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise FedpaError(
+                f"loss returns {value.dtype} numbers: they must be floating-point to have gradients"
+            )
     if objective.reduction not in ("mean", "sum"):
         raise FedpaError(f"reduction = {objective.reduction!r}: must be 'mean' or 'sum'")
     if objective.regularizer is not None:

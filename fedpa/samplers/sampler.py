@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fedpa.errors import check_integer
+from fedpa.errors import FedpaError, check_integer
 from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.types import Key, Params
 
@@ -37,7 +38,10 @@ def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tup
     a model with other leaves, `equinox.partition(model, equinox.is_inexact_array)[0]`).
     """
     check_integer("num", num, 1)
-    data = data if isinstance(data, ClientData) else client_data(data)
+    if not isinstance(data, ClientData):
+        if not all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(data)):
+            raise FedpaError("data holds a value that is not finite: all must be finite numbers")
+        data = client_data(data)
 
     def step(state: State, _: None) -> tuple[State, tuple[Params, Info]]:
         state, theta_s, info = sampler.sample(state, data)

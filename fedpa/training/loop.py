@@ -111,7 +111,9 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
     """Means over the clients that counted; the number and the names of those rejected."""
     counted = result.accepted & (result.examples > 0)
     metrics: dict[str, Any] = {
-        f"train/{name}": float(np.mean(values[counted])) if counted.any() else float("nan")
+        f"train/{name}": float(np.mean(values[counted].astype(np.float64)))
+        if counted.any()
+        else float("nan")
         for name, values in result.infos.items()
     }
     rejected = [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
@@ -135,7 +137,7 @@ def _report(record: dict[str, Any], warned: set[str]) -> None:
     if news:
         warnings.warn(
             f"round {record['round']}: rejected, for a result that is not finite: "
-            f"{', '.join(news)} (later rejections of the same clients are counted only)",
+            f"{', '.join(map(str, news))} (later rejections of the same clients are counted only)",
             stacklevel=3,
         )
         warned.update(news)

@@ -101,6 +101,20 @@ def test_compiled_gram_equals_the_dense_solve(problem):
     assert relative_error(compiled(_gram, *problem), expected) <= tolerance(theta0, samples, rho)
 
 
+@pytest.mark.parametrize("scale", [1e2, 1e3, 1e5, 1e7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_bound_holds_however_steep(scale, dtype):
+    """d < ℓ, ρ = 1000, λ_max(Σ̃) up to 10¹⁸: far beyond what the precision resolves."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        theta0 = (scale * rng.standard_normal(5)).astype(dtype)
+        samples = (scale * rng.standard_normal((20, 5))).astype(dtype)
+        expected = dense_delta(theta0, samples, fixed(1e3))
+        bound = tolerance(theta0, samples, 1e3)
+        assert relative_error(fedpa.posterior_delta(theta0, samples, 1e3), expected) <= bound
+        assert relative_error(compiled(_gram, theta0, samples, 1e3), expected) <= bound
+
+
 @settings(max_examples=150)
 @given(problems())
 def test_recurrence_equals_gram(problem):
@@ -238,6 +252,7 @@ def test_kind_and_dtype_are_kept():
         (np.array([1.0, np.inf]), np.ones((3, 2)), 0.1, "theta0 holds a value that is not finite"),
         (np.ones(2, int), np.ones((3, 2)), 0.1, "floating-point"),
         ({}, {}, 0.1, "no arrays"),
+        (np.zeros(0), np.zeros((2, 0)), 0.1, "no arrays"),
     ],
 )
 def test_bad_input_is_refused(theta0, samples, rho, words):

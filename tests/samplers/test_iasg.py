@@ -104,6 +104,15 @@ def test_bad_temperature_and_number_are_refused():
         draw(iasg(OBJECTIVE, optax.sgd(0.1), batch_size=1), jnp.asarray(0.0), DATA, KEY, 0)
 
 
+def test_bad_losses_and_data_are_refused_alone_too():
+    scalar = iasg(Objective(lambda t, b, k: jnp.mean(b["z"]) * t), optax.sgd(0.1), batch_size=2)
+    with pytest.raises(FedpaError, match="one number per example"):
+        draw(scalar, jnp.asarray(0.0), DATA, KEY, 1)
+    good = iasg(OBJECTIVE, optax.sgd(0.1), batch_size=2)
+    with pytest.raises(FedpaError, match="not finite"):
+        draw(good, jnp.asarray(0.0), {"z": np.array([1.0, np.nan], np.float32)}, KEY, 1)
+
+
 def test_exact_draws_of_a_singular_posterior_keep_theta0s_null_space():
     from fedpa.objectives import least_squares
 
