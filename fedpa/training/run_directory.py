@@ -5,6 +5,7 @@ import json
 import math
 import os
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +120,22 @@ def save_params(out: Path, params: Any) -> None:
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+    records = []
+    for number, line in enumerate((out / METRICS).read_text().splitlines(), start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            raise FedpaError(f"{out / METRICS}: line {number} is cut or no JSON") from None
+    return records
+
+
+def _read_params(path: Path) -> dict[str, np.ndarray]:
+    try:
+        # Opened here: np.load leaves a file it can't read open.
+        with path.open("rb") as file, np.load(file) as stored:
+            return dict(stored)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise FedpaError(f"{path} is cut or no file of parameters: {error}") from None
 
 
 class Run(NamedTuple):
@@ -138,13 +154,12 @@ def load(directory: str | Path) -> Run:
             raise FedpaError(f"{str(out)!r} holds no finished run: {name} is missing")
     config = resolve(read_toml(out / CONFIG))
     skeleton = task_named(config.task).load().init(jax.random.key(config.seed))
-    with np.load(out / PARAMS) as stored:
-        if set(stored.files) != set(_arrays(skeleton)):
-            raise FedpaError(f"{out / PARAMS} does not hold the arrays of task {config.task!r}")
-        params = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: jnp.asarray(stored[_name(path)]) if _is_array(leaf) else leaf,
-            skeleton,
-        )
+    stored = _read_params(out / PARAMS)
+    if set(stored) != set(_arrays(skeleton)):
+        raise FedpaError(f"{out / PARAMS} does not hold the arrays of task {config.task!r}")
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.asarray(stored[_name(path)]) if _is_array(leaf) else leaf, skeleton
+    )
     return Run(params, config, read_metrics(out))
 
 

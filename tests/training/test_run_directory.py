@@ -128,6 +128,26 @@ def test_loading_what_is_no_run_is_refused(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("params.npz", "params.npz is cut"),
+        ("metrics.jsonl", "line 2 is cut"),
+        ("config.toml", "TOML"),
+    ],
+)
+def test_a_cut_file_is_named(finished, tmp_path, name, words):
+    out, _ = finished
+    for path in out.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    whole = (out / name).read_bytes()
+    keep = {"metrics.jsonl": whole.index(b"\n") + 50, "config.toml": whole.index(b'"') + 3}
+    (tmp_path / name).write_bytes(whole[: keep.get(name, len(whole) // 2)])
+    with pytest.raises(FedpaError, match=words) as caught:
+        fedpa.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("rounds = 5\nroundz = 3", "unknown field roundz: did you mean rounds?"),
