@@ -22,8 +22,8 @@ ROWS = [
     {"metrics"},
     {"tasks"},
     {"training"},
-    {"studies"},
     {"report"},
+    {"studies"},
     {"cli"},
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}

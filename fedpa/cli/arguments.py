@@ -25,18 +25,18 @@ def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None =
     """
     # A first pass finds out which task, method and file are meant; the second has their defaults.
     words = [word for word in argv if word not in ("-h", "--help")]
-    first: Any = _tyro(command, words, prog, command(run=RunConfig()))  # type: ignore[call-arg]
+    first: Any = parse_words(command, words, prog, command(run=RunConfig()))  # type: ignore[call-arg]
     if first.config is not None:
         base = read_toml(first.config)
     else:
         base = default_config(first.run.task, method or first.run.method)
-    parsed: Any = _tyro(command, argv, prog, command(run=base))  # type: ignore[call-arg]
+    parsed: Any = parse_words(command, argv, prog, command(run=base))  # type: ignore[call-arg]
     if method is not None:
         parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
     return parsed
 
 
-def _tyro(command: type[C], argv: Sequence[str], prog: str, default: C) -> C:
+def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C) -> C:
     """tyro, with its boxed complaints made into one line."""
     complaint = io.StringIO()
     try:

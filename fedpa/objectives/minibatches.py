@@ -45,8 +45,9 @@ def epoch_order(data: ClientData, key: Key) -> Int[Array, " capacity"]:
     ranks = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(key, row), dtype=jnp.uint32))(
         rows
     )
-    # Two sort keys: padding goes last whatever its random rank.
-    return jnp.lexsort((ranks, rows >= data.n)).astype(jnp.int32)
+    # Padding goes last: a tie with a real row's rank is broken by the index, which is larger.
+    ranks = jnp.where(rows < data.n, ranks, jnp.uint32(0xFFFFFFFF))
+    return jnp.argsort(ranks, stable=True).astype(jnp.int32)
 
 
 def batch_in_order(

@@ -3,23 +3,17 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from fedpa.report.figures import COLOURS, STYLES, new_figure, rendered
 from fedpa.report.summary import WINDOW, Curve, curve, running_average, switch_round
 from fedpa.report.table import Histories
-
-# Okabe and Ito's palette and a line style each: told apart without colour, too.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1))]
 
 
 def draw_curves(
     histories: Histories, metric: str, targets: tuple[float, ...], title: str, path: Path
 ) -> None:
     """Draw the metric against rounds, one line per method (the mean over seeds), to a PNG."""
-    figure = Figure(figsize=(7.0, 4.3), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.0, 4.3)
     axes = figure.subplots()
     for target in targets:
         axes.axhline(target, color="0.85", linewidth=0.8, zorder=0)
@@ -50,4 +44,4 @@ def draw_curves(
     axes.set_title(title, fontsize=10, loc="left")
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    path.write_bytes(rendered(figure, "png"))

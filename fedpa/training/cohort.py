@@ -26,12 +26,19 @@ def select(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
 
 def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
     """One key for each client of the round."""
+    return _keys_at(jax.random.key(seed), jnp.asarray(t), client_hashes(ids))
+
+
+def client_hashes(ids: Sequence[str]) -> jax.Array:
+    """(clients, 2): 64 bits of each id, stable from run to run."""
     digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in ids]
-    hashes = np.frombuffer(b"".join(digests), dtype="<u4").reshape(-1, 2)
-    return _client_keys(jax.random.key(seed), jnp.asarray(t), jnp.asarray(hashes))
+    return jnp.asarray(np.frombuffer(b"".join(digests), dtype="<u4").reshape(-1, 2))
 
 
-@jax.jit
-def _client_keys(root: Key, t: jax.Array, hashes: jax.Array) -> Keys:
+def keys_at(root: Key, t: jax.Array, hashes: jax.Array) -> Keys:
+    """The clients' keys in round t, inside compiled code; `root` is `jax.random.key(seed)`."""
     key = jax.random.fold_in(jax.random.fold_in(root, _CLIENT), t)
     return jax.vmap(lambda h: jax.random.fold_in(jax.random.fold_in(key, h[0]), h[1]))(hashes)
+
+
+_keys_at = jax.jit(keys_at)
