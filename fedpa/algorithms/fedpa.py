@@ -13,7 +13,12 @@ from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.generalized import generalized, phase_after
-from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
+from fedpa.algorithms.hyperparameters import (
+    Hyperparameters,
+    local_training,
+    sampler_factory,
+    server_side,
+)
 from fedpa.algorithms.local_training import (
     LocalTraining,
     SamplerFactory,
@@ -75,11 +80,15 @@ def _fedpa(h: Hyperparameters) -> Method:
         target=h.shrinkage_target,
         sample_scale=h.sample_scale,
         form=h.delta_form,
+        sampler=sampler_factory(h),
     )
 
 
 METHODS = {
     "fedpa": NamedMethod(
-        "FedPA[M]", "FedPA with M local epochs: sends Σ̂⁻¹(θ₀ − mean of samples)", _fedpa
+        "FedPA[M]",
+        "FedPA with M local epochs: sends Σ̂⁻¹(θ₀ − mean of samples)",
+        _fedpa,
+        samples=True,
     )
 }

@@ -2,18 +2,37 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
+import jax
 import optax
+import tyro
 
-from fedpa.algorithms.local_training import LocalTraining, local_work
+from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
 from fedpa.deltas.posterior import Form, check_sample_scale
 from fedpa.deltas.shrinkage import Rule, Target
 from fedpa.errors import refuse
 from fedpa.objectives.minibatches import Order
+from fedpa.objectives.objective import Objective
+from fedpa.samplers.named import SamplerOptions, sampler_named, samplers
+from fedpa.samplers.sampler import Sampler
 from fedpa.server import averaging, optimizers, schedules
 from fedpa.server.update import Server
 from fedpa.server.weighting import Weighting
+
+_SAMPLERS = (
+    "How a client's posterior is sampled: "
+    + "; ".join(f"{name} ({sampler.summary})" for name, sampler in samplers().items())
+    + "."
+)
+SAMPLER_FIELDS = (
+    "temperature",
+    "friction",
+    "integration_steps",
+    "max_doublings",
+    "target_acceptance",
+)
+"""Settings of some samplers; not given unless one is chosen that takes them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +67,18 @@ class Hyperparameters:
     """How the posterior delta is computed; the forms give the same numbers."""
     order: Order = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with replacement."""
+    sampler: Annotated[str, tyro.conf.arg(metavar="SAMPLER", help=_SAMPLERS)] = "iasg"
+    temperature: float | None = None
+    """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i); n_i, the scale FedPA needs, if not
+    given. (Not for iasg, whose spread follows from rate and batch.)"""
+    friction: float | None = None
+    """α of sghmc: 1 − its momentum."""
+    integration_steps: int | None = None
+    """Leapfrog steps of a transition of hmc."""
+    max_doublings: int | None = None
+    """A trajectory of nuts has at most 2 to this power leapfrog steps."""
+    target_acceptance: float | None = None
+    """hmc and nuts: adapt the step size to it in the burn-in of every round."""
     client_optimizer: Literal["sgd", "adam"] = "sgd"
     """ClientOpt."""
     client_learning_rate: float = 0.01
@@ -100,6 +131,7 @@ def resolved(h: Hyperparameters) -> Hyperparameters:
             "commits to ρ early: needs a fixed ρ and the identity target",
         )
     check_sample_scale(h.sample_scale)
+    _check_sampler(h)
     schedules.parse(h.client_schedule, 1.0, "client_schedule")
     server_side(h)
     return dataclasses.replace(h, samples=local_work(local_training(h)).samples)
@@ -116,6 +148,45 @@ def one_epoch(h: Hyperparameters) -> Hyperparameters:
         burn_in_steps=0,
         discard_steps=0,
     )
+
+
+def _check_sampler(h: Hyperparameters) -> None:
+    """Refuse an unknown sampler, what does not apply to it, and values it would not take."""
+    chosen = sampler_named(h.sampler)
+    for name in SAMPLER_FIELDS:
+        if getattr(h, name) is not None and name not in chosen.takes:
+            takers = [other for other, sampler in samplers().items() if name in sampler.takes]
+            raise refuse(
+                name,
+                getattr(h, name),
+                f"does not apply to sampler {h.sampler}; only to {', '.join(takers)}",
+            )
+    if chosen.build is None:
+        return
+    for name, plain in [("client_optimizer", "sgd"), ("client_momentum", 0.0)]:
+        if getattr(h, name) != plain:
+            raise refuse(name, getattr(h, name), f"applies to sampler iasg only, not {h.sampler}")
+    if not chosen.minibatches and h.order != "shuffle":
+        raise refuse("order", h.order, f"does not apply to sampler {h.sampler}, which takes all")
+    factory = sampler_factory(h)
+    if factory is not None:
+        factory(Objective(lambda params, batch, key: batch), h.client_learning_rate)
+
+
+def sampler_factory(h: Hyperparameters) -> SamplerFactory | None:
+    """The sampler that `sampler` names; None for IASG, which local training itself is."""
+    build = sampler_named(h.sampler).build
+    if build is None:
+        return None
+    window = local_work(local_training(h)).window
+    fields = {name: getattr(h, name) for name in SAMPLER_FIELDS}
+
+    def factory(objective: Objective, rate: jax.Array | float) -> Sampler:
+        learning_rate = h.client_learning_rate * rate
+        options = SamplerOptions(learning_rate, h.batch_size, window, h.order, **fields)
+        return build(objective, options)
+
+    return factory
 
 
 def local_training(h: Hyperparameters) -> LocalTraining:

@@ -10,11 +10,12 @@ import optax
 from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.minibatches import check_order
 from fedpa.objectives.objective import Objective
-from fedpa.samplers.iasg import Epochs, Steps, iasg
+from fedpa.samplers.iasg import iasg
+from fedpa.samplers.minibatch_chain import Epochs, Steps
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.schedules import constant
 
-SamplerFactory = Callable[[Objective, jax.Array], Sampler]
+SamplerFactory = Callable[[Objective, Any], Sampler]
 """(objective, learning-rate multiplier of the round) → a sampler."""
 
 

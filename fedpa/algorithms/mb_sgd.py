@@ -39,7 +39,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
 
             start = (sampler.init(message.theta, data, key), jnp.zeros(()))
             chain, loss = jax.lax.fori_loop(0, samples, body, start)
-            gradient = chain.optimizer[0].mean
+            gradient = chain.memory[0].mean
             info = client_info(gradient, gradient, loss / samples, jnp.zeros(()))
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 

@@ -13,7 +13,12 @@ from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.generalized import generalized, phase_after
-from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
+from fedpa.algorithms.hyperparameters import (
+    Hyperparameters,
+    local_training,
+    sampler_factory,
+    server_side,
+)
 from fedpa.algorithms.local_training import (
     LocalTraining,
     SamplerFactory,
@@ -64,7 +69,12 @@ def mean(
 
 
 def _mean(h: Hyperparameters) -> Method:
-    return mean(local_training(h), server_side(h), burn_in_rounds=h.burn_in_rounds)
+    return mean(
+        local_training(h),
+        server_side(h),
+        burn_in_rounds=h.burn_in_rounds,
+        sampler=sampler_factory(h),
+    )
 
 
 def _mean_scaled(h: Hyperparameters) -> Method:
@@ -74,14 +84,23 @@ def _mean_scaled(h: Hyperparameters) -> Method:
             f"{h.shrinkage}, {h.shrinkage_target}",
             "method mean-scaled takes the step of a fixed ρ and the identity target; leave it out",
         )
-    return mean(local_training(h), server_side(h), burn_in_rounds=h.burn_in_rounds, rho=h.rho)
+    return mean(
+        local_training(h),
+        server_side(h),
+        burn_in_rounds=h.burn_in_rounds,
+        rho=h.rho,
+        sampler=sampler_factory(h),
+    )
 
 
 METHODS = {
-    "mean": NamedMethod("mean[M]", "control: FedPA's samples, sends θ₀ − their mean", _mean),
+    "mean": NamedMethod(
+        "mean[M]", "control: FedPA's samples, sends θ₀ − their mean", _mean, samples=True
+    ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
         "control: as mean, the server rate times 1+(ℓ−1)ρ, FedPA's longer step",
         _mean_scaled,
+        samples=True,
     ),
 }

@@ -2,11 +2,12 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fedpa.algorithms.algorithm import Method
-from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.algorithms.hyperparameters import SAMPLER_FIELDS, Hyperparameters
+from fedpa.errors import refuse
 
 
 class NamedMethod(NamedTuple):
@@ -16,6 +17,8 @@ class NamedMethod(NamedTuple):
     build: Callable[[Hyperparameters], Method]
     adjust: Callable[[Hyperparameters], Hyperparameters] = lambda h: h
     """What the method itself fixes: FedAvg[1] has one epoch whatever else is said."""
+    samples: bool = False
+    """Whether it draws posterior samples, by the sampler that is chosen."""
 
 
 def methods() -> dict[str, NamedMethod]:
@@ -29,8 +32,20 @@ def methods() -> dict[str, NamedMethod]:
 
 
 def labelled(name: str, h: Hyperparameters) -> str:
-    """The method's label with its local work: FedPA[5], or FedPA[3×10 steps]."""
+    """The method's label with sampler and local work: FedPA[5], FedPA-SGLD[3×10 steps]."""
     work = f"{h.epochs}"
     if h.steps_per_sample is not None:
         work = f"{h.samples}×{h.steps_per_sample} steps"
-    return methods()[name].label.replace("[M]", f"[{work}]")
+    method = methods()[name]
+    named = f"-{h.sampler.upper()}" if method.samples and h.sampler != "iasg" else ""
+    return method.label.replace("[M]", f"{named}[{work}]")
+
+
+def check_sampler_is_used(names: Iterable[str], h: Hyperparameters) -> None:
+    """Refuse a sampler, or a setting of one, where no method of `names` samples."""
+    if any(methods()[name].samples for name in names):
+        return
+    default = Hyperparameters()
+    for field in ("sampler", *SAMPLER_FIELDS):
+        if getattr(h, field) != getattr(default, field):
+            raise refuse(field, getattr(h, field), f"{', '.join(names)} draws no posterior samples")

@@ -1,7 +1,12 @@
 """Ways to sample a client's posterior, one file each, behind one interface (Algorithm 4)."""
 
 from fedpa.samplers.exact import exact
-from fedpa.samplers.iasg import Epochs, Steps, iasg
+from fedpa.samplers.hmc import hmc
+from fedpa.samplers.iasg import iasg
+from fedpa.samplers.minibatch_chain import Epochs, Steps
+from fedpa.samplers.nuts import nuts
 from fedpa.samplers.sampler import Sampler, draw
+from fedpa.samplers.sghmc import sghmc
+from fedpa.samplers.sgld import sgld
 
-__all__ = ["Epochs", "Sampler", "Steps", "draw", "exact", "iasg"]
+__all__ = ["Epochs", "Sampler", "Steps", "draw", "exact", "hmc", "iasg", "nuts", "sghmc", "sgld"]

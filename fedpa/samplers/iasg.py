@@ -17,75 +17,15 @@ posterior at T = 1, and fall short of it when windows are shorter than the mixin
 epochs make the noise within an epoch cancel, and the spread much smaller still.
 """
 
-from typing import Any, NamedTuple
-
-import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from fedpa.errors import refuse
-from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.minibatches import (
-    Minibatch,
-    batch_in_order,
-    batch_with_replacement,
-    check_order,
-    epoch_order,
-    steps_per_epoch,
-)
-from fedpa.objectives.objective import Objective, minibatch_loss
-from fedpa.precision import narrowed, widened
+from fedpa.objectives.objective import Objective
+from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
+from fedpa.samplers.named import NamedSampler
 from fedpa.samplers.sampler import Sampler
 from fedpa.types import Count, Key, Params, Scalar
-
-
-class Epochs(NamedTuple):
-    """One sample per epoch, as in the paper's experiments."""
-
-    burn_in: int = 0
-    """In-round burn-in: epochs before the first sample."""
-
-
-class Steps(NamedTuple):
-    """Algorithm 4 by steps; the order of examples runs on across samples."""
-
-    per_sample: int
-    """K: iterates averaged into one sample."""
-    burn_in: int = 0
-    """B: steps before the first sample."""
-    discard: int = 0
-    """Steps dropped before each sample's K, to make samples less correlated."""
-
-
-class IASGState(NamedTuple):
-    theta: Params
-    optimizer: optax.OptState
-    """ClientOpt's state, carried across epochs and samples."""
-    key: Key
-    steps: Count
-    """Steps made so far."""
-    epoch: Count
-    """Epochs begun so far."""
-    order: Int[Array, " capacity"]
-    """The order in which the current epoch visits the examples."""
-    position: Count
-    """Batches of the current epoch already used; 0 means that a new epoch is due."""
-
-
-class IASGInfo(NamedTuple):
-    loss: Scalar
-    """Mean of the mini-batch losses met while making the sample."""
-    steps: Count
-    """Iterates averaged into the sample."""
-
-
-class _Average(NamedTuple):
-    """Running means: memory does not grow with the number of steps."""
-
-    theta: Params
-    loss: Scalar
-    steps: Count
 
 
 def iasg(
@@ -93,7 +33,7 @@ def iasg(
     optimizer: optax.GradientTransformation,
     *,
     batch_size: int,
-    window: Epochs | Steps = Epochs(),
+    window: Window = Epochs(),
     order: str = "shuffle",
     average: bool = True,
 ) -> Sampler:
@@ -105,110 +45,18 @@ def iasg(
     average: False returns the last iterate of each window instead of their average: local SGD as
         FedAvg runs it (Algorithm 2).
     """
-    if batch_size < 1:
-        raise refuse("batch_size", batch_size, "must be at least 1")
-    _check(window)
-    check_order(order)
 
-    def sgd_step(state: IASGState, batch: Minibatch) -> tuple[IASGState, Scalar]:
-        key = jax.random.fold_in(jax.random.fold_in(state.key, 1), state.steps)
-        loss, gradient = jax.value_and_grad(minibatch_loss, argnums=1)(
-            objective, state.theta, batch, key
-        )
-        updates, opt_state = optimizer.update(gradient, state.optimizer, state.theta)
-        theta = optax.apply_updates(state.theta, updates)
-        return state._replace(theta=theta, optimizer=opt_state, steps=state.steps + 1), loss
+    def client_opt(
+        theta: Params, state: optax.OptState, gradient_at: Gradient, n: Count, key: Key
+    ) -> tuple[Params, optax.OptState, Scalar]:
+        loss, gradient = gradient_at(theta)
+        updates, state = optimizer.update(gradient, state, theta)
+        return optax.apply_updates(theta, updates), state, loss
 
-    def next_batch(state: IASGState, data: ClientData, index: Any) -> Minibatch:
-        if order == "replacement":
-            key = jax.random.fold_in(jax.random.fold_in(state.key, 2), state.steps)
-            return batch_with_replacement(data, key, batch_size)
-        return batch_in_order(data, state.order, index, batch_size)
-
-    def begin_epoch(state: IASGState, data: ClientData) -> IASGState:
-        if order == "shuffle":
-            key = jax.random.fold_in(jax.random.fold_in(state.key, 3), state.epoch)
-            state = state._replace(order=epoch_order(data, key))
-        return state._replace(epoch=state.epoch + 1)
-
-    def accumulate(mean: _Average, theta: Params, loss: Scalar) -> _Average:
-        steps = mean.steps + 1
-        if average:
-            averaged = jax.tree.map(
-                lambda m, x: m + (x.astype(m.dtype) - m) / steps.astype(m.dtype), mean.theta, theta
-            )
-        else:
-            averaged = mean.theta
-        change = (loss.astype(jnp.float32) - mean.loss) / steps.astype(jnp.float32)
-        return _Average(averaged, mean.loss + change, steps)
-
-    def run_epoch(state: IASGState, data: ClientData) -> tuple[IASGState, _Average]:
-        def body(index: Any, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
-            state, mean = carry
-            state, loss = sgd_step(state, next_batch(state, data, index))
-            return state, accumulate(mean, state.theta, loss)
-
-        carry = (begin_epoch(state, data), _start(state.theta))
-        return jax.lax.fori_loop(0, steps_per_epoch(data.n, batch_size), body, carry)
-
-    def run_steps(state: IASGState, data: ClientData, num: int) -> tuple[IASGState, _Average]:
-        epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
-
-        def body(_: Any, carry: tuple[IASGState, _Average]) -> tuple[IASGState, _Average]:
-            state, mean = carry
-            state = jax.lax.cond(
-                state.position == 0, lambda s: begin_epoch(s, data), lambda s: s, state
-            )
-            state, loss = sgd_step(state, next_batch(state, data, state.position))
-            state = state._replace(position=(state.position + 1) % epoch_length)
-            return state, accumulate(mean, state.theta, loss)
-
-        trips = jnp.where(data.n > 0, num, 0)
-        return jax.lax.fori_loop(0, trips, body, (state, _start(state.theta)))
-
-    def init(theta0: Params, data: ClientData, key: Key) -> IASGState:
-        capacity = jax.tree.leaves(data.examples)[0].shape[0]
-        zero = jnp.zeros((), jnp.int32)
-        state = IASGState(
-            theta0,
-            optimizer.init(theta0),
-            key,
-            steps=zero,
-            epoch=zero,
-            order=jnp.zeros(capacity, jnp.int32),
-            position=zero,
-        )
-        if isinstance(window, Steps):
-            return run_steps(state, data, window.burn_in)[0] if window.burn_in else state
-        if window.burn_in:
-            state = jax.lax.fori_loop(0, window.burn_in, lambda _, s: run_epoch(s, data)[0], state)
-        return state
-
-    def sample(state: IASGState, data: ClientData) -> tuple[IASGState, Params, IASGInfo]:
-        if isinstance(window, Steps):
-            if window.discard:
-                state, _ = run_steps(state, data, window.discard)
-            state, mean = run_steps(state, data, window.per_sample)
-        else:
-            state, mean = run_epoch(state, data)
-        theta_s = narrowed(mean.theta, state.theta) if average else state.theta
-        return state, theta_s, IASGInfo(mean.loss, mean.steps)
-
-    return Sampler(init, sample, lambda state: state.theta)
-
-
-def _start(theta: Params) -> _Average:
-    # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
-    return _Average(widened(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-
-
-def _check(window: Epochs | Steps) -> None:
-    if isinstance(window, Steps) and window.per_sample < 1:
-        raise refuse("steps_per_sample", window.per_sample, "must be at least 1")
-    if window.burn_in < 0:
-        raise refuse("burn_in", window.burn_in, "must be at least 0")
-    if isinstance(window, Steps) and window.discard < 0:
-        raise refuse("discard_steps", window.discard, "must be at least 0")
+    step = Step(lambda theta0, n, key: optimizer.init(theta0), client_opt)
+    return minibatch_chain(
+        objective, step, batch_size=batch_size, window=window, order=order, average=average
+    )
 
 
 def averaged_covariance(
@@ -225,3 +73,6 @@ def averaged_covariance(
     k = per_sample
     averaged = iterate / k * ((1 + phi) / (1 - phi) - 2 * phi * (1 - phi**k) / (k * (1 - phi) ** 2))
     return (basis * averaged[None, :]) @ basis.T
+
+
+SAMPLER = NamedSampler("averages of local SGD's iterates (the paper's)", None)

@@ -53,9 +53,10 @@ def simulate(algorithm: Algorithm, theta: Params, clients: Clients, root: Key, r
         def step(state: Any, t: jax.Array) -> tuple[Any, Path]:
             message = algorithm.broadcast(state, t)
             keys = keys_at(root, t, clients.hashes)
-            out = jax.vmap(
-                lambda data, key: client(message, data, (), key), in_axes=(ClientData(0, None), 0)
-            )(clients.data, keys)
+            n = clients.data.n  # not vectorized over: loops have one length for all
+            out = jax.vmap(lambda examples, key: client(message, ClientData(examples, n), (), key))(
+                clients.data.examples, keys
+            )
             sent = (out.result, out.weight)
             first = jax.tree.map(
                 lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), sent

@@ -6,12 +6,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedpa.samplers import Epochs, Steps, draw, exact, iasg
+from fedpa.samplers import Epochs, Steps, draw, exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.iasg import averaged_covariance
+from fedpa.samplers.sghmc import underdamped_covariance
+from fedpa.samplers.sgld import langevin_covariance
 from tests.federations import trees_equal
 from tests.samplers.gaussian import HESSIAN, check_gaussian, target
 
 TARGET = target(capacity=64)
+A = jnp.asarray(HESSIAN, jnp.float32)
 RATE, BATCH, WINDOW = 0.1, 10, 20
 
 SAMPLERS = {
@@ -33,7 +36,7 @@ SAMPLERS = {
             window=Steps(WINDOW, burn_in=200),
             order="replacement",
         ),
-        averaged_covariance(jnp.asarray(HESSIAN), jnp.asarray(HESSIAN) / BATCH, RATE, WINDOW),
+        averaged_covariance(A, A / BATCH, RATE, WINDOW),
         20_000,
     ),
     # One epoch per sample: K = n/b = 4 steps.
@@ -45,7 +48,7 @@ SAMPLERS = {
             window=Epochs(burn_in=50),
             order="replacement",
         ),
-        averaged_covariance(jnp.asarray(HESSIAN), jnp.asarray(HESSIAN) / BATCH, RATE, 4),
+        averaged_covariance(A, A / BATCH, RATE, 4),
         60_000,
     ),
     # Discarding steps makes samples less correlated and changes nothing else.
@@ -57,27 +60,110 @@ SAMPLERS = {
             window=Steps(WINDOW, burn_in=200, discard=20),
             order="replacement",
         ),
-        averaged_covariance(jnp.asarray(HESSIAN), jnp.asarray(HESSIAN) / BATCH, RATE, WINDOW),
+        averaged_covariance(A, A / BATCH, RATE, WINDOW),
         10_000,
+    ),
+    # T = n, at a rate where discretization and gradient noise show: theory knows both.
+    "sgld": (
+        sgld(
+            TARGET.objective,
+            RATE,
+            batch_size=BATCH,
+            window=Steps(WINDOW, burn_in=100),
+            order="replacement",
+        ),
+        langevin_covariance(A, A / BATCH, RATE, 1.0),
+        10_000,
+    ),
+    "sgld-bayes": (
+        sgld(
+            TARGET.objective,
+            0.02,
+            batch_size=BATCH,
+            window=Steps(50, burn_in=200),
+            order="replacement",
+            temperature=1.0,
+        ),
+        langevin_covariance(A, A / BATCH, 0.02, 1 / 40),
+        10_000,
+    ),
+    "sghmc": (
+        sghmc(
+            TARGET.objective,
+            RATE,
+            batch_size=BATCH,
+            window=Steps(WINDOW, burn_in=200),
+            order="replacement",
+            friction=0.3,
+        ),
+        underdamped_covariance(A, A / BATCH, RATE, 1.0, 0.3),
+        10_000,
+    ),
+    "sghmc-bayes": (
+        sghmc(
+            TARGET.objective,
+            0.01,
+            batch_size=BATCH,
+            window=Steps(50, burn_in=200),
+            order="replacement",
+            temperature=1.0,
+        ),
+        underdamped_covariance(A, A / BATCH, 0.01, 1 / 40),
+        10_000,
+    ),
+    "hmc": (
+        hmc(TARGET.objective, 0.3, window=Epochs(50), integration_steps=4),
+        np.linalg.inv(HESSIAN),
+        10_000,
+    ),
+    "hmc-bayes": (
+        hmc(
+            TARGET.objective,
+            0.3,
+            window=Steps(1, burn_in=50, discard=1),
+            temperature=1.0,
+            integration_steps=4,
+        ),
+        np.linalg.inv(HESSIAN) / 40,
+        10_000,
+    ),
+    "nuts": (
+        nuts(TARGET.objective, 0.3, window=Epochs(50), max_doublings=5),
+        np.linalg.inv(HESSIAN),
+        8_000,
+    ),
+    "nuts-bayes": (
+        nuts(
+            TARGET.objective,
+            0.3,
+            window=Epochs(50),
+            temperature=1.0,
+            max_doublings=5,
+        ),
+        np.linalg.inv(HESSIAN) / 40,
+        8_000,
     ),
 }
 START = jnp.array([4.0, 4.0])
 
 
-@pytest.fixture(params=SAMPLERS, name="entry")
+# Another temperature is another law and the same program: the law alone is tested again.
+@pytest.fixture(params=[name for name in SAMPLERS if "-bayes" not in name], name="entry")
 def _entry(request):
     return SAMPLERS[request.param]
 
 
-def test_draws_from_its_gaussian(entry):
-    sampler, covariance, num = entry
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_draws_from_its_gaussian(name):
+    sampler, covariance, num = SAMPLERS[name]
     check_gaussian(sampler, TARGET.data, TARGET.posterior.mean, covariance, num=num)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_draws_from_its_gaussian_at_other_seeds(entry, seed):
-    sampler, covariance, num = entry
+def test_draws_from_its_gaussian_at_other_seeds(name, seed):
+    sampler, covariance, num = SAMPLERS[name]
     check_gaussian(sampler, TARGET.data, TARGET.posterior.mean, covariance, num=num, seed=seed)
 
 

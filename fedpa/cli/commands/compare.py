@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import labelled, methods
+from fedpa.algorithms.method import check_sampler_is_used, labelled, methods
 from fedpa.cli.arguments import parse, shown
 from fedpa.errors import FedpaError, refuse
 from fedpa.report.curves import draw_curves
@@ -53,6 +53,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
+    check_sampler_is_used({name for name, _ in configs}, command.run.hyperparameters)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
         run_directory.clear(command.out)

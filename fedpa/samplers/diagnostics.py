@@ -1,0 +1,168 @@
+"""How good posterior draws are: do chains mix, and Kish's effective sample size of appendix B.
+
+R̂ (rank-normalized, split) and the autocorrelation effective sample size are blackjax's. Both are
+invariant to shift and scale, so draws are standardized in float64 first: in float32, draws that
+spread little around a large mean would lose their digits before blackjax could look at them.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from blackjax import diagnostics as blackjax_diagnostics
+from jaxtyping import Float
+
+from fedpa.errors import FedpaError, refuse
+from fedpa.samplers.sampler import Sampler, draw
+from fedpa.types import Key, Params
+
+LEAST_CHAINS = 2
+"""One chain alone would say that it agrees with itself."""
+LEAST_DRAWS = 4
+"""R̂ splits every chain into halves and needs a variance of each."""
+BLOCK = 2**19
+"""Draws looked at together: what bounds the memory, whatever the number of parameters."""
+
+
+class Diagnostics(NamedTuple):
+    rhat: Any
+    """Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree. NaN where
+    all draws are equal, or one is not finite."""
+    ess: Any
+    """Effective sample size by autocorrelation of every parameter, of all chains together: about
+    chains · num for independent draws. NaN like R̂; 0 for chains that are constant but differ."""
+    acceptance: float | None
+    """Mean acceptance probability; None for samplers that accept always."""
+    divergences: int | None
+    """Divergent transitions; None for samplers that don't know any."""
+
+
+class Worst(NamedTuple):
+    rhat: float
+    """The largest R̂."""
+    ess: float
+    """The smallest effective sample size."""
+
+
+def draw_chains(sampler: Sampler, starts: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:
+    """`num` samples of each of several chains of one client, with axes (chains, num, …).
+
+    `starts` stacks the chains' θ₀ on axis 0; every chain has a key of its own, split from `key`.
+    Returns samples and infos; `data` and `num` are as in `draw`.
+    """
+    keys = jax.random.split(key, _num_chains(starts))
+    return jax.vmap(lambda start, key: draw(sampler, start, data, key, num))(starts, keys)
+
+
+def diagnose(samples: Any, infos: Any) -> Diagnostics:
+    """Diagnostics of what `draw_chains` returns."""
+    leaves, treedef = jax.tree.flatten(samples)
+    chains, num = _chains_and_draws(leaves)
+    if chains < LEAST_CHAINS:
+        raise refuse("chains", chains, f"R̂ compares chains: give at least {LEAST_CHAINS}")
+    if num < LEAST_DRAWS:
+        raise refuse("num", num, f"R̂ needs at least {LEAST_DRAWS} draws of each chain")
+    found = [
+        (rhat(flat).reshape(shape), autocorrelation_ess(flat).reshape(shape))
+        for flat, shape in ((leaf.reshape(chains, num, -1), leaf.shape[2:]) for leaf in leaves)
+    ]
+    return Diagnostics(
+        rhat=jax.tree.unflatten(treedef, [of_leaf[0] for of_leaf in found]),
+        ess=jax.tree.unflatten(treedef, [of_leaf[1] for of_leaf in found]),
+        acceptance=(
+            float(np.mean(np.asarray(infos.acceptance, np.float64)))
+            if "acceptance" in infos._fields
+            else None
+        ),
+        divergences=int(np.sum(infos.divergent)) if "divergent" in infos._fields else None,
+    )
+
+
+def worst(diagnostics: Diagnostics) -> Worst:
+    """Over all parameters. NaN if it is NaN for one of them: what is not known is not good."""
+    everywhere = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])  # noqa: E731
+    return Worst(
+        rhat=float(np.max(everywhere(diagnostics.rhat))),
+        ess=float(np.min(everywhere(diagnostics.ess))),
+    )
+
+
+def rhat(draws: Any) -> np.ndarray:
+    """R̂ of each of d columns: (chains, num, d) → (d,)."""
+    return _in_blocks(_rhat, draws)
+
+
+def autocorrelation_ess(draws: Any) -> np.ndarray:
+    """Effective sample size of each of d columns, of all chains: (chains, num, d) → (d,)."""
+    return _in_blocks(_effective_sample_size, draws)
+
+
+def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
+    """(Σ w)² / Σ w² of weights given by their logarithms, along the last axis.
+
+    The effective sample size of appendix B, for weights w_j ∝ p(θ_j) = exp(−n f(θ_j)): proportional
+    to the posterior, that is, not to the loss (the text's "or equivalently to the loss" is a slip).
+    NaN where a log-weight is not finite: the chain diverged.
+
+    It is no measure of mixing. Draws of a d-dimensional Gaussian with s times the posterior's
+    covariance give ESS/ℓ → ((1 + 2s) / (1 + s)²)^{d/2}, which is (3/4)^{d/2} for exact draws (0.75
+    at d = 2, 0.24 at d = 10) and 1, the best there is, for s = 0: for copies of one point.
+    """
+    logs = np.asarray(log_weights, np.float64)
+    if logs.ndim == 0 or logs.shape[-1] == 0:
+        raise refuse("log_weights", logs.shape, "the last axis must hold at least one weight")
+    finite = np.all(np.isfinite(logs), axis=-1, keepdims=True)
+    logs = np.where(finite, logs, 0)
+    weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    ess = weights.sum(axis=-1) ** 2 / (weights**2).sum(axis=-1)
+    return np.where(np.squeeze(finite, -1), ess, np.nan)
+
+
+@jax.jit
+def _rhat(block: jax.Array) -> jax.Array:
+    return blackjax_diagnostics.rhat(block)
+
+
+@jax.jit
+def _effective_sample_size(block: jax.Array) -> jax.Array:
+    return blackjax_diagnostics.effective_sample_size(block)
+
+
+def _in_blocks(statistic: Any, draws: Any) -> np.ndarray:
+    """A statistic of every column, over blocks of equal shape: it compiles once for all θ."""
+    draws = np.asarray(draws)
+    chains, num, columns = draws.shape
+    width = max(1, BLOCK // (chains * num))
+    found = np.empty(columns)
+    for first in range(0, columns, width):
+        part = np.asarray(draws[:, :, first : first + width], np.float64)
+        known = np.isfinite(part).all(axis=(0, 1)) & (part != part[:1, :1]).any(axis=(0, 1))
+        part = np.where(known, part, 0)
+        # Standardized by range: squares of large numbers would overflow.
+        part = part - part.mean(axis=(0, 1))
+        part = part / np.where(known, np.abs(part).max(axis=(0, 1)), 1)
+        block = np.zeros((chains, num, width), np.float32)
+        block[:, :, : part.shape[2]] = part
+        # blackjax relies on promotion that our tests forbid.
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            values = np.asarray(statistic(block)).reshape(width)  # blackjax squeezes a width of 1
+        found[first : first + width] = np.where(known, values[: part.shape[2]], np.nan)
+    return found
+
+
+def _num_chains(starts: Any) -> int:
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(starts)]
+    if len({shape[:1] for shape in shapes} - {()}) != 1 or () in shapes or shapes[0][0] == 0:
+        raise FedpaError(
+            f"starts has arrays of shapes {shapes}: all must have one θ₀ per chain on axis 0"
+        )
+    return int(shapes[0][0])
+
+
+def _chains_and_draws(leaves: list[Any]) -> tuple[int, int]:
+    shapes = [np.shape(leaf) for leaf in leaves]
+    if len({shape[:2] for shape in shapes}) != 1 or len(shapes[0]) < 2:
+        raise FedpaError(
+            f"samples has arrays of shapes {shapes}: all must begin with axes (chains, num)"
+        )
+    return int(shapes[0][0]), int(shapes[0][1])

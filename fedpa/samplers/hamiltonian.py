@@ -1,0 +1,147 @@
+"""Chains of Metropolis-adjusted transitions over all of a client's data: what HMC and NUTS share.
+
+The density is that of the posterior at temperature T, log p_i(θ) = −(n_i/T) f_i(θ), so these are
+exact where mini-batch samplers are approximate, at the price of full gradients. A random loss
+(dropout) is fixed by one key per chain: the density must be a function.
+
+The integrator's step size is ε = √(ηT/n_i) for a learning rate η: a leapfrog step then moves θ by
+(η/2)∇f_i, whatever the temperature, and is stable for ηλ < 4, λ the largest curvature of f_i.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from blackjax.adaptation.step_size import dual_averaging_adaptation
+from blackjax.mcmc.hmc import HMCState
+from blackjax.mcmc.hmc import init as density_at
+from jax.flatten_util import ravel_pytree
+
+from fedpa.errors import refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective, log_posterior
+from fedpa.samplers.minibatch_chain import Steps, Window, check_window
+from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import (
+    Rate,
+    check_rate_and_temperature,
+    in_dtype_of,
+    relative_temperature,
+)
+from fedpa.types import Count, Key, Params, Scalar
+
+Transition = Callable[[Key, HMCState, Any, Scalar, jax.Array], tuple[HMCState, Any]]
+"""blackjax's kernel: (key, state, log density, ε, inverse mass) → (state, its info)."""
+
+
+class HamiltonianState(NamedTuple):
+    chain: HMCState
+    """θ with its log density and gradient."""
+    step_size: Scalar
+    """ε."""
+    loss_key: Key
+    """Of a random loss: the same for the whole chain."""
+    key: Key
+
+
+class HamiltonianInfo(NamedTuple):
+    loss: Scalar
+    """f_i(θ_s)."""
+    acceptance: Scalar
+    """Mean acceptance probability of the transitions that made the sample."""
+    divergent: Count
+    """How many of them diverged."""
+    gradients: Count
+    """Gradients of the full loss they took."""
+
+
+def hamiltonian(
+    objective: Objective,
+    transition: Transition,
+    *,
+    learning_rate: Rate,
+    window: Window,
+    temperature: float | None,
+    target_acceptance: float | None,
+) -> Sampler:
+    """The sampler that makes `transition` again and again.
+
+    window: `Epochs(B)` is one transition per sample after B of burn-in; `Steps(K, B, discard)`
+        K + discard transitions per sample.
+    target_acceptance: adapt ε to it in the burn-in, by dual averaging; None keeps ε as given.
+    """
+    check_rate_and_temperature(learning_rate, temperature)
+    check_window(window)
+    if target_acceptance is not None:
+        if not 0 < target_acceptance < 1:
+            raise refuse("target_acceptance", target_acceptance, "must be between 0 and 1")
+        if not window.burn_in:
+            raise refuse(
+                "target_acceptance", target_acceptance, "needs a burn-in to adapt the step size in"
+            )
+    thinning = window.per_sample + window.discard if isinstance(window, Steps) else 1
+
+    def log_density(data: ClientData, loss_key: Key) -> Callable[[Params], Scalar]:
+        size = jnp.maximum(data.n, 1).astype(jnp.float32)
+        t = relative_temperature(temperature, data.n) * size  # T, which is n_i for None
+
+        def density(theta: Params) -> Scalar:
+            return log_posterior(objective, theta, data, in_dtype_of(theta, t), loss_key)
+
+        return density
+
+    def move(state: HamiltonianState, data: ClientData) -> tuple[HamiltonianState, HamiltonianInfo]:
+        key, step_key = jax.random.split(state.key)
+        mass = jnp.ones_like(ravel_pytree(state.chain.position)[0])
+        density = log_density(data, state.loss_key)
+        chain, info = transition(step_key, state.chain, density, state.step_size, mass)
+        # No data, no posterior: an empty client stays at θ₀.
+        chain = jax.tree.map(lambda new, old: jnp.where(data.n > 0, new, old), chain, state.chain)
+        loss = -chain.logdensity * relative_temperature(temperature, data.n)
+        shown = HamiltonianInfo(
+            loss.astype(jnp.float32),
+            jnp.asarray(info.acceptance_rate, jnp.float32),
+            jnp.asarray(info.is_divergent, jnp.int32),
+            jnp.asarray(info.num_integration_steps, jnp.int32),
+        )
+        return state._replace(chain=chain, key=key), shown
+
+    def init(theta0: Params, data: ClientData, key: Key) -> HamiltonianState:
+        loss_key, chain_key = jax.random.split(key)
+        chain = density_at(theta0, log_density(data, loss_key))
+        step_size = jnp.sqrt(
+            jnp.asarray(learning_rate, jnp.float32) * relative_temperature(temperature, data.n)
+        )
+        state = HamiltonianState(chain, in_dtype_of(theta0, step_size), loss_key, chain_key)
+        return warm_up(state, data) if window.burn_in else state
+
+    def warm_up(state: HamiltonianState, data: ClientData) -> HamiltonianState:
+        if target_acceptance is None:
+            return jax.lax.fori_loop(0, window.burn_in, lambda _, s: move(s, data)[0], state)
+        start, adapt, final = dual_averaging_adaptation(target_acceptance)
+        dtype = state.step_size.dtype
+
+        def body(_: Any, carry: tuple[HamiltonianState, Any]) -> tuple[HamiltonianState, Any]:
+            state, averages = carry
+            state, info = move(state, data)
+            averages = adapt(averages, info.acceptance)
+            return state._replace(step_size=jnp.exp(averages.log_step_size).astype(dtype)), averages
+
+        carry = (state, start(state.step_size.astype(jnp.float32)))
+        state, averages = jax.lax.fori_loop(0, window.burn_in, body, carry)
+        return state._replace(step_size=final(averages).astype(dtype))
+
+    def sample(
+        state: HamiltonianState, data: ClientData
+    ) -> tuple[HamiltonianState, Params, HamiltonianInfo]:
+        state, infos = jax.lax.scan(lambda s, _: move(s, data), state, None, length=thinning)
+        info = HamiltonianInfo(
+            infos.loss[-1],
+            jnp.mean(infos.acceptance),
+            jnp.sum(infos.divergent),
+            jnp.sum(infos.gradients),
+        )
+        return state, state.chain.position, info
+
+    return Sampler(init, sample, lambda state: state.chain.position)

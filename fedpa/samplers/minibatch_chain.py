@@ -1,0 +1,217 @@
+"""Chains that stream over a client's mini-batches: what IASG, SGLD and SGHMC have in common.
+
+A step is all that they differ in. The chain visits the mini-batches in order, counts steps and
+epochs, and makes a sample of every window: the average of the window's iterates, or its last.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from fedpa.errors import refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.minibatches import (
+    Minibatch,
+    batch_in_order,
+    batch_with_replacement,
+    check_order,
+    epoch_order,
+    steps_per_epoch,
+)
+from fedpa.objectives.objective import Objective, minibatch_loss
+from fedpa.precision import narrowed, widened
+from fedpa.samplers.sampler import Sampler
+from fedpa.types import Count, Key, Params, Scalar
+
+
+class Epochs(NamedTuple):
+    """One sample per epoch, as in the paper's experiments."""
+
+    burn_in: int = 0
+    """In-round burn-in: epochs before the first sample."""
+
+
+class Steps(NamedTuple):
+    """Algorithm 4 by steps; the order of examples runs on across samples."""
+
+    per_sample: int
+    """K: iterates that make one sample."""
+    burn_in: int = 0
+    """B: steps before the first sample."""
+    discard: int = 0
+    """Steps dropped before each sample's K, to make samples less correlated."""
+
+
+Window = Epochs | Steps
+Memory = Any
+"""What a step carries along beside θ: ClientOpt's state, a momentum, or nothing."""
+Gradient = Callable[[Params], tuple[Scalar, Params]]
+"""θ → (f̂, ∇f̂): mini-batch loss and gradient at θ."""
+
+
+class Step(NamedTuple):
+    init: Callable[[Params, Count, Key], Memory]
+    """(θ₀, n_i, key) → memory."""
+    apply: Callable[[Params, Memory, Gradient, Count, Key], tuple[Params, Memory, Scalar]]
+    """(θ, memory, gradient, n_i, key) → (θ, memory, f̂)."""
+
+
+class ChainState(NamedTuple):
+    theta: Params
+    memory: Memory
+    """Carried across epochs and samples."""
+    key: Key
+    steps: Count
+    """Steps made so far."""
+    epoch: Count
+    """Epochs begun so far."""
+    order: Int[Array, " capacity"]
+    """The order in which the current epoch visits the examples."""
+    position: Count
+    """Batches of the current epoch already used; 0 means that a new epoch is due."""
+
+
+class ChainInfo(NamedTuple):
+    loss: Scalar
+    """Mean of the mini-batch losses met while making the sample."""
+    steps: Count
+    """Steps made for the sample."""
+
+
+class _Average(NamedTuple):
+    """Running means: memory does not grow with the number of steps."""
+
+    theta: Params
+    loss: Scalar
+    steps: Count
+
+
+def minibatch_chain(
+    objective: Objective,
+    step: Step,
+    *,
+    batch_size: int,
+    window: Window,
+    order: str,
+    average: bool,
+) -> Sampler:
+    """The sampler that makes `step` on every mini-batch.
+
+    average: a sample is the average of its window's iterates; False: the last of them.
+    """
+    if batch_size < 1:
+        raise refuse("batch_size", batch_size, "must be at least 1")
+    check_window(window)
+    check_order(order)
+
+    def make_step(
+        state: ChainState, data: ClientData, batch: Minibatch
+    ) -> tuple[ChainState, Scalar]:
+        loss_key, step_key = (_stream(state, number) for number in (_LOSS, _STEP))
+
+        def gradient(theta: Params) -> tuple[Scalar, Params]:
+            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, loss_key)
+
+        theta, memory, loss = step.apply(state.theta, state.memory, gradient, data.n, step_key)
+        return state._replace(theta=theta, memory=memory, steps=state.steps + 1), loss
+
+    def next_batch(state: ChainState, data: ClientData, index: Any) -> Minibatch:
+        if order == "replacement":
+            return batch_with_replacement(data, _stream(state, _BATCH), batch_size)
+        return batch_in_order(data, state.order, index, batch_size)
+
+    def begin_epoch(state: ChainState, data: ClientData) -> ChainState:
+        if order == "shuffle":
+            key = jax.random.fold_in(jax.random.fold_in(state.key, _ORDER), state.epoch)
+            state = state._replace(order=epoch_order(data, key))
+        return state._replace(epoch=state.epoch + 1)
+
+    def accumulate(mean: _Average, theta: Params, loss: Scalar) -> _Average:
+        steps = mean.steps + 1
+        if average:
+            averaged = jax.tree.map(
+                lambda m, x: m + (x.astype(m.dtype) - m) / steps.astype(m.dtype), mean.theta, theta
+            )
+        else:
+            averaged = mean.theta
+        change = (loss.astype(jnp.float32) - mean.loss) / steps.astype(jnp.float32)
+        return _Average(averaged, mean.loss + change, steps)
+
+    def run_epoch(state: ChainState, data: ClientData) -> tuple[ChainState, _Average]:
+        def body(index: Any, carry: tuple[ChainState, _Average]) -> tuple[ChainState, _Average]:
+            state, mean = carry
+            state, loss = make_step(state, data, next_batch(state, data, index))
+            return state, accumulate(mean, state.theta, loss)
+
+        carry = (begin_epoch(state, data), _start(state.theta))
+        return jax.lax.fori_loop(0, steps_per_epoch(data.n, batch_size), body, carry)
+
+    def run_steps(state: ChainState, data: ClientData, num: int) -> tuple[ChainState, _Average]:
+        epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
+
+        def body(_: Any, carry: tuple[ChainState, _Average]) -> tuple[ChainState, _Average]:
+            state, mean = carry
+            state = jax.lax.cond(
+                state.position == 0, lambda s: begin_epoch(s, data), lambda s: s, state
+            )
+            state, loss = make_step(state, data, next_batch(state, data, state.position))
+            state = state._replace(position=(state.position + 1) % epoch_length)
+            return state, accumulate(mean, state.theta, loss)
+
+        trips = jnp.where(data.n > 0, num, 0)
+        return jax.lax.fori_loop(0, trips, body, (state, _start(state.theta)))
+
+    def init(theta0: Params, data: ClientData, key: Key) -> ChainState:
+        capacity = jax.tree.leaves(data.examples)[0].shape[0]
+        zero = jnp.zeros((), jnp.int32)
+        state = ChainState(
+            theta0,
+            step.init(theta0, data.n, jax.random.fold_in(key, _START)),
+            key,
+            steps=zero,
+            epoch=zero,
+            order=jnp.zeros(capacity, jnp.int32),
+            position=zero,
+        )
+        if isinstance(window, Steps):
+            return run_steps(state, data, window.burn_in)[0] if window.burn_in else state
+        if window.burn_in:
+            state = jax.lax.fori_loop(0, window.burn_in, lambda _, s: run_epoch(s, data)[0], state)
+        return state
+
+    def sample(state: ChainState, data: ClientData) -> tuple[ChainState, Params, ChainInfo]:
+        if isinstance(window, Steps):
+            if window.discard:
+                state, _ = run_steps(state, data, window.discard)
+            state, mean = run_steps(state, data, window.per_sample)
+        else:
+            state, mean = run_epoch(state, data)
+        theta_s = narrowed(mean.theta, state.theta) if average else state.theta
+        return state, theta_s, ChainInfo(mean.loss, mean.steps)
+
+    return Sampler(init, sample, lambda state: state.theta)
+
+
+# Streams of randomness derived from a chain's key.
+_LOSS, _BATCH, _ORDER, _STEP, _START = 1, 2, 3, 4, 5
+
+
+def _stream(state: ChainState, number: int) -> Key:
+    return jax.random.fold_in(jax.random.fold_in(state.key, number), state.steps)
+
+
+def _start(theta: Params) -> _Average:
+    # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
+    return _Average(widened(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+
+
+def check_window(window: Window) -> None:
+    if isinstance(window, Steps) and window.per_sample < 1:
+        raise refuse("steps_per_sample", window.per_sample, "must be at least 1")
+    if window.burn_in < 0:
+        raise refuse("burn_in", window.burn_in, "must be at least 0")
+    if isinstance(window, Steps) and window.discard < 0:
+        raise refuse("discard_steps", window.discard, "must be at least 0")

@@ -1,0 +1,69 @@
+"""NUTS, the no-U-turn sampler (Hoffman and Gelman 2014), on blackjax.
+
+HMC whose trajectory doubles until it turns back on itself: no trajectory length to choose. Full
+gradients; see `fedpa.samplers.hamiltonian` for temperature and step size. Vectorized over clients,
+all wait for the longest trajectory.
+"""
+
+from typing import Any
+
+import jax
+from blackjax.mcmc import nuts as blackjax_nuts
+
+from fedpa.errors import check_integer
+from fedpa.objectives.objective import Objective
+from fedpa.samplers.hamiltonian import hamiltonian
+from fedpa.samplers.minibatch_chain import Epochs, Window
+from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import Rate
+
+MAX_DOUBLINGS = 10
+
+
+def nuts(
+    objective: Objective,
+    learning_rate: Rate,
+    *,
+    window: Window = Epochs(),
+    temperature: float | None = None,
+    max_doublings: int = MAX_DOUBLINGS,
+    target_acceptance: float | None = None,
+) -> Sampler:
+    """Build the sampler.
+
+    learning_rate: η; ε = √(ηT/n_i).
+    window: transitions per sample and before the first.
+    temperature: T; n_i if None.
+    max_doublings: a trajectory has at most 2 to this power leapfrog steps.
+    target_acceptance: adapt ε in the burn-in, say to 0.8; None keeps it.
+    """
+    check_integer("max_doublings", max_doublings, 1)
+    kernel = blackjax_nuts.build_kernel()
+
+    def transition(key: Any, state: Any, density: Any, step_size: Any, mass: jax.Array) -> Any:
+        return kernel(key, state, density, step_size, mass, max_doublings)
+
+    return hamiltonian(
+        objective,
+        transition,
+        learning_rate=learning_rate,
+        window=window,
+        temperature=temperature,
+        target_acceptance=target_acceptance,
+    )
+
+
+_TAKES = (
+    "temperature",
+    "max_doublings",
+    "target_acceptance",
+)
+
+
+def _build(objective: Objective, o: SamplerOptions) -> Sampler:
+    options: dict[str, Any] = o.given(*_TAKES)
+    return nuts(objective, o.learning_rate, window=o.window, **options)
+
+
+SAMPLER = NamedSampler("the no-U-turn sampler on full gradients", _build, _TAKES, minibatches=False)

@@ -1,0 +1,135 @@
+"""SGHMC, stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014, eq. 15), on blackjax.
+
+    θ ← θ + v
+    v ← (1 − α) v − η ∇̂f_i(θ) + √(2αηT/n_i) ξ,   ξ ~ N(0, I)
+
+SGD with momentum 1 − α at rate η, and noise that makes its stationary law that of the posterior at
+temperature T as η → 0; α = 1 is SGLD. The velocity starts at its own stationary law and is carried
+on from batch to batch and sample to sample.
+
+blackjax's integrator makes the step (with its step size √η, momentum v/√η and friction α/√η). Its
+`sghmc` kernel is not used: it draws the momentum with the key it then splits for the steps' noise,
+and keeps to one mini-batch for a whole trajectory.
+
+At η > 0, in the setting of `fedpa.samplers.sgld`, the variance in an eigendirection is
+
+    (2T/n + ηc/α) (2 − α) / (λ (4 − 2α − ηλ)),
+
+computed by `underdamped_covariance`: a small friction amplifies the gradients' noise.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from blackjax.sgmcmc import diffusions
+from blackjax.util import generate_gaussian_noise
+from jaxtyping import Array, Float
+
+from fedpa.errors import refuse
+from fedpa.objectives.objective import Objective
+from fedpa.precision import narrowed, widened
+from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
+from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import (
+    Rate,
+    check_rate_and_temperature,
+    descent,
+    in_dtype_of,
+    relative_temperature,
+)
+from fedpa.types import Count, Key, Params, Scalar
+
+FRICTION = 0.1
+
+
+def sghmc(
+    objective: Objective,
+    learning_rate: Rate,
+    *,
+    batch_size: int,
+    window: Window = Epochs(),
+    order: str = "shuffle",
+    temperature: float | None = None,
+    friction: float = FRICTION,
+) -> Sampler:
+    """Build the sampler.
+
+    learning_rate: η, of a step on the mean loss: the scale of local SGD's with momentum 1 − α.
+    window: how many steps apart the samples are, and the burn-in before the first.
+    temperature: T; n_i if None.
+    friction: α ∈ (0, 1].
+    """
+    check_rate_and_temperature(learning_rate, temperature)
+    if not 0 < friction <= 1:
+        raise refuse("friction", friction, "must be above 0 and at most 1 (1 − momentum)")
+
+    def start(theta0: Params, n: Count, key: Key) -> Params:
+        wide = widened(theta0)
+        deviation = jnp.sqrt(in_dtype_of(wide, relative_temperature(temperature, n)))
+        return jax.tree.map(lambda p: deviation * p, generate_gaussian_noise(key, wide))
+
+    def step(
+        theta: Params, momentum: Params, gradient_at: Gradient, n: Count, key: Key
+    ) -> tuple[Params, Params, Scalar]:
+        wide = widened(theta)
+        step_size = jnp.sqrt(in_dtype_of(wide, learning_rate))
+        ahead = jax.tree.map(lambda x, p: x + step_size * p, wide, momentum)
+        # The gradient where θ goes, as in the paper's algorithm: stable for ηλ < 4 − 2α, where the
+        # gradient at the old θ would need ηλ < α.
+        loss, gradient = gradient_at(narrowed(ahead, theta))
+        moved, momentum = diffusions.sghmc(alpha=friction / step_size)(
+            key,
+            wide,
+            momentum,
+            descent(gradient),
+            step_size,
+            in_dtype_of(wide, relative_temperature(temperature, n)),
+        )
+        return narrowed(moved, theta), momentum, loss
+
+    return minibatch_chain(
+        objective._replace(reduction="mean"),
+        Step(start, step),
+        batch_size=batch_size,
+        window=window,
+        order=order,
+        average=False,
+    )
+
+
+def underdamped_covariance(
+    hessian: Float[Array, "d d"],
+    noise: Float[Array, "d d"],
+    learning_rate: float,
+    relative_temperature: float,
+    friction: float = FRICTION,
+) -> Float[Array, "d d"]:
+    """The stationary covariance of θ (formula above); `noise` C commutes with A, T/n is given."""
+    curvature, basis = jnp.linalg.eigh(hessian)
+    c = jnp.diagonal(basis.T @ noise @ basis)
+    variance = (2 * relative_temperature + learning_rate * c / friction) * (2 - friction)
+    variance = variance / (curvature * (4 - 2 * friction - learning_rate * curvature))
+    return (basis * variance[None, :]) @ basis.T
+
+
+_TAKES = (
+    "temperature",
+    "friction",
+)
+
+
+def _build(objective: Objective, o: SamplerOptions) -> Sampler:
+    options: dict[str, Any] = o.given(*_TAKES)
+    return sghmc(
+        objective,
+        o.learning_rate,
+        batch_size=o.batch_size,
+        window=o.window,
+        order=o.order,
+        **options,
+    )
+
+
+SAMPLER = NamedSampler("SGD with momentum and noise", _build, _TAKES)

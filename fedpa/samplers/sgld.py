@@ -1,0 +1,109 @@
+"""SGLD, stochastic gradient Langevin dynamics (Welling and Teh 2011), on blackjax.
+
+    θ ← θ − η ∇̂f_i(θ) + √(2ηT/n_i) ξ,   ξ ~ N(0, I)
+
+Local SGD at rate η with noise that makes its stationary law p_i(θ) ∝ exp(−(n_i/T) f_i(θ)) as
+η → 0. T = n_i, covariance A_i⁻¹, is the scale FedPA needs and the default.
+
+At η > 0, on a quadratic with Hessian A and gradient noise of covariance C (of the mini-batch mean,
+commuting with A, independent from step to step), the iterates' variance in an eigendirection is
+
+    (2T/n + ηc) / (λ (2 − ηλ)),
+
+which `langevin_covariance` computes: too wide by 1/(1 − ηλ/2), and by the gradients' noise.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from blackjax.sgmcmc import diffusions
+from jaxtyping import Array, Float
+
+from fedpa.objectives.objective import Objective
+from fedpa.precision import narrowed, widened
+from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
+from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import (
+    Rate,
+    check_rate_and_temperature,
+    descent,
+    in_dtype_of,
+    relative_temperature,
+)
+from fedpa.types import Count, Key, Params, Scalar
+
+
+def sgld(
+    objective: Objective,
+    learning_rate: Rate,
+    *,
+    batch_size: int,
+    window: Window = Epochs(),
+    order: str = "shuffle",
+    temperature: float | None = None,
+) -> Sampler:
+    """Build the sampler.
+
+    learning_rate: η, of a step on the mean loss: the scale of local SGD's.
+    window: how many steps apart the samples are, and the burn-in before the first.
+    temperature: T; n_i if None.
+    """
+    check_rate_and_temperature(learning_rate, temperature)
+    integrate = diffusions.overdamped_langevin()
+
+    def step(
+        theta: Params, memory: tuple[()], gradient_at: Gradient, n: Count, key: Key
+    ) -> tuple[Params, tuple[()], Scalar]:
+        loss, gradient = gradient_at(theta)
+        wide = widened(theta)
+        moved = integrate(
+            key,
+            wide,
+            descent(gradient),
+            in_dtype_of(wide, learning_rate),
+            in_dtype_of(wide, relative_temperature(temperature, n)),
+        )
+        return narrowed(moved, theta), (), loss
+
+    return minibatch_chain(
+        objective._replace(reduction="mean"),
+        Step(lambda theta0, n, key: (), step),
+        batch_size=batch_size,
+        window=window,
+        order=order,
+        average=False,
+    )
+
+
+def langevin_covariance(
+    hessian: Float[Array, "d d"],
+    noise: Float[Array, "d d"],
+    learning_rate: float,
+    relative_temperature: float,
+) -> Float[Array, "d d"]:
+    """The stationary covariance (formula above); `noise` C commutes with A, T/n is given."""
+    curvature, basis = jnp.linalg.eigh(hessian)
+    c = jnp.diagonal(basis.T @ noise @ basis)
+    variance = (2 * relative_temperature + learning_rate * c) / (
+        curvature * (2 - learning_rate * curvature)
+    )
+    return (basis * variance[None, :]) @ basis.T
+
+
+_TAKES = ("temperature",)
+
+
+def _build(objective: Objective, o: SamplerOptions) -> Sampler:
+    options: dict[str, Any] = o.given(*_TAKES)
+    return sgld(
+        objective,
+        o.learning_rate,
+        batch_size=o.batch_size,
+        window=o.window,
+        order=o.order,
+        **options,
+    )
+
+
+SAMPLER = NamedSampler("local SGD with Langevin noise", _build, _TAKES)
