@@ -26,7 +26,7 @@ def tidy(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(which="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -122,7 +122,7 @@ def distinct(rows: Sequence[Row], column: str) -> list[Any]:
     return list(dict.fromkeys(row[column] for row in rows if column in row))
 
 
-def bootstrap(values: np.ndarray, draws: int = 2_000) -> tuple[np.ndarray, np.ndarray]:
+def bootstrap(values: np.ndarray, draws: int = 2_000) -> tuple[Any, Any]:
     """A 95 % percentile interval of the mean over axis 0; the same for the same values."""
     values = np.asarray(values, float)
     picks = np.random.default_rng(0).integers(0, len(values), (draws, len(values)))

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,12 +56,13 @@ def main(argv: Sequence[str], console: Console) -> None:
     _check(command, chosen)
     out = command.out
     assert out is not None
-    for name, study in chosen.items():
-        directory = out / name if command.name == "all" else out
-        if command.resume and (directory / f"{name}.csv").exists():
-            console.print(f"{name}: kept, it is there already", highlight=False)
-            continue
-        _run(name, study, command, directory, console)
+    with _prepared(out):
+        for name, study in chosen.items():
+            directory = out / name if command.name == "all" else out
+            if command.resume and (directory / f"{name}.csv").exists():
+                console.print(f"{name}: kept, it is there already", highlight=False)
+                continue
+            _run(name, study, command, directory, console)
 
 
 def _chosen(command: StudyCommand) -> dict[str, Study]:
@@ -101,10 +102,33 @@ def _check_directory(out: Path, resume: bool) -> None:
     parent = next(path for path in [out, *out.absolute().parents] if path.exists())
     if not parent.is_dir():
         raise FedpaError(f"out = {str(out)!r}: {str(parent)!r} is a file: give a directory")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise FedpaError(f"out = {str(out)!r}: can't be written: choose another directory")
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise FedpaError(f"out = {str(out)!r}: is not empty: choose another directory")
+
+
+@contextlib.contextmanager
+def _prepared(out: Path) -> Iterator[None]:
+    """Make the directory before the work starts; take it away again if nothing came of it."""
+    fresh = [path for path in [out, *out.absolute().parents] if not path.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        _remove_empty(fresh)
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+    try:
+        yield
+    except BaseException:
+        _remove_empty(fresh)
+        raise
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """The innermost first; what holds something stays."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Console) -> None:
