@@ -1,5 +1,6 @@
 """Ways to sample a client's posterior, one file each, behind one interface (Algorithm 4)."""
 
+from fedpa.samplers.diagnostics import Diagnostics, diagnose, draw_chains, kish_ess, worst
 from fedpa.samplers.exact import exact
 from fedpa.samplers.hmc import hmc
 from fedpa.samplers.iasg import iasg
@@ -9,4 +10,20 @@ from fedpa.samplers.sampler import Sampler, draw
 from fedpa.samplers.sghmc import sghmc
 from fedpa.samplers.sgld import sgld
 
-__all__ = ["Epochs", "Sampler", "Steps", "draw", "exact", "hmc", "iasg", "nuts", "sghmc", "sgld"]
+__all__ = [
+    "Diagnostics",
+    "Epochs",
+    "Sampler",
+    "Steps",
+    "diagnose",
+    "draw",
+    "draw_chains",
+    "exact",
+    "hmc",
+    "iasg",
+    "kish_ess",
+    "nuts",
+    "sghmc",
+    "sgld",
+    "worst",
+]

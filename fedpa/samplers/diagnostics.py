@@ -20,14 +20,14 @@ LEAST_CHAINS = 2
 """One chain alone would say that it agrees with itself."""
 LEAST_DRAWS = 4
 """R̂ splits every chain into halves and needs a variance of each."""
-BLOCK = 2**19
+BLOCK = 2**17
 """Draws looked at together: what bounds the memory, whatever the number of parameters."""
 
 
 class Diagnostics(NamedTuple):
     rhat: Any
-    """Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree. NaN where
-    all draws are equal, or one is not finite."""
+    """Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree, infinite
+    where they don't move. NaN where all draws are equal, or one is not finite."""
     ess: Any
     """Effective sample size by autocorrelation of every parameter, of all chains together: about
     chains · num for independent draws. NaN like R̂; 0 for chains that are constant but differ."""
@@ -89,12 +89,25 @@ def worst(diagnostics: Diagnostics) -> Worst:
 
 def rhat(draws: Any) -> np.ndarray:
     """R̂ of each of d columns: (chains, num, d) → (d,)."""
-    return _in_blocks(_rhat, draws)
+    draws = np.asarray(draws)
+    # Chains that reject every proposal: infinite, where blackjax's has 0/0 if there are just two.
+    stuck = (draws == draws[:, :1]).all(axis=(0, 1)) & np.isfinite(draws).all(axis=(0, 1))
+    differ = (draws != draws[:1, :1]).any(axis=(0, 1))
+    return np.where(stuck & differ, np.inf, _in_blocks(_rhat, draws))
 
 
 def autocorrelation_ess(draws: Any) -> np.ndarray:
     """Effective sample size of each of d columns, of all chains: (chains, num, d) → (d,)."""
     return _in_blocks(_effective_sample_size, draws)
+
+
+def bulk_ess(draws: Any) -> np.ndarray:
+    """The same of ranks and of chains split into halves: (chains, num, d) → (d,).
+
+    Unlike the plain one it is not taken in by a transient: a first draw that is far off would make
+    all the others look alike, and independent.
+    """
+    return _in_blocks(_bulk_ess, draws)
 
 
 def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
@@ -126,6 +139,11 @@ def _rhat(block: jax.Array) -> jax.Array:
 @jax.jit
 def _effective_sample_size(block: jax.Array) -> jax.Array:
     return blackjax_diagnostics.effective_sample_size(block)
+
+
+@jax.jit
+def _bulk_ess(block: jax.Array) -> jax.Array:
+    return blackjax_diagnostics.ess_bulk(block)
 
 
 def _in_blocks(statistic: Any, draws: Any) -> np.ndarray:
