@@ -38,7 +38,6 @@ from jaxtyping import Array, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
-from sklearn.datasets import make_regression
 
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
@@ -209,6 +208,8 @@ def _of_dimension(settings: Settings, sizes: Sizes, dim: int, tell: Any) -> list
 
 def problem(seed: int, dim: int, number: int) -> Problem:
     """A random least squares problem; its 10 informative features are sklearn's default."""
+    from sklearn.datasets import make_regression
+
     state = int(np.random.SeedSequence([seed, dim, number]).generate_state(1)[0])
     x, y = make_regression(n_samples=POINTS, n_features=dim, noise=NOISE, random_state=state)
     # Rounded first: the posterior is that of the numbers the sampler sees.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedpa
+from fedpa.cli.main import main
 
 QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
 
@@ -183,3 +184,46 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (work / "run" / "params.npz").exists()
+
+
+@pytest.mark.parametrize("sampler", ["hmc", "nuts", "sghmc", "sgld"])
+def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
+    words = ["run", "digits", "--sampler", sampler, "--rounds", "2", "--clients-per-round", "2"]
+    words += ["--burn-in-rounds", "1", "--epochs", "2", "--temperature", "1"]
+    words += ["--sample-scale", "sqrt-n", "--out", str(tmp_path / "a")]
+    main([*words, *(["--max-doublings", "3"] if sampler == "nuts" else [])])
+    assert f"FedPA-{sampler.upper()}[2]" in capsys.readouterr().out
+    run = fedpa.load(tmp_path / "a")
+    assert run.config.hyperparameters.sampler == sampler
+    assert run.config.hyperparameters.temperature == 1.0
+    assert [record["train/rejected"] for record in run.metrics] == [0, 0]
+    assert run.metrics[1]["train/correction_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sampler", "hcm"], "sampler = 'hcm': unknown sampler; choose from hmc, iasg, nuts"),
+        (["--temperature", "1"], "temperature = 1.0: does not apply to sampler iasg; only to hmc"),
+        (["--sampler", "sgld", "--friction", "0.1"], "friction = 0.1: does not apply to sampler"),
+        (["--sampler", "nuts", "--integration-steps", "5"], "integration_steps = 5: does not"),
+        (["--sampler", "hmc", "--max-doublings", "5"], "max_doublings = 5: does not apply"),
+        (["--sampler", "sgld", "--target-acceptance", "0.8"], "target_acceptance = 0.8: does not"),
+        (["--sampler", "hmc", "--target-acceptance", "0.8"], "target_acceptance = 0.8: needs a b"),
+        (["--sampler", "sgld", "--temperature", "0"], "temperature = 0.0: must be a finite number"),
+        (["--sampler", "sghmc", "--friction", "2"], "friction = 2.0: must be above 0 and at most"),
+        (["--sampler", "sgld", "--client-momentum", "0.9"], "client_momentum = 0.9: applies to"),
+        (["--sampler", "sgld", "--client-optimizer", "adam"], "client_optimizer = 'adam': applies"),
+        (["--sampler", "nuts", "--order", "replacement"], "order = 'replacement': does not apply"),
+        (["--sampler", "sgld", "--method", "fedavg"], "sampler = 'sgld': fedavg draws no posterio"),
+    ],
+)
+def test_sampler_options_that_do_not_apply_are_refused(
+    tmp_path, monkeypatch, capsys, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as leaving:
+        main(["run", "digits", *words])
+    assert leaving.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

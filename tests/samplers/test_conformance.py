@@ -153,17 +153,20 @@ def _entry(request):
     return SAMPLERS[request.param]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_draws_from_its_gaussian(name):
-    sampler, covariance, num = SAMPLERS[name]
+@pytest.fixture(params=SAMPLERS, name="law")
+def _law(request):
+    return SAMPLERS[request.param]
+
+
+def test_draws_from_its_gaussian(law):
+    sampler, covariance, num = law
     check_gaussian(sampler, TARGET.data, TARGET.posterior.mean, covariance, num=num)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_draws_from_its_gaussian_at_other_seeds(name, seed):
-    sampler, covariance, num = SAMPLERS[name]
+def test_draws_from_its_gaussian_at_other_seeds(law, seed):
+    sampler, covariance, num = law
     check_gaussian(sampler, TARGET.data, TARGET.posterior.mean, covariance, num=num, seed=seed)
 
 
