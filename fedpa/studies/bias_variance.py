@@ -368,7 +368,7 @@ CLAIMS = {
     "FedPA's bias falls": ("fixed ρ", "bias", -1),
     "with the calibrated scale, FedPA's bias falls": ("calibrated, fixed ρ", "bias", -1),
 }
-Verdict = tuple[int, float, bool]
+Verdict = tuple[int, int | float, bool]
 """d, noise, and whether the claim holds there."""
 
 

@@ -8,9 +8,9 @@ regularizer; FedAvg's known hard case.
 Every method has its own server rate, tuned over a grid: on the distance itself for least squares,
 on held-out validation digits for the classifier. A longer step is thereby given to every method;
 `mean`, which sends θ₀ − x̄ and tunes its rate, is FedPA without the covariance, and `mean-scaled` is
-the same at the rates' 1 + (ℓ−1)ρ-th part. The posterior deltas' lengths differ by orders of
-magnitude, so their grid reaches further down than the controls', whose lowest rate is one at which
-they still arrive within the run: passing by the optimum is not arriving there.
+the same with steps 1 + (ℓ−1)ρ as long at FedPA's own rates. The posterior deltas' lengths differ by
+orders of magnitude, so their grid reaches further down than that of `mean`, whose lowest rate is
+one at which it still arrives within the run: passing by the optimum is not arriving there.
 
 Half of the local epochs are burn-in. Without, samples trace the way from θ₀ to the mode, Ŝ is large
 along it, and Σ̂⁻¹ takes away the very direction to go.
@@ -59,10 +59,11 @@ from fedpa.types import Examples, Key, Losses, Params
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Server rates of the controls."""
-WIDE = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Of posterior deltas."""
-LONG = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""Of the oracle's, a gradient's size."""
+WIDE = {
+    "least squares": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    "digits": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+}
+"""Of posterior deltas, and of `mean-scaled`, which takes their longest step at their own rates."""
 LAST = 20
 RHOS = (0.01, 0.1, 1.0)
 
@@ -211,8 +212,7 @@ def _mode(objective: Objective, data: ClientData, start: Params) -> Params:
 
 
 def variants(problem: Problem, quick: bool) -> dict[str, Variant]:
-    samples = local_work(problem.local).samples
-    scale = calibration(problem)
+    scale, wide = calibration(problem), WIDE[problem.name]
 
     def posterior(**options: Any) -> Callable[[Server], Method]:
         return lambda server: fedpa(problem.local, server, **options)
@@ -223,31 +223,27 @@ def variants(problem: Problem, quick: bool) -> dict[str, Variant]:
     found = {
         "FedAvg": Variant("control", lambda server: fedavg(problem.local, server)),
         "mean": Variant("control", uncorrected()),
-        "oracle": Variant(
-            "oracle", lambda server: exact_posterior(problem.posterior, server), LONG
-        ),
+        "oracle": Variant("oracle", lambda server: exact_posterior(problem.posterior, server)),
     }
     for rho in RHOS[-1:] if quick else RHOS:
-        factor = 1 + (samples - 1) * rho
-        found[f"FedPA ρ={rho:g}"] = Variant("IASG", posterior(rho=rho), WIDE)
+        found[f"FedPA ρ={rho:g}"] = Variant("IASG", posterior(rho=rho), wide)
         if not quick:
-            shorter = tuple(rate / factor for rate in GRID)
-            found[f"mean-scaled ρ={rho:g}"] = Variant("control", uncorrected(rho=rho), shorter)
+            found[f"mean-scaled ρ={rho:g}"] = Variant("control", uncorrected(rho=rho), wide)
     if not quick:
         for rule in ("oas", "rblw"):
-            found[f"FedPA {rule.upper()}"] = Variant("IASG", posterior(rho=rule), WIDE)
+            found[f"FedPA {rule.upper()}"] = Variant("IASG", posterior(rho=rule), wide)
     calibrated: tuple[Any, ...] = (1.0,) if quick else (1.0, "oas", "rblw")
     for rule in calibrated:
         name = "ρ=1" if rule == 1.0 else rule.upper()
         found[f"FedPA {name}, calibrated"] = Variant(
-            "IASG, calibrated", posterior(rho=rule, sample_scale=scale), WIDE
+            "IASG, calibrated", posterior(rho=rule, sample_scale=scale), wide
         )
     for name, factory in samplers(problem).items():
         if quick and (problem.name, name) != ("least squares", "SGLD T=1 ×√n"):
             continue
         by = "sqrt-n" if "×√n" in name else "none"
         found[f"FedPA {name}"] = Variant(
-            "other samplers", posterior(rho=1.0, sample_scale=by, sampler=factory), WIDE
+            "other samplers", posterior(rho=1.0, sample_scale=by, sampler=factory), wide
         )
         found[f"mean {name}"] = Variant("control", uncorrected(sampler=factory))
     return found
@@ -376,7 +372,7 @@ def _rows(
     for g, rate in enumerate(grid):
         row = about | {"server_rate": rate, "quantity": "tuning", "value": float(min(tune[g], 1e9))}
         rows.append(row)
-    every = max(problem.rounds // 50, 1)
+    every = max(problem.rounds // 25, 1)
     for run in range(found["shown"].shape[0]):
         shown = found["shown"][run, best]
         for t in range(problem.rounds):
@@ -446,7 +442,7 @@ def _badness(rows: Sequence[Row], method: str, problem: str) -> float:
 
 
 def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
-    """Every method's final value; each FedPA beside the control that shares its samples."""
+    """Every method's final value, and the angle between its deltas and FedAvg's."""
     names = sorted(distinct(rows, "method"), key=lambda m: _badness(rows, m, problem))
     groups = distinct(rows, "group")
     shown = set()
@@ -466,14 +462,25 @@ def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
             label=None if group in shown else groups[group],
         )
         shown.add(group)
+        angle = np.mean([r["value"] for r in where(rows, method=name, quantity="angle")])
+        axes.annotate(
+            f"{angle:.0f}°",
+            (1.01, position),
+            xycoords=("axes fraction", "data"),
+            fontsize=7,
+            color="0.35",
+            va="center",
+        )
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9", linewidth=0.6)
     word = "distance to the global optimum" if problem == "least squares" else "test accuracy"
-    tidy(axes, f"{problem}: mean of the last {LAST} rounds, best first", word, "")
+    tidy(
+        axes, f"{problem}: mean of the last {LAST} rounds, best first; angle at the right", word, ""
+    )
     axes.tick_params(axis="y", labelsize=7)
     if problem == "least squares":
-        axes.set_xscale("log")
+        axes.set_xlim(left=-0.05)
     axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.1), ncols=5)
 
 

@@ -100,7 +100,12 @@ def read_csv(path: Path) -> list[Row]:
             records = list(csv.DictReader(file))
     except OSError as error:
         raise FedpaError(f"redraw = {str(path)!r}: can't be read: {error.strerror}") from None
-    return [{k: _read(v) for k, v in record.items() if v not in ("", None)} for record in records]
+    return [_row(record) for record in records]
+
+
+def _row(record: dict[str, str]) -> Row:
+    row = {name: _read(text) for name, text in record.items() if text not in ("", None)}
+    return row | {"value": float(row["value"])}
 
 
 def _read(text: str) -> Any:
