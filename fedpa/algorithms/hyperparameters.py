@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import optax
@@ -170,7 +170,13 @@ def _check_sampler(h: Hyperparameters) -> None:
         raise refuse("order", h.order, f"does not apply to sampler {h.sampler}, which takes all")
     factory = sampler_factory(h)
     if factory is not None:
-        factory(Objective(lambda params, batch, key: batch), h.client_learning_rate)
+        factory(Objective(lambda params, batch, key: batch), 1.0)
+
+
+def without_sampler(h: Hyperparameters) -> Hyperparameters:
+    """The same settings with the default sampler, for methods that draw no samples."""
+    own: dict[str, Any] = dict.fromkeys(SAMPLER_FIELDS)
+    return dataclasses.replace(h, sampler="iasg", **own)
 
 
 def sampler_factory(h: Hyperparameters) -> SamplerFactory | None:

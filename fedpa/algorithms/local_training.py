@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.errors import check_integer, check_type, refuse
+from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.minibatches import check_order
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.iasg import iasg
@@ -117,6 +117,11 @@ def sampler_for(
     objective: Objective, local: LocalTraining, rate: jax.Array, factory: SamplerFactory | None
 ) -> Sampler:
     """The sampler that `factory` makes, or IASG on `local`."""
+    if isinstance(factory, Sampler):
+        raise FedpaError(
+            "sampler is a Sampler: must be a function that makes one, "
+            "lambda objective, rate: fedpa.samplers.sgld(objective, 0.1 * rate, batch_size=10)"
+        )
     if factory is not None:
         return factory(objective, rate)
     return local_sampler(objective, local, rate, average=True)

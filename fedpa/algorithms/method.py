@@ -2,12 +2,11 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fedpa.algorithms.algorithm import Method
-from fedpa.algorithms.hyperparameters import SAMPLER_FIELDS, Hyperparameters
-from fedpa.errors import refuse
+from fedpa.algorithms.hyperparameters import Hyperparameters
 
 
 class NamedMethod(NamedTuple):
@@ -39,13 +38,3 @@ def labelled(name: str, h: Hyperparameters) -> str:
     method = methods()[name]
     named = f"-{h.sampler.upper()}" if method.samples and h.sampler != "iasg" else ""
     return method.label.replace("[M]", f"{named}[{work}]")
-
-
-def check_sampler_is_used(names: Iterable[str], h: Hyperparameters) -> None:
-    """Refuse a sampler, or a setting of one, where no method of `names` samples."""
-    if any(methods()[name].samples for name in names):
-        return
-    default = Hyperparameters()
-    for field in ("sampler", *SAMPLER_FIELDS):
-        if getattr(h, field) != getattr(default, field):
-            raise refuse(field, getattr(h, field), f"{', '.join(names)} draws no posterior samples")

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import tyro
 
+from fedpa.algorithms.hyperparameters import SAMPLER_FIELDS
+from fedpa.algorithms.method import methods
 from fedpa.errors import FedpaError
 from fedpa.training.config import RunConfig, default_config, read_toml
 
@@ -34,6 +36,18 @@ def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None =
     if method is not None:
         parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
     return parsed
+
+
+def refuse_unused_sampler(names: Sequence[str], argv: Sequence[str]) -> None:
+    """A sampler's option on the command line where none of the methods draws samples."""
+    if any(methods()[name].samples for name in names):
+        return
+    for field in ("sampler", *SAMPLER_FIELDS):
+        option = "--" + field.replace("_", "-")
+        if any(word.split("=")[0].replace("_", "-") == option for word in argv):
+            raise FedpaError(
+                f"{option} does not apply: {', '.join(names)} draws no posterior samples"
+            )
 
 
 def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C) -> C:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights, num_rows
 from fedpa.objectives.minibatches import Minibatch
+from fedpa.precision import widened
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
 
 Reduction = Literal["mean", "sum"]
@@ -33,9 +34,9 @@ def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: K
     """f̂_i(θ): the loss whose gradient a step of local SGD takes."""
     losses = objective.loss(theta, batch.examples, key)
     _one_per_example(losses, batch.weights.shape[0])
-    total = jnp.sum(jnp.where(batch.weights > 0, losses, 0).astype(losses.dtype))
+    total = jnp.sum(widened(jnp.where(batch.weights > 0, losses, 0).astype(losses.dtype)))
     if objective.reduction == "mean":
-        total = total / jnp.maximum(jnp.sum(batch.weights), 1).astype(losses.dtype)
+        total = total / jnp.maximum(jnp.sum(batch.weights), 1).astype(total.dtype)
     return total + _penalty(objective, theta, total)
 
 
@@ -47,8 +48,8 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
     examples = jax.tree.map(lambda array: array[rows], data.examples)
     losses = objective.loss(theta, examples, key)
     _one_per_example(losses, weights.shape[0])
-    total = jnp.sum(jnp.where(weights > 0, losses, 0).astype(losses.dtype))
-    mean = total / jnp.maximum(data.n, 1).astype(losses.dtype)
+    total = jnp.sum(widened(jnp.where(weights > 0, losses, 0).astype(losses.dtype)))
+    mean = total / jnp.maximum(data.n, 1).astype(total.dtype)
     return mean + _penalty(objective, theta, mean)
 
 

@@ -60,6 +60,13 @@ def diagnose(samples: Any, infos: Any) -> Diagnostics:
     chains, num = _chains_and_draws(leaves)
     if chains < LEAST_CHAINS:
         raise refuse("chains", chains, f"R̂ compares chains: give at least {LEAST_CHAINS}")
+    shape = np.shape(infos.loss)
+    if shape != (chains, num):
+        # One chain's samples have their own first axes; its infos do not lie.
+        raise FedpaError(
+            f"infos.loss has shape {shape}: must be (chains, num) = {(chains, num)}, as of "
+            "draw_chains (draw returns a single chain)"
+        )
     if num < LEAST_DRAWS:
         raise refuse("num", num, f"R̂ needs at least {LEAST_DRAWS} draws of each chain")
     found = [

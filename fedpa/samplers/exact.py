@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from fedpa.errors import refuse
 from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.quadratic import Quadratic
 from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import check_temperature
 from fedpa.types import Key, Params, Scalar
 
 
@@ -39,8 +39,8 @@ def exact(
     posterior: Callable[[ClientData], Quadratic], temperature: float | None = None
 ) -> Sampler:
     """Build the sampler. `posterior` gives the client's quadratic; T = n_i if None."""
-    if temperature is not None and not 0 < temperature < float("inf"):
-        raise refuse("temperature", temperature, "must be a finite number > 0, or None for n_i")
+    if temperature is not None:
+        check_temperature(temperature)
 
     def init(theta0: Params, data: ClientData, key: Key) -> ExactState:
         q = posterior(data)

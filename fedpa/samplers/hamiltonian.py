@@ -18,18 +18,21 @@ from blackjax.mcmc.hmc import HMCState
 from blackjax.mcmc.hmc import init as density_at
 from jax.flatten_util import ravel_pytree
 
-from fedpa.errors import refuse
+from fedpa.errors import check_type, refuse
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.objective import Objective, log_posterior
+from fedpa.objectives.objective import Objective, client_loss
+from fedpa.precision import narrowed, widened
 from fedpa.samplers.minibatch_chain import Steps, Window, check_window
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
     check_rate_and_temperature,
-    in_dtype_of,
     relative_temperature,
 )
 from fedpa.types import Count, Key, Params, Scalar
+
+LEAST_ADAPTATION = 20
+"""Transitions below which dual averaging, which begins with large steps, does harm."""
 
 Transition = Callable[[Key, HMCState, Any, Scalar, jax.Array], tuple[HMCState, Any]]
 """blackjax's kernel: (key, state, log density, ε, inverse mass) → (state, its info)."""
@@ -37,7 +40,9 @@ Transition = Callable[[Key, HMCState, Any, Scalar, jax.Array], tuple[HMCState, A
 
 class HamiltonianState(NamedTuple):
     chain: HMCState
-    """θ with its log density and gradient."""
+    """θ as one vector, at least float32, with its log density and gradient."""
+    theta: Params
+    """The same as the caller knows it."""
     step_size: Scalar
     """ε."""
     loss_key: Key
@@ -71,49 +76,55 @@ def hamiltonian(
         K + discard transitions per sample.
     target_acceptance: adapt ε to it in the burn-in, by dual averaging; None keeps ε as given.
     """
+    check_type("objective", objective, Objective, "fedpa.Objective(loss)")
     check_rate_and_temperature(learning_rate, temperature)
     check_window(window)
     if target_acceptance is not None:
         if not 0 < target_acceptance < 1:
             raise refuse("target_acceptance", target_acceptance, "must be between 0 and 1")
-        if not window.burn_in:
+        if window.burn_in < LEAST_ADAPTATION:
             raise refuse(
-                "target_acceptance", target_acceptance, "needs a burn-in to adapt the step size in"
+                "target_acceptance",
+                target_acceptance,
+                f"needs a burn-in of at least {LEAST_ADAPTATION} transitions to adapt the step "
+                f"size in, not {window.burn_in}",
             )
     thinning = window.per_sample + window.discard if isinstance(window, Steps) else 1
 
-    def log_density(data: ClientData, loss_key: Key) -> Callable[[Params], Scalar]:
-        size = jnp.maximum(data.n, 1).astype(jnp.float32)
-        t = relative_temperature(temperature, data.n) * size  # T, which is n_i for None
+    def log_density(theta0: Params, data: ClientData, loss_key: Key) -> Callable[[Any], Scalar]:
+        warmth = relative_temperature(temperature, data.n)
 
-        def density(theta: Params) -> Scalar:
-            return log_posterior(objective, theta, data, in_dtype_of(theta, t), loss_key)
+        def density(flat: jax.Array) -> Scalar:
+            loss = client_loss(objective, _shaped(flat, theta0), data, loss_key)
+            return -loss.astype(flat.dtype) / warmth.astype(flat.dtype)
 
         return density
 
     def move(state: HamiltonianState, data: ClientData) -> tuple[HamiltonianState, HamiltonianInfo]:
         key, step_key = jax.random.split(state.key)
-        mass = jnp.ones_like(ravel_pytree(state.chain.position)[0])
-        density = log_density(data, state.loss_key)
+        density = log_density(state.theta, data, state.loss_key)
+        mass = jnp.ones_like(state.chain.position)
         chain, info = transition(step_key, state.chain, density, state.step_size, mass)
         # No data, no posterior: an empty client stays at θ₀.
         chain = jax.tree.map(lambda new, old: jnp.where(data.n > 0, new, old), chain, state.chain)
-        loss = -chain.logdensity * relative_temperature(temperature, data.n)
+        loss = -chain.logdensity.astype(jnp.float32) * relative_temperature(temperature, data.n)
         shown = HamiltonianInfo(
-            loss.astype(jnp.float32),
+            loss,
             jnp.asarray(info.acceptance_rate, jnp.float32),
             jnp.asarray(info.is_divergent, jnp.int32),
             jnp.asarray(info.num_integration_steps, jnp.int32),
         )
-        return state._replace(chain=chain, key=key), shown
+        theta = _shaped(chain.position, state.theta)
+        return state._replace(chain=chain, theta=theta, key=key), shown
 
     def init(theta0: Params, data: ClientData, key: Key) -> HamiltonianState:
         loss_key, chain_key = jax.random.split(key)
-        chain = density_at(theta0, log_density(data, loss_key))
+        wide, _ = ravel_pytree(widened(theta0))
+        chain = density_at(wide, log_density(theta0, data, loss_key))
         step_size = jnp.sqrt(
             jnp.asarray(learning_rate, jnp.float32) * relative_temperature(temperature, data.n)
         )
-        state = HamiltonianState(chain, in_dtype_of(theta0, step_size), loss_key, chain_key)
+        state = HamiltonianState(chain, theta0, step_size.astype(wide.dtype), loss_key, chain_key)
         return warm_up(state, data) if window.burn_in else state
 
     def warm_up(state: HamiltonianState, data: ClientData) -> HamiltonianState:
@@ -142,6 +153,12 @@ def hamiltonian(
             jnp.sum(infos.divergent),
             jnp.sum(infos.gradients),
         )
-        return state, state.chain.position, info
+        return state, state.theta, info
 
-    return Sampler(init, sample, lambda state: state.chain.position)
+    return Sampler(init, sample, lambda state: state.theta)
+
+
+def _shaped(flat: jax.Array, theta: Params) -> Params:
+    """The vector in θ's structure and dtypes."""
+    _, unravel = ravel_pytree(widened(theta))
+    return narrowed(unravel(flat), theta)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from fedpa.errors import check_type
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.named import NamedSampler
@@ -45,6 +46,7 @@ def iasg(
     average: False returns the last iterate of each window instead of their average: local SGD as
         FedAvg runs it (Algorithm 2).
     """
+    check_type("optimizer", optimizer, optax.GradientTransformation, "optax.sgd(0.1)")
 
     def client_opt(
         theta: Params, state: optax.OptState, gradient_at: Gradient, n: Count, key: Key

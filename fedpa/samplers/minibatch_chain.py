@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from fedpa.errors import refuse
+from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import (
     Minibatch,
@@ -102,8 +102,8 @@ def minibatch_chain(
 
     average: a sample is the average of its window's iterates; False: the last of them.
     """
-    if batch_size < 1:
-        raise refuse("batch_size", batch_size, "must be at least 1")
+    check_type("objective", objective, Objective, "fedpa.Objective(loss)")
+    check_integer("batch_size", batch_size, 1)
     check_window(window)
     check_order(order)
 
@@ -209,9 +209,9 @@ def _start(theta: Params) -> _Average:
 
 
 def check_window(window: Window) -> None:
-    if isinstance(window, Steps) and window.per_sample < 1:
-        raise refuse("steps_per_sample", window.per_sample, "must be at least 1")
-    if window.burn_in < 0:
-        raise refuse("burn_in", window.burn_in, "must be at least 0")
-    if isinstance(window, Steps) and window.discard < 0:
-        raise refuse("discard_steps", window.discard, "must be at least 0")
+    if not isinstance(window, Epochs | Steps):
+        raise refuse("window", window, "must be Epochs(…) or Steps(…)")
+    check_integer("burn_in", window.burn_in, 0)
+    if isinstance(window, Steps):
+        check_integer("steps_per_sample", window.per_sample, 1)
+        check_integer("discard_steps", window.discard, 0)

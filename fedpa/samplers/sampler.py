@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedpa.errors import FedpaError, check_integer
+from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.types import Key, Params
 
@@ -38,6 +39,15 @@ def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tup
     a model with other leaves, `equinox.partition(model, equinox.is_inexact_array)[0]`).
     """
     check_integer("num", num, 1)
+    for leaf in jax.tree.leaves(theta0):
+        kind = getattr(leaf, "dtype", type(leaf).__name__)
+        if not isinstance(leaf, jax.Array | np.ndarray) or not jnp.issubdtype(kind, jnp.floating):
+            raise FedpaError(
+                f"theta0 has a leaf of type {kind}: all must be floating-point arrays (of a model, "
+                "equinox.partition(model, equinox.is_inexact_array)[0])"
+            )
+    if not isinstance(key, jax.Array):
+        raise refuse("key", key, "must be a key, for example jax.random.key(0)")
     if not isinstance(data, ClientData):
         if not all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(data)):
             raise FedpaError("data holds a value that is not finite: all must be finite numbers")

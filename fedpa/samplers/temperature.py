@@ -37,7 +37,17 @@ def in_dtype_of(tree: Params, value: Any) -> jax.Array:
 
 
 def check_rate_and_temperature(learning_rate: Rate, temperature: float | None) -> None:
-    if isinstance(learning_rate, int | float) and not 0 < learning_rate < float("inf"):
-        raise refuse("learning_rate", learning_rate, "must be a finite number > 0")
-    if temperature is not None and not 0 < temperature < float("inf"):
-        raise refuse("temperature", temperature, "must be a finite number > 0, or None for n_i")
+    if not isinstance(learning_rate, jax.Array):
+        _check_positive("learning_rate", learning_rate, "must be a finite number > 0")
+    if temperature is not None:
+        check_temperature(temperature)
+
+
+def check_temperature(temperature: Any) -> None:
+    _check_positive("temperature", temperature, "must be a finite number > 0, or None for n_i")
+
+
+def _check_positive(field: str, value: Any, expected: str) -> None:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise refuse(field, value, expected)

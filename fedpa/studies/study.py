@@ -21,6 +21,8 @@ from fedpa.errors import FedpaError, refuse
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
+STAMP = ("seed", "size", "versions")
+"""The columns that say what made a row."""
 DIGITS = 5
 """Significant digits of a measured value in the CSV."""
 
@@ -68,13 +70,14 @@ def study_named(name: str) -> Study:
     return known[name]
 
 
+def size(quick: bool) -> str:
+    return "quick" if quick else "full"
+
+
 def as_csv(study: Study, rows: Iterable[Row], seed: int, quick: bool) -> str:
     """The rows as CSV; what made them is part of every row."""
-    stamp = {
-        "seed": seed,
-        "size": "quick" if quick else "full",
-        "versions": f"fedpa {version('fedpa')} jax {version('jax')}",
-    }
+    made_by = f"fedpa {version('fedpa')} jax {version('jax')}"
+    stamp = dict(zip(STAMP, (seed, size(quick), made_by), strict=True))
     names = [*study.columns, "quantity", "value", *stamp]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -96,15 +99,19 @@ def _written(value: Any) -> Any:
 def read_csv(path: Path) -> list[Row]:
     """The rows of a study's CSV: numbers as numbers, what is empty left out."""
     try:
-        with path.open(newline="") as file:
-            records = list(csv.DictReader(file))
+        return parse_csv(path.read_text())
     except OSError as error:
-        raise FedpaError(f"redraw = {str(path)!r}: can't be read: {error.strerror}") from None
-    return [_row(record) for record in records]
+        raise FedpaError(f"{str(path)!r} can't be read: {error.strerror}") from None
+    except (KeyError, ValueError, csv.Error):
+        raise FedpaError(f"{str(path)!r} is no CSV of a study") from None
+
+
+def parse_csv(content: str) -> list[Row]:
+    return [_row(record) for record in csv.DictReader(io.StringIO(content))]
 
 
 def _row(record: dict[str, str]) -> Row:
-    row = {name: _read(text) for name, text in record.items() if text not in ("", None)}
+    row = {name: _read(text) for name, text in record.items() if text}
     return row | {"value": float(row["value"])}
 
 

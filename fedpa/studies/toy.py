@@ -216,12 +216,12 @@ def draw(rows: Sequence[Row]) -> Figure:
     names = [m for m in distinct(rows, "method") if where(rows, method=m, quantity="distance")]
     groups = {
         "MB-SGD and FedAvg": [n for n in names if n.startswith(("MB", "FedAvg"))],
-        "FedPA, ρ = 1, and its control": [n for n in names if n.startswith(("FedPA", "mean"))],
+        "FedPA (ρ = 1) and its control": [n for n in names if n.startswith(("FedPA", "mean"))],
     }
     for axes, (title, members) in zip((middle, right), groups.items(), strict=True):
         for index, name in enumerate(members):
             _curve(axes, rows, name, index)
-        tidy(axes, f"{title} (mean, 95 % band)", "round", "distance to the global optimum")
+        tidy(axes, title, "round", "distance to the global optimum\n(mean and 95 % band)")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_ylim(0.001, 100)
@@ -282,13 +282,15 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for result in results(rows):
         cells = [_shown(result.by_rate[rate]) if rate in result.by_rate else "" for rate in grid]
-        table.add_row(result.method, *cells, _shown(result.tuned), f"{result.rate:g}")
+        edge = "*" if result.rate == min(result.by_rate) else ""
+        table.add_row(result.method, *cells, _shown(result.tuned), f"{result.rate:g}{edge}")
     runs = len(distinct(where(rows, quantity="final_distance", start=0), "run"))
     return [
         table,
         f"By server rate: from the first start, mean over {runs} seed(s). Tuned: at the tuned "
-        "rate, each seed from a start of its own; div.: diverges. FedAvg-1100 and FedPA-IASG-100 "
-        "make equally many local steps; mean-IASG-100 is FedPA-IASG-100 without the covariance.",
+        "rate, each seed from a start of its own; div.: diverges; *: the smallest rate tried. "
+        "FedAvg-1100 and FedPA-IASG-100 make equally many local steps; mean-IASG-100 is "
+        "FedPA-IASG-100 without the covariance.",
     ]
 
 

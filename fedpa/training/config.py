@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 import tyro
 
-from fedpa.algorithms.hyperparameters import Hyperparameters, resolved
+from fedpa.algorithms.hyperparameters import Hyperparameters, resolved, without_sampler
 from fedpa.algorithms.method import methods
 from fedpa.engines import engines
 from fedpa.errors import FedpaError, refuse
@@ -75,7 +75,10 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.engine not in engines():
         raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
     method = methods()[config.method]
-    hyperparameters = resolved(method.adjust(config.hyperparameters))
+    hyperparameters = method.adjust(config.hyperparameters)
+    if not method.samples:
+        hyperparameters = without_sampler(hyperparameters)
+    hyperparameters = resolved(hyperparameters)
     method.build(hyperparameters)  # refuses what the method can't do; nothing is compiled
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 

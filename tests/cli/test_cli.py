@@ -215,7 +215,7 @@ def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
         (["--sampler", "sgld", "--client-momentum", "0.9"], "client_momentum = 0.9: applies to"),
         (["--sampler", "sgld", "--client-optimizer", "adam"], "client_optimizer = 'adam': applies"),
         (["--sampler", "nuts", "--order", "replacement"], "order = 'replacement': does not apply"),
-        (["--sampler", "sgld", "--method", "fedavg"], "sampler = 'sgld': fedavg draws no posterio"),
+        (["--sampler", "sgld", "--method", "fedavg"], "--sampler does not apply: fedavg draws no"),
     ],
 )
 def test_sampler_options_that_do_not_apply_are_refused(
@@ -227,3 +227,16 @@ def test_sampler_options_that_do_not_apply_are_refused(
     assert leaving.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_method_that_does_not_sample_takes_no_harm_from_a_samplers_settings(
+    tmp_path, monkeypatch
+):
+    """The configuration of a comparison's FedAvg is one that `fedpa run` takes back."""
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "digits", "--methods", "fedavg-1,fedpa", "--rounds", "1", "--out", "both"]
+    words += ["--clients-per-round", "1", "--sampler", "sgld", "--temperature", "1"]
+    main([*words, "--burn-in-rounds", "0", "--epochs", "2"])
+    assert "sgld" not in Path("both/fedavg-1-0/config.toml").read_text()
+    assert 'sampler = "sgld"' in Path("both/fedpa-0/config.toml").read_text()
+    main(["run", "--config", "both/fedavg-1-0/config.toml", "--out", "again"])

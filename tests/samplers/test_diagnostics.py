@@ -205,6 +205,10 @@ def test_acceptance_and_divergences_are_reported_where_known():
     assert found.divergences == 3
 
 
+def one_chain():
+    return draw(exact(lambda data: POSTERIOR), jnp.zeros(12), EXAMPLES, jax.random.key(0), 20)
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
@@ -214,7 +218,8 @@ def test_acceptance_and_divergences_are_reported_where_known():
         (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(3)}), "one θ₀ per chain"),
         (lambda run: run(starts=jnp.zeros((0, 3))), "one θ₀ per chain"),
         (lambda run: diagnose(np.zeros((1, 9, 2)), None), "chains = 1: R̂ compares chains"),
-        (lambda run: diagnose(np.zeros((2, 3, 2)), None), "num = 3: R̂ needs at least 4"),
+        (lambda run: diagnose(*run(num=3)), "num = 3: R̂ needs at least 4"),
+        (lambda run: diagnose(*one_chain()), "infos.loss has shape (20,): must be (chains, num)"),
         (lambda run: diagnose(np.zeros(3), None), "must begin with axes (chains, num)"),
         (lambda run: diagnose([np.zeros((2, 9)), np.zeros((2, 8))], None), "(chains, num)"),
         (lambda run: kish_ess([]), "log_weights = (0,)"),

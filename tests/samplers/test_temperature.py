@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from fedpa import FedpaError, Objective
+from fedpa.objectives import client_data, client_loss
 from fedpa.samplers import Epochs, Steps, draw, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sghmc import underdamped_covariance
 from fedpa.samplers.sgld import langevin_covariance
@@ -61,7 +62,7 @@ def test_laws_tend_to_the_posterior_as_the_rate_falls():
 
 def short_hmc(*args, **options):
     """In two dimensions long trajectories come back: acceptance would not fall with the step."""
-    return hmc(*args, integration_steps=2, **options)
+    return hmc(*args, integration_steps=1, **options)
 
 
 @pytest.mark.parametrize(("build", "aim"), [(short_hmc, 0.7), (nuts, 0.8)], ids=["hmc", "nuts"])
@@ -71,7 +72,7 @@ def test_the_burn_in_adapts_the_step_size(build, aim):
         TARGET.objective, 0.003, window=Epochs(300), temperature=1.0, target_acceptance=aim
     )
     check_gaussian(
-        sampler, TARGET.data, TARGET.posterior.mean, np.linalg.inv(HESSIAN) / 40, num=30_000
+        sampler, TARGET.data, TARGET.posterior.mean, np.linalg.inv(HESSIAN) / 40, num=60_000
     )
     _, infos = samples(sampler, 2_000)
     kept = build(TARGET.objective, 0.003, window=Epochs(), temperature=1.0)
@@ -129,21 +130,46 @@ def test_the_sum_of_a_batch_is_taken_as_its_mean():
     ("build", "message"),
     [
         (lambda f: sgld(f, 0.0, batch_size=10), "learning_rate = 0.0: must be a finite number > 0"),
-        (lambda f: sgld(f, 0.1, batch_size=0), "batch_size = 0: must be at least 1"),
+        (lambda f: sgld(f, 0.1, batch_size=0), "batch_size = 0: must be a whole number, at least"),
         (lambda f: sgld(f, 0.1, batch_size=9, temperature=-1.0), "temperature = -1.0: must be"),
         (lambda f: sghmc(f, 0.1, batch_size=10, friction=0.0), "friction = 0.0: must be above 0"),
         (lambda f: sghmc(f, 0.1, batch_size=10, friction=1.5), "friction = 1.5: must be above 0"),
         (lambda f: hmc(f, 0.1, integration_steps=0), "integration_steps = 0: must be a whole"),
         (lambda f: hmc(f, 0.1, target_acceptance=0.7), "target_acceptance = 0.7: needs a burn-in"),
+        (
+            lambda f: hmc(f, 0.1, window=Epochs(3), target_acceptance=0.7),
+            "target_acceptance = 0.7: needs a burn-in of at least 20 transitions",
+        ),
         (lambda f: nuts(f, 0.1, max_doublings=0), "max_doublings = 0: must be a whole number"),
         (
-            lambda f: nuts(f, 0.1, window=Epochs(5), target_acceptance=1.5),
+            lambda f: nuts(f, 0.1, window=Epochs(50), target_acceptance=1.5),
             "target_acceptance = 1.5: must be between 0 and 1",
         ),
-        (lambda f: nuts(f, 0.1, window=Steps(0)), "steps_per_sample = 0: must be at least 1"),
+        (lambda f: nuts(f, 0.1, window=Steps(0)), "steps_per_sample = 0: must be a whole number"),
     ],
 )
 def test_refusals(build, message):
     with pytest.raises(FedpaError) as error:
         build(TARGET.objective)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("float16", "float16")])
+@pytest.mark.parametrize("build", [hmc, nuts], ids=["hmc", "nuts"])
+def test_hamiltonian_chains_are_wide_whatever_the_parameters(build, dtypes):
+    def loss(theta, batch, key):
+        joined = jnp.concatenate([theta["a"].astype(jnp.float32), theta["b"].astype(jnp.float32)])
+        return TARGET.objective.loss(joined, batch, key)
+
+    start = {name: jnp.array([4.0], dtype) for name, dtype in zip("ab", dtypes, strict=True)}
+    drawn, infos = samples(build(Objective(loss), 0.1), 20, start)
+    assert [str(drawn[name].dtype) for name in "ab"] == list(dtypes)
+    assert float(jnp.mean(infos.acceptance)) > 0.5
+
+
+def test_the_mean_loss_of_many_half_precision_examples_is_finite():
+    """A float16 sum ends at 65,504; sums are wide."""
+    many = client_data({"z": np.zeros(50_000, np.float16)})
+    two = Objective(lambda theta, batch, key: theta * jnp.ones_like(batch["z"]))
+    value = client_loss(two, jnp.asarray(2.0, jnp.float16), many, jax.random.key(0))
+    assert float(value) == pytest.approx(2.0, rel=1e-3)

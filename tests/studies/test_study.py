@@ -191,3 +191,24 @@ def test_a_directory_that_can_not_be_made(capsys):
 def test_every_option_has_a_help():
     documented = dataclasses.fields(command.StudyCommand)
     assert {field.name for field in documented} >= {"name", "out", "quick", "seed"}
+
+
+def test_what_resume_keeps_must_be_what_was_asked_for(only_tiny, capsys, tmp_path):
+    run("tiny", "--out", str(tmp_path / "all" / "tiny"), "--quick")
+    message = refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
+    assert "is not of seed 0 and full size" in message
+    (tmp_path / "all" / "tiny" / "tiny.csv").write_text("x")
+    assert "remove it" in refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
+
+
+def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("colour,quantity,value\nred,q,1\n")
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00")
+    out = str(tmp_path / "out")
+    for path in (other, binary):
+        assert "is no CSV of" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
+    words = ["toy", "--out", out, "--redraw", str(other), "--quick"]
+    assert "quick = True: nothing is measured" in refused(capsys, *words)
+    assert not (tmp_path / "out").exists()

@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import check_sampler_is_used, labelled, methods
-from fedpa.cli.arguments import parse, shown
+from fedpa.algorithms.method import labelled, methods
+from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.errors import FedpaError, refuse
 from fedpa.report.curves import draw_curves
 from fedpa.report.progress import watched
@@ -53,7 +53,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
-    check_sampler_is_used({name for name, _ in configs}, command.run.hyperparameters)
+    refuse_unused_sampler(list(dict.fromkeys(name for name, _ in configs)), argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
         run_directory.clear(command.out)

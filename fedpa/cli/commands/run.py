@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import check_sampler_is_used, labelled
-from fedpa.cli.arguments import parse, shown
+from fedpa.algorithms.method import labelled
+from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.report.progress import watched
 from fedpa.report.summary import curve, final
 from fedpa.tasks.task import task_named
@@ -39,7 +39,7 @@ class RunCommand:
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse(RunCommand, argv, "fedpa run")
     config = resolve(command.run)
-    check_sampler_is_used([config.method], config.hyperparameters)
+    refuse_unused_sampler([config.method], argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
     if command.dry_run:

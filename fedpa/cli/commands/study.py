@@ -15,7 +15,17 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from fedpa.cli.arguments import parse_words, shown
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.figures import rendered
-from fedpa.studies.study import Settings, Study, as_csv, read_csv, studies, study_named
+from fedpa.studies.study import (
+    STAMP,
+    Settings,
+    Study,
+    as_csv,
+    parse_csv,
+    read_csv,
+    size,
+    studies,
+    study_named,
+)
 from fedpa.training.run_directory import write_atomically
 
 SUMMARY = "measure and draw the paper's synthetic studies"
@@ -91,11 +101,39 @@ def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
     if command.resume and command.name != "all":
         raise refuse("resume", True, "applies to `all`: a single study is measured in one go")
     if command.redraw is not None:
-        if command.name == "all":
-            raise refuse("redraw", str(command.redraw), "name the study that the file is of")
-        if not command.redraw.is_file():
-            raise refuse("redraw", str(command.redraw), "is no file: give a study's CSV")
+        _check_redraw(command, chosen)
     _check_directory(command.out, command.resume)
+    if command.resume:
+        for name in chosen:
+            _check_kept(command, command.out / name / f"{name}.csv")
+
+
+def _check_redraw(command: StudyCommand, chosen: dict[str, Study]) -> None:
+    path = command.redraw
+    if command.name == "all":
+        raise refuse("redraw", str(path), "name the study that the file is of")
+    default = StudyCommand()
+    for option in ("quick", "seed", "seeds", "repeats"):
+        if getattr(command, option) != getattr(default, option):
+            raise refuse(option, getattr(command, option), "nothing is measured with --redraw")
+    if path is None or not path.is_file():
+        raise refuse("redraw", str(path), "is no file: give a study's CSV")
+    rows = read_csv(path)
+    columns = {*chosen[command.name].columns, "quantity", "value", *STAMP}
+    if not rows or not {name for row in rows for name in row} <= columns:
+        raise refuse("redraw", str(path), f"is no CSV of the study {command.name}")
+
+
+def _check_kept(command: StudyCommand, path: Path) -> None:
+    """What is kept must be what would be measured."""
+    if not path.exists():
+        return
+    rows = read_csv(path)
+    wanted = (command.seed, size(command.quick))
+    if not rows or (rows[0].get("seed"), rows[0].get("size")) != wanted:
+        raise refuse(
+            "resume", str(path), f"is not of seed {wanted[0]} and {wanted[1]} size: remove it"
+        )
 
 
 def _check_directory(out: Path, resume: bool) -> None:
@@ -141,24 +179,22 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         content = as_csv(study, rows, command.seed, command.quick)
     else:
         content = command.redraw.read_text()
+    # Drawn from what the file will hold, as anyone could.
+    stored = parse_csv(content)
+    figure = study.draw(stored)
+    files = {f"{name}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    files |= study.extras(stored)
+    files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / f"{name}.csv", content.encode())
-        # Drawn from the file, as anyone could.
-        stored = read_csv(out / f"{name}.csv")
-        figure = study.draw(stored)
-        write_atomically(out / f"{name}.png", rendered(figure, "png"))
-        write_atomically(out / f"{name}.pdf", rendered(figure, "pdf"))
-        extras = study.extras(stored)
-        for file, extra in extras.items():
-            write_atomically(out / file, extra)
+        for file, written in files.items():
+            write_atomically(out / file, written)
     except OSError as error:
         raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
     for finding in study.findings(stored):
         console.print(finding, highlight=False)
-    files = ", ".join([f"{name}.csv", f"{name}.png", f"{name}.pdf", *extras])
     console.print(
-        f"written to {shown(out)}: {files} ({time.perf_counter() - started:.0f} s)",
+        f"written to {shown(out)}: {', '.join(files)} ({time.perf_counter() - started:.0f} s)",
         soft_wrap=True,
         markup=False,
         highlight=False,
