@@ -128,7 +128,7 @@ def least_squares_problem(seed: int, rounds: int) -> Problem:
 RIDGE = 0.01
 
 
-def _logits(theta: Params, x: jax.Array) -> jax.Array:
+def _logits(theta: Params, x: Any) -> jax.Array:
     return x @ theta["w"] + theta["b"][None, :]
 
 
@@ -239,7 +239,7 @@ def variants(problem: Problem, quick: bool) -> dict[str, Variant]:
             "IASG, calibrated", posterior(rho=rule, sample_scale=scale), wide
         )
     for name, factory in samplers(problem).items():
-        if quick and (problem.name, name) != ("least squares", "SGLD T=1 ×√n"):
+        if quick and (problem.name, name) != ("least squares", "exact T=1 ×√n"):
             continue
         by = "sqrt-n" if "×√n" in name else "none"
         found[f"FedPA {name}"] = Variant(

@@ -102,6 +102,15 @@ def check_correction(rows, full):
     biased = final(rows, "least squares", "FedAvg")
     assert biased > 1.0
     assert final(rows, "least squares", "mean") == pytest.approx(biased, rel=0.1)
+    # With samples of the true posterior the covariance brings FedPA closer than their mean; with
+    # IASG's it does nothing, and calibrating their scale does harm.
+    good = [f"{name} T=1 ×√n" for name in ("exact", "HMC", "NUTS")[: 3 if full else 1]]
+    for name in good:
+        ours, control = (final(rows, "least squares", f"{m} {name}") for m in ("FedPA", "mean"))
+        assert ours < 0.7 * control, name
+    iasg = final(rows, "least squares", "FedPA ρ=1")
+    assert iasg == pytest.approx(biased, rel=0.05)
+    assert final(rows, "least squares", "FedPA ρ=1, calibrated") > 1.1 * iasg
 
 
 CHECKS = {
