@@ -1,12 +1,11 @@
 """Methods by name, for the command line: every algorithm file lists its own in `METHODS`."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
 from fedpa.algorithms.algorithm import Method
 from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.discovery import defined
 
 
 class NamedMethod(NamedTuple):
@@ -22,11 +21,9 @@ class NamedMethod(NamedTuple):
 
 def methods() -> dict[str, NamedMethod]:
     """All methods of all files in this package; a new file needs no registration."""
-    package = importlib.import_module("fedpa.algorithms")
     found: dict[str, NamedMethod] = {}
-    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        loaded = importlib.import_module(f"fedpa.algorithms.{module}")
-        found.update(vars(loaded).get("METHODS", {}))
+    for named in defined("fedpa.algorithms", "METHODS").values():
+        found.update(named)
     return found
 
 

@@ -34,8 +34,8 @@ from fedpa.types import Count, Key, Params, Scalar
 LEAST_ADAPTATION = 20
 """Transitions below which dual averaging, which begins with large steps, does harm."""
 
-Transition = Callable[[Key, HMCState, Any, Scalar, jax.Array], tuple[HMCState, Any]]
-"""blackjax's kernel: (key, state, log density, ε, inverse mass) → (state, its info)."""
+Kernel = Callable[[Key, HMCState, Any, Scalar, jax.Array, int], tuple[HMCState, Any]]
+"""blackjax's: (key, state, log density, ε, inverse mass, extent) → (state, its info)."""
 
 
 class HamiltonianState(NamedTuple):
@@ -63,15 +63,17 @@ class HamiltonianInfo(NamedTuple):
 
 def hamiltonian(
     objective: Objective,
-    transition: Transition,
+    kernel: Kernel,
+    extent: int,
     *,
     learning_rate: Rate,
     window: Window,
     temperature: float | None,
     target_acceptance: float | None,
 ) -> Sampler:
-    """The sampler that makes `transition` again and again.
+    """The sampler that makes transitions by `kernel`.
 
+    extent: how far a transition may go, in the kernel's own terms.
     window: `Epochs(B)` is one transition per sample after B of burn-in; `Steps(K, B, discard)`
         K + discard transitions per sample.
     target_acceptance: adapt ε to it in the burn-in, by dual averaging; None keeps ε as given.
@@ -104,7 +106,7 @@ def hamiltonian(
         key, step_key = jax.random.split(state.key)
         density = log_density(state.theta, data, state.loss_key)
         mass = jnp.ones_like(state.chain.position)
-        chain, info = transition(step_key, state.chain, density, state.step_size, mass)
+        chain, info = kernel(step_key, state.chain, density, state.step_size, mass, extent)
         # No data, no posterior: an empty client stays at θ₀.
         chain = jax.tree.map(lambda new, old: jnp.where(data.n > 0, new, old), chain, state.chain)
         loss = -chain.logdensity.astype(jnp.float32) * relative_temperature(temperature, data.n)

@@ -4,16 +4,13 @@ v ~ N(0, I), L leapfrog steps of size ε on H(θ, v) = −log p_i(θ) + ½‖v�
 min(1, exp(−ΔH)). Full gradients; see `fedpa.samplers.hamiltonian` for temperature and step size.
 """
 
-from typing import Any
-
-import jax
 from blackjax.mcmc import hmc as blackjax_hmc
 
 from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.minibatch_chain import Epochs, Window
-from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import Rate
 
@@ -38,14 +35,10 @@ def hmc(
     target_acceptance: adapt ε in the burn-in, say to 0.65; None keeps it.
     """
     check_integer("integration_steps", integration_steps, 1)
-    kernel = blackjax_hmc.build_kernel()
-
-    def transition(key: Any, state: Any, density: Any, step_size: Any, mass: jax.Array) -> Any:
-        return kernel(key, state, density, step_size, mass, integration_steps)
-
     return hamiltonian(
         objective,
-        transition,
+        blackjax_hmc.build_kernel(),
+        integration_steps,
         learning_rate=learning_rate,
         window=window,
         temperature=temperature,
@@ -53,18 +46,9 @@ def hmc(
     )
 
 
-_TAKES = (
-    "temperature",
-    "integration_steps",
-    "target_acceptance",
-)
-
-
-def _build(objective: Objective, o: SamplerOptions) -> Sampler:
-    options: dict[str, Any] = o.given(*_TAKES)
-    return hmc(objective, o.learning_rate, window=o.window, **options)
-
-
-SAMPLER = NamedSampler(
-    "Hamiltonian Monte Carlo on full gradients", _build, _TAKES, minibatches=False
+SAMPLER = named(
+    "Hamiltonian Monte Carlo on full gradients",
+    hmc,
+    ("temperature", "integration_steps", "target_acceptance"),
+    minibatches=False,
 )

@@ -1,10 +1,9 @@
 """Samplers by name, for the command line: every sampler's file lists its own as `SAMPLER`."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fedpa.discovery import defined
 from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.minibatch_chain import Window
@@ -25,10 +24,6 @@ class SamplerOptions(NamedTuple):
     max_doublings: int | None = None
     target_acceptance: float | None = None
 
-    def given(self, *names: str) -> dict[str, float | int]:
-        """Those of the named settings that are not None, as keyword arguments."""
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
 
 class NamedSampler(NamedTuple):
     summary: str
@@ -40,15 +35,22 @@ class NamedSampler(NamedTuple):
     """False: every step is over all of the client's data."""
 
 
+def named(
+    summary: str, sampler: Callable[..., Sampler], takes: tuple[str, ...], minibatches: bool = True
+) -> NamedSampler:
+    """The entry of a sampler whose settings are called as `SamplerOptions` calls them."""
+
+    def build(objective: Objective, o: SamplerOptions) -> Sampler:
+        steps = {"batch_size": o.batch_size, "order": o.order} if minibatches else {}
+        own = {name: getattr(o, name) for name in takes if getattr(o, name) is not None}
+        return sampler(objective, o.learning_rate, window=o.window, **steps, **own)
+
+    return NamedSampler(summary, build, takes, minibatches)
+
+
 def samplers() -> dict[str, NamedSampler]:
     """All samplers of all files in this package that have one for the command line."""
-    package = importlib.import_module("fedpa.samplers")
-    found: dict[str, NamedSampler] = {}
-    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        loaded = importlib.import_module(f"fedpa.samplers.{name}")
-        if "SAMPLER" in vars(loaded):
-            found[name.replace("_", "-")] = loaded.SAMPLER
-    return found
+    return defined("fedpa.samplers", "SAMPLER")
 
 
 def sampler_named(name: str) -> NamedSampler:

@@ -5,16 +5,13 @@ gradients; see `fedpa.samplers.hamiltonian` for temperature and step size. Vecto
 all wait for the longest trajectory.
 """
 
-from typing import Any
-
-import jax
 from blackjax.mcmc import nuts as blackjax_nuts
 
 from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.minibatch_chain import Epochs, Window
-from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import Rate
 
@@ -39,14 +36,10 @@ def nuts(
     target_acceptance: adapt ε in the burn-in, say to 0.8; None keeps it.
     """
     check_integer("max_doublings", max_doublings, 1)
-    kernel = blackjax_nuts.build_kernel()
-
-    def transition(key: Any, state: Any, density: Any, step_size: Any, mass: jax.Array) -> Any:
-        return kernel(key, state, density, step_size, mass, max_doublings)
-
     return hamiltonian(
         objective,
-        transition,
+        blackjax_nuts.build_kernel(),
+        max_doublings,
         learning_rate=learning_rate,
         window=window,
         temperature=temperature,
@@ -54,16 +47,9 @@ def nuts(
     )
 
 
-_TAKES = (
-    "temperature",
-    "max_doublings",
-    "target_acceptance",
+SAMPLER = named(
+    "the no-U-turn sampler on full gradients",
+    nuts,
+    ("temperature", "max_doublings", "target_acceptance"),
+    minibatches=False,
 )
-
-
-def _build(objective: Objective, o: SamplerOptions) -> Sampler:
-    options: dict[str, Any] = o.given(*_TAKES)
-    return nuts(objective, o.learning_rate, window=o.window, **options)
-
-
-SAMPLER = NamedSampler("the no-U-turn sampler on full gradients", _build, _TAKES, minibatches=False)

@@ -18,8 +18,6 @@ At η > 0, in the setting of `fedpa.samplers.sgld`, the variance in an eigendire
 computed by `underdamped_covariance`: a small friction amplifies the gradients' noise.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from blackjax.sgmcmc import diffusions
@@ -30,7 +28,7 @@ from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
@@ -114,22 +112,8 @@ def underdamped_covariance(
     return (basis * variance[None, :]) @ basis.T
 
 
-_TAKES = (
-    "temperature",
-    "friction",
+SAMPLER = named(
+    "SGD with momentum and noise",
+    sghmc,
+    ("temperature", "friction"),
 )
-
-
-def _build(objective: Objective, o: SamplerOptions) -> Sampler:
-    options: dict[str, Any] = o.given(*_TAKES)
-    return sghmc(
-        objective,
-        o.learning_rate,
-        batch_size=o.batch_size,
-        window=o.window,
-        order=o.order,
-        **options,
-    )
-
-
-SAMPLER = NamedSampler("SGD with momentum and noise", _build, _TAKES)

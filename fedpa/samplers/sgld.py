@@ -13,8 +13,6 @@ commuting with A, independent from step to step), the iterates' variance in an e
 which `langevin_covariance` computes: too wide by 1/(1 − ηλ/2), and by the gradients' noise.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from blackjax.sgmcmc import diffusions
 from jaxtyping import Array, Float
@@ -22,7 +20,7 @@ from jaxtyping import Array, Float
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.named import NamedSampler, SamplerOptions
+from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
@@ -91,19 +89,4 @@ def langevin_covariance(
     return (basis * variance[None, :]) @ basis.T
 
 
-_TAKES = ("temperature",)
-
-
-def _build(objective: Objective, o: SamplerOptions) -> Sampler:
-    options: dict[str, Any] = o.given(*_TAKES)
-    return sgld(
-        objective,
-        o.learning_rate,
-        batch_size=o.batch_size,
-        window=o.window,
-        order=o.order,
-        **options,
-    )
-
-
-SAMPLER = NamedSampler("local SGD with Langevin noise", _build, _TAKES)
+SAMPLER = named("local SGD with Langevin noise", sgld, ("temperature",))

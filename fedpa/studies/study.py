@@ -5,9 +5,7 @@ the rows alone, as they are read back from the CSV, so that the file is enough t
 """
 
 import csv
-import importlib
 import io
-import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from fedpa.discovery import defined
 from fedpa.errors import FedpaError, refuse
 
 Row = dict[str, Any]
@@ -54,13 +53,7 @@ class Study(NamedTuple):
 
 def studies() -> dict[str, Study]:
     """All studies: every file of this package that defines `STUDY`, by its name with dashes."""
-    package = importlib.import_module("fedpa.studies")
-    found: dict[str, Study] = {}
-    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        loaded = importlib.import_module(f"fedpa.studies.{name}")
-        if "STUDY" in vars(loaded):
-            found[name.replace("_", "-")] = loaded.STUDY
-    return found
+    return defined("fedpa.studies", "STUDY")
 
 
 def study_named(name: str) -> Study:

@@ -1,12 +1,11 @@
 """A task ties data, model, metrics and default settings together; one file per task."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import FederatedData
+from fedpa.discovery import defined
 from fedpa.errors import refuse
 from fedpa.objectives.objective import Reduction
 from fedpa.types import Key, Loss, Regularizer
@@ -50,13 +49,7 @@ class Task(NamedTuple):
 
 def tasks() -> dict[str, Task]:
     """All tasks: every file of this package that defines `TASK`, by its name with dashes."""
-    package = importlib.import_module("fedpa.tasks")
-    found: dict[str, Task] = {}
-    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        loaded = importlib.import_module(f"fedpa.tasks.{name}")
-        if "TASK" in vars(loaded):
-            found[name.replace("_", "-")] = loaded.TASK
-    return found
+    return defined("fedpa.tasks", "TASK")
 
 
 def task_named(name: str) -> Task:
