@@ -198,8 +198,8 @@ def test_an_empty_clients_samples_are_theta0(entry):
 
 def test_state_does_not_grow(entry):
     sampler = entry[0]
-    state = sampler.init(START, TARGET.data, jax.random.key(0))
-    later, _, _ = sampler.sample(state, TARGET.data)
+    state = jax.eval_shape(sampler.init, START, TARGET.data, jax.random.key(0))
+    later, _, _ = jax.eval_shape(sampler.sample, state, TARGET.data)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert shapes(state) == shapes(later)
 
