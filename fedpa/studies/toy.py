@@ -140,7 +140,7 @@ def measure(settings: Settings) -> list[Row]:
         grid: Sequence[float] = GRID
         if settings.quick:
             grid = next(found for start, found in QUICK_GRIDS.items() if name.startswith(start))
-        settings.tell(done / work, f"{name}: {len(runs)} runs × {len(grid)} server rates")
+        settings.tell(done / work, f"{name}: {len(runs)} runs × {len(grid)} server rate(s)")
         paths = trace(name, grid)
         done += _work(entry)
         about = {"method": name, "local_steps": entry.local_steps}

@@ -206,6 +206,15 @@ def test_what_resume_keeps_must_be_what_was_asked_for(only_tiny, capsys, tmp_pat
     assert "remove it" in refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
 
 
+def test_redrawing_a_cut_file(capsys, tmp_path):
+    """Whole lines, but not all of them."""
+    rows = [{"method": "client 1", "quantity": "x", "value": 1.0}]
+    (tmp_path / "cut.csv").write_text(as_csv(studies()["toy"], rows, seed=0, quick=False))
+    words = ["toy", "--redraw", str(tmp_path / "cut.csv"), "--out", str(tmp_path / "out")]
+    assert "has not all rows of the study" in refused(capsys, *words)
+    assert not (tmp_path / "out").exists()
+
+
 def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("colour,quantity,value\nred,q,1\n")

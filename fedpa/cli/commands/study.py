@@ -26,7 +26,7 @@ from fedpa.studies.study import (
     studies,
     study_named,
 )
-from fedpa.training.run_directory import write_atomically
+from fedpa.training.run_directory import check_free, write_atomically
 
 SUMMARY = "measure and draw the paper's synthetic studies"
 
@@ -137,9 +137,7 @@ def _check_kept(command: StudyCommand, path: Path) -> None:
 
 
 def _check_directory(out: Path, resume: bool) -> None:
-    parent = next(path for path in [out, *out.absolute().parents] if path.exists())
-    if not parent.is_dir():
-        raise FedpaError(f"out = {str(out)!r}: {str(parent)!r} is a file: give a directory")
+    check_free(out, overwrite=True)
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise FedpaError(f"out = {str(out)!r}: is not empty: choose another directory")
 
@@ -181,9 +179,14 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         content = command.redraw.read_text()
     # Drawn from what the file will hold, as anyone could.
     stored = parse_csv(content)
-    figure = study.draw(stored)
+    try:
+        figure, extras, findings = study.draw(stored), study.extras(stored), study.findings(stored)
+    except (IndexError, KeyError, ValueError, StopIteration):
+        if command.redraw is None:
+            raise
+        raise refuse("redraw", str(command.redraw), "has not all rows of the study") from None
     files = {f"{name}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
-    files |= study.extras(stored)
+    files |= extras
     files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,7 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
             write_atomically(out / file, written)
     except OSError as error:
         raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
-    for finding in study.findings(stored):
+    for finding in findings:
         console.print(finding, highlight=False)
     console.print(
         f"written to {shown(out)}: {', '.join(files)} ({time.perf_counter() - started:.0f} s)",
