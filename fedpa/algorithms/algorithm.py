@@ -4,6 +4,7 @@ Message, result and client state are pytrees of the algorithm's own choosing: an
 weighs and averages them without knowing which algorithm it runs. Rounds count from 0 here.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,7 +35,29 @@ class ClientResult(NamedTuple):
     """A NamedTuple of scalars for people to see; averaged over clients as `train/<name>`."""
 
 
-ClientUpdate = Callable[[Message, ClientData, ClientState, Key], ClientResult]
+@dataclasses.dataclass(frozen=True)
+class PartedUpdate:
+    """A client update in three parts, for hosts whose NumPy beats compiled code at the second.
+
+    Called, it is an ordinary client update that can be traced as a whole. An engine may run the
+    parts instead: after(carried, between(handed)) with (carried, handed) = before(inputs).
+    """
+
+    whole: Callable[[Message, ClientData, ClientState, Key], ClientResult]
+    before: Callable[[Message, ClientData, ClientState, Key], tuple[Any, Any]]
+    """Traceable: the inputs → (what stays on the device, what is handed to the host)."""
+    between: Callable[[Any], Any]
+    """On the host, in NumPy."""
+    after: Callable[[Any, Any], ClientResult]
+    """Traceable: what stayed, and what the host made → the result."""
+
+    def __call__(
+        self, message: Message, data: ClientData, state: ClientState, key: Key
+    ) -> ClientResult:
+        return self.whole(message, data, state, key)
+
+
+ClientUpdate = Callable[[Message, ClientData, ClientState, Key], ClientResult] | PartedUpdate
 
 
 class Algorithm(NamedTuple):

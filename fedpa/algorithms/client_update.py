@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import ClientResult, ClientUpdate
-from fedpa.deltas.delta import Delta
+from fedpa.algorithms.algorithm import ClientResult, ClientState, ClientUpdate, PartedUpdate
+from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.objectives.client_data import ClientData
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.weighting import client_weight
-from fedpa.types import Key, Params, Scalar
+from fedpa.types import Count, Key, Params, Scalar
 
 
 class Broadcast(NamedTuple):
@@ -38,12 +38,24 @@ class ClientInfo(NamedTuple):
     rho: Scalar
 
 
+class Sampled(NamedTuple):
+    """Where a client stands when its chain has ended."""
+
+    theta0: Params
+    theta_k: Params
+    loss: Scalar
+    n: Count
+    state: ClientState
+
+
 def client_update(
     sampler_at: Callable[[jax.Array], Sampler], delta: Delta, samples: int, weighting: str
 ) -> ClientUpdate:
     """Assemble sampler and delta. `sampler_at` is given the round's learning-rate multiplier."""
 
-    def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
+    def sample(
+        message: Broadcast, data: ClientData, state: ClientState, key: Key
+    ) -> tuple[Sampled, Any]:
         sampler = sampler_at(message.rate)
         theta0 = message.theta
 
@@ -55,12 +67,21 @@ def client_update(
 
         start = (sampler.init(theta0, data, key), delta.init(theta0, data.n), jnp.zeros(()))
         chain, sums, loss = jax.lax.fori_loop(0, samples, body, start)
-        result, delta_info = delta.value(sums)
-        uncorrected = optax.tree.sub(theta0, sampler.position(chain))
-        info = client_info(result, uncorrected, loss / samples, delta_info.rho)
-        return ClientResult(result, client_weight(weighting, data.n), state, info)
+        return Sampled(theta0, sampler.position(chain), loss / samples, data.n, state), sums
 
-    return client
+    def finish(sampled: Sampled, value: tuple[Any, DeltaInfo]) -> ClientResult:
+        result, delta_info = value
+        uncorrected = optax.tree.sub(sampled.theta0, sampled.theta_k)
+        info = client_info(result, uncorrected, sampled.loss, delta_info.rho)
+        return ClientResult(result, client_weight(weighting, sampled.n), sampled.state, info)
+
+    def client(message: Broadcast, data: ClientData, state: ClientState, key: Key) -> ClientResult:
+        sampled, sums = sample(message, data, state, key)
+        return finish(sampled, delta.value(sums))
+
+    if delta.on_host is None:
+        return client
+    return PartedUpdate(client, sample, delta.on_host, finish)
 
 
 def client_info(delta: Params, uncorrected: Params, loss: Scalar, rho: Scalar) -> ClientInfo:

@@ -8,84 +8,31 @@ With X the ℓ×d matrix of samples minus their mean and b = x₀ − x̄, Σ̂ 
 With the paper's shrinkage κ = ρ and 1/a = 1 + (ℓ−1)ρ. Numerics:
 
 - Rows are differences to the last sample, E = x_j − x_ℓ and e = x₀ − x_ℓ, rather than to a rounded
-  mean; centring happens in the ℓ×ℓ space.
+  mean; one product of the augmented rows gives E Eᵀ and E e; centring happens in the ℓ×ℓ space.
 - Rounding in XXᵀ alone would cost up to κ‖X‖² to the power 3/2 in relative error where x₀ − x̄ lies
   along the samples' spread (always for d < ℓ). Where λ_max(Σ̃) is large enough for that to matter,
-  X itself is decomposed, X = U diag(σ) Vᵀ, and Δ̂ = (1/a) [b − V diag(κσ²/(1 + κσ²)) Vᵀb]: slower,
-  and as accurate as a backward-stable dense solve, ε·λ_max(Σ̃).
+  X itself is factored, slower and as accurate as a backward-stable dense solve, ε·λ_max(Σ̃).
 
 Two ways to run it: `on_device`, inside compiled programs, and `on_host`, NumPy with everything of
-size ℓ×ℓ and all sums in float64, blocks of columns at a time.
+size ℓ×ℓ in float64, blocks of columns at a time. On the device nothing is left to LAPACK, whose
+calls are slow for such small matrices and can't be vectorized over clients.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fedpa.deltas.shrinkage import Moments, Shrinkage, coefficients
 from fedpa.types import Scalar
 
-DECOMPOSE_ABOVE = 30.0
-"""λ_max(Σ̃) beyond which X is decomposed rather than XXᵀ."""
+FACTOR_ABOVE = 30.0
+"""λ_max(Σ̃) beyond which X is factored rather than XXᵀ."""
 
 BLOCK = 1 << 17
-"""Numbers the host form converts to float64 at a time: about what a core's cache holds."""
-
-
-class Solution(NamedTuple):
-    """What follows from the Gram matrix, all in the ℓ×ℓ space; NumPy or JAX."""
-
-    weights: Any
-    """w with Δ̃ = a Δ̂ = e − wᵀE."""
-    kappa: Any
-    largest: Any
-    """λ_max(Σ̃) of Σ̃ = I + κ XᵀX."""
-    a: Any
-    """Σ̂ = a Σ̃."""
-    rho: Any
-
-
-def solution(
-    gram: Any,
-    along: Any,
-    center: Callable[[Any], Any],
-    mean: Any,
-    ell: Any,
-    dim: int,
-    scale: Any,
-    shrink: Shrinkage,
-) -> Solution:
-    """Choose ρ and solve, from E Eᵀ and E e.
-
-    center: y ↦ H y, y minus its mean over the samples, so that X = H E. mean: the weights of the
-    sample mean, 1/ℓ each. scale: multiplies the deviations X in the covariance.
-    """
-    xp = np if isinstance(gram, np.ndarray) else jnp
-    eigenvalues, vectors = xp.linalg.eigh(center(center(gram).T))
-    eigenvalues = xp.maximum(eigenvalues, 0.0) * scale**2
-    degrees = xp.maximum(ell - 1, 1.0)
-    moments = Moments(eigenvalues.sum() / degrees, (eigenvalues**2).sum() / degrees**2, ell, dim)
-    a, r, rho = coefficients(shrink, moments)
-    kappa = r / degrees
-    spectrum = 1 + kappa * eigenvalues
-    kappa = kappa * scale**2
-    # b = e − Eᵀ1/ℓ, so X b is known here: H (E e − E Eᵀ1/ℓ).
-    onto = vectors.T @ center(along - gram @ mean)
-    weights = mean + kappa * center(vectors @ (onto / spectrum))
-    return Solution(weights, kappa, xp.max(spectrum), a, rho)
-
-
-def decomposed(deviations: Any, b: Any, kappa: Any) -> Any:
-    """Σ̃⁻¹ b from X = U diag(σ) Vᵀ."""
-    xp = np if isinstance(b, np.ndarray) else jnp
-    _, sigma, rows = xp.linalg.svd(deviations, full_matrices=False)
-    steep = kappa * sigma**2
-    shares = xp.where(steep < float("inf"), steep / (1 + steep), 1.0)
-    return b - (shares * (rows @ b)) @ rows
+"""Numbers the host form works on at a time: about what a core's cache holds."""
 
 
 def on_device(
@@ -95,65 +42,233 @@ def on_device(
     scale: Scalar,
     shrink: Shrinkage,
 ) -> tuple[Float[Array, " d"], Scalar]:
-    """Δ̂ of the first `count` rows of `samples`, and ρ. Traceable; the rest are masked exactly."""
+    """Δ̂ of the first `count` rows of `samples`, and ρ. Traceable; the rest are masked exactly.
+
+    `scale` multiplies the deviations X in the covariance.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def delta(given: Given) -> tuple[Array, Scalar]:
+        gentle = _gentle(given, shrink)
+        value = jax.lax.cond(gentle.steep, lambda: _steep(given, gentle), lambda: gentle.delta)
+        return value / gentle.a, gentle.rho
+
+    @delta.def_vmap
+    def _(size: int, batched: Any, given: Given) -> Any:
+        # One branch for all lanes: a branch for each would be taken both ways by every lane.
+        stacked = jax.tree.map(
+            lambda x, has_axis: x if has_axis else jnp.broadcast_to(x, (size, *x.shape)),
+            given,
+            batched[0],
+        )
+        gentle = jax.vmap(lambda lane: _gentle(lane, shrink))(stacked)
+
+        def mixed() -> Array:
+            factored = jax.vmap(_steep)(stacked, gentle)
+            return jnp.where(gentle.steep[:, None], factored, gentle.delta)
+
+        value = jax.lax.cond(jnp.any(gentle.steep), mixed, lambda: gentle.delta)
+        return (value / gentle.a[:, None], gentle.rho), (True, True)
+
+    value, rho = delta(Given(theta0, samples, count, scale))
+    return jnp.asarray(value), jnp.asarray(rho)
+
+
+class Given(NamedTuple):
+    theta0: Float[Array, " d"]
+    samples: Float[Array, "l d"]
+    number: Scalar
+    scale: Scalar
+
+
+class Gentle(NamedTuple):
+    """Δ̃ = a Δ̂ from the Gram matrix, and what a second way to it needs to know."""
+
+    delta: Float[Array, " d"]
+    steep: Bool[Array, ""]
+    """λ_max(Σ̃) is so large that it must be had otherwise."""
+    kappa: Scalar
+    a: Scalar
+    """Σ̂ = a Σ̃."""
+    rho: Scalar
+
+
+def _differences(
+    theta0: Float[Array, " d"], samples: Float[Array, "l d"], count: Scalar
+) -> tuple[Float[Array, "l1 d"], Float[Array, " l"]]:
+    """E and, as the last row, e; and 1 for each sample that is there."""
     real = (jnp.arange(samples.shape[0], dtype=samples.dtype) < count).astype(samples.dtype)
     last = samples[jnp.maximum(count.astype(jnp.int32) - 1, 0)]
-    rows = (samples - last[None, :]) * real[:, None]
-    start = theta0 - last
+    mask = jnp.concatenate([real, jnp.ones(1, real.dtype)])
+    rows = jnp.concatenate([samples, theta0[None, :]]) - last[None, :]
+    return rows * mask[:, None], real
 
-    def product(x: Array, y: Array) -> Array:
-        return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
-    def center(y: Array) -> Array:
-        mask = real if y.ndim == 1 else real[:, None]
-        return (y - (jnp.sum(y * mask, 0, keepdims=True) / count)) * mask
+def _centered(y: Array, real: Float[Array, " l"], count: Scalar) -> Array:
+    """y minus its mean over the samples that are there, so that X is E centred."""
+    mask = real if y.ndim == 1 else real[:, None]
+    return (y - (jnp.sum(y * mask, 0, keepdims=True) / count)) * mask
 
+
+def _gentle(given: Given, shrink: Shrinkage) -> Gentle:
+    """By the Gram matrix: right unless Σ̃ is steep."""
+    theta0, samples, count, scale = given
+    rows, real = _differences(theta0, samples, count)
+    products = _product(rows, rows.T)
+    gram, along = products[:-1, :-1], products[:-1, -1]
+    spread = _centered(_centered(gram, real, count).T, real, count)
+    degrees = jnp.maximum(count - 1, 1.0)
+    trace = jnp.trace(spread) * scale**2 / degrees
+    trace_of_square = jnp.sum((spread * scale**2 / degrees) ** 2)
+    a, r, rho = coefficients(shrink, Moments(trace, trace_of_square, count, theta0.shape[0]))
+    kappa = r / degrees * scale**2
+    # b = e − Eᵀ1/ℓ, so X b is known here: E e − E Eᵀ1/ℓ, centred.
     mean = real / count
-    s = solution(
-        product(rows, rows.T),
-        product(rows, start),
-        center,
-        mean,
-        count,
-        theta0.shape[0],
-        scale,
-        shrink,
-    )
-    delta = jax.lax.cond(
-        s.largest > DECOMPOSE_ABOVE,
-        lambda: decomposed(center(rows), start - product(mean, rows), s.kappa),
-        lambda: start - product(s.weights, rows),
-    )
-    return delta / s.a, s.rho
+    onto = _centered(along - _product(gram, mean), real, count)
+    system = jnp.eye(spread.shape[0], dtype=spread.dtype) + kappa * spread
+    weights = mean + kappa * _centered(_solve(system, onto), real, count)
+    delta = rows[-1] - _product(weights, rows[:-1])
+    return Gentle(delta, 1 + kappa * _largest_bound(spread) > FACTOR_ABOVE, kappa, a, rho)
+
+
+def _steep(given: Given, gentle: Gentle) -> Float[Array, " d"]:
+    """Σ̃⁻¹b from X = L Q with orthonormal rows Q: b − Qᵀc + Qᵀz, c = Q b, (I + κ LᵀL) z = c.
+
+    z is the least-squares solution of [I; √κ L] z = [c; 0], by another factorization: neither X Xᵀ
+    nor LᵀL, whose rounding would be magnified, is ever formed.
+    """
+    theta0, samples, count, _ = given
+    rows, real = _differences(theta0, samples, count)
+    b = rows[-1] - _product(real / count, rows[:-1])
+    lower, q = _factored(_centered(rows[:-1], real, count))
+    c = _product(q, b)
+    size = c.shape[0]
+    stacked = jnp.concatenate([jnp.eye(size, dtype=c.dtype), jnp.sqrt(gentle.kappa) * lower])
+    upper, basis = _factored(stacked.T)
+    z = _solve(upper.T, _product(basis[:, :size], c))
+    return b + _product(z - c, q)
+
+
+def _factored(x: Float[Array, "l d"]) -> tuple[Float[Array, "l l"], Float[Array, "l d"]]:
+    """X = L Q, Q's rows orthonormal (or 0 where X has no more rank), by Gram–Schmidt done twice."""
+    eps = jnp.finfo(x.dtype).eps
+
+    def body(j: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        lower, q = carry
+        once = x[j] - _product(first := _product(q, x[j]), q)
+        rest = once - _product(second := _product(q, once), q)
+        norm = jnp.linalg.norm(rest)
+        new = norm > 4 * eps * jnp.linalg.norm(x[j])
+        q = q.at[j].set(jnp.where(new, rest / jnp.where(new, norm, 1), 0))
+        return lower.at[j].set((first + second).at[j].set(jnp.where(new, norm, 0))), q
+
+    size = x.shape[0]
+    return jax.lax.fori_loop(0, size, body, (jnp.zeros((size, size), x.dtype), jnp.zeros_like(x)))
+
+
+def _solve(system: Float[Array, "l l"], right: Float[Array, " l"]) -> Float[Array, " l"]:
+    """Gauss–Jordan without pivots: for positive definite and triangular systems."""
+
+    def body(j: Any, table: Array) -> Array:
+        pivot = table[j] / table[j, j]
+        return (table - table[:, j][:, None] * pivot[None, :]).at[j].set(pivot)
+
+    table = jnp.concatenate([system, right[:, None]], axis=1)
+    return jax.lax.fori_loop(0, right.shape[0], body, table)[:, -1]
+
+
+def _largest_bound(symmetric: Float[Array, "l l"]) -> Scalar:
+    """(tr A¹⁶)^(1/16): at least λ_max(A), and at most ℓ^(1/16) times it."""
+    norm = jnp.linalg.norm(symmetric)
+    power = symmetric / jnp.where(norm > 0, norm, 1)
+    for _ in range(3):
+        power = _product(power, power)
+    return norm * jnp.linalg.norm(power) ** (1 / 8)
+
+
+def _product(x: Array, y: Array) -> Array:
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
 def on_host(
     theta0: np.ndarray, samples: np.ndarray, scale: float, shrink: Shrinkage
 ) -> tuple[np.ndarray, float]:
-    """Δ̂ of all rows of `samples`, and ρ, in the arrays' precision; sums in float64."""
+    """Δ̂ of all rows of `samples`, and ρ, in the arrays' precision; ℓ×ℓ numbers in float64."""
     ell, dim = samples.shape
-    width = max(BLOCK // ell, 1)
+    width = max(BLOCK // (ell + 1), 1)
     blocks = [slice(start, start + width) for start in range(0, dim, width)]
 
-    def rows(block: slice) -> np.ndarray:
-        part = samples[:, block].astype(np.float64)
-        return part - part[-1]
+    def rows(block: slice, dtype: Any) -> np.ndarray:
+        """E, and e as the last row."""
+        out = np.empty((ell + 1, samples[0, block].size), dtype)
+        np.subtract(samples[:, block], samples[-1, block], out=out[:-1], dtype=dtype)
+        np.subtract(theta0[block], samples[-1, block], out=out[-1], dtype=dtype)
+        return out
+
+    def products(dtype: Any) -> np.ndarray:
+        total = np.zeros((ell + 1, ell + 1))
+        for block in blocks:
+            part = rows(block, dtype)
+            total += part @ part.T
+        return total
+
+    # Up to a million numbers float64 throughout costs nothing that anybody would notice.
+    dtype = np.dtype(np.float64) if samples.size <= 1 << 20 else samples.dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        s = _solution(products(dtype), dim, scale, shrink)
+        if not s.largest <= FACTOR_ABOVE and dtype != np.float64:
+            # All in float64, a Gram matrix is right for a float32 result, however steep.
+            dtype = np.dtype(np.float64)
+            s = _solution(products(dtype), dim, scale, shrink)
+    if s.largest > FACTOR_ABOVE and theta0.dtype == np.float64:
+        whole = rows(slice(0, dim), dtype)
+        delta = _decomposed(whole[:-1] - whole[:-1].mean(0), whole[-1] - whole[:-1].mean(0), s)
+    else:
+        weights = np.append(-s.weights, 1.0).astype(dtype)
+        delta = np.concatenate([weights @ rows(block, dtype) for block in blocks])
+    return (delta / s.a).astype(theta0.dtype), float(s.rho)
+
+
+class Solution(NamedTuple):
+    """What follows from the Gram matrix, in float64."""
+
+    weights: np.ndarray
+    """w with Δ̃ = a Δ̂ = e − wᵀE."""
+    kappa: np.floating
+    largest: np.floating
+    """λ_max(Σ̃) of Σ̃ = I + κ XᵀX."""
+    a: Any
+    """Σ̂ = a Σ̃."""
+    rho: Any
+
+
+def _solution(products: np.ndarray, dim: int, scale: float, shrink: Shrinkage) -> Solution:
+    """Choose ρ and solve, from the products of the rows of E and e."""
+    gram, along = products[:-1, :-1], products[:-1, -1]
+    ell = np.float64(len(along))
 
     def center(y: np.ndarray) -> np.ndarray:
         return y - y.mean(0, keepdims=True)
 
-    start = theta0.astype(np.float64) - samples[-1].astype(np.float64)
-    gram, along = np.zeros((ell, ell)), np.zeros(ell)
-    for block in blocks:
-        part = rows(block)
-        gram += part @ part.T
-        along += part @ start[block]
-    mean = np.full(ell, 1 / ell)
-    s = solution(gram, along, center, mean, np.float64(ell), dim, np.float64(scale), shrink)
-    # Sums in float64 leave nothing to gain for a float32 result.
-    if theta0.dtype == np.float64 and s.largest > DECOMPOSE_ABOVE:
-        deviations = rows(slice(0, dim))
-        delta = decomposed(center(deviations), start - mean @ deviations, s.kappa)
-    else:
-        delta = start - np.concatenate([s.weights @ rows(block) for block in blocks])
-    return (delta / s.a).astype(theta0.dtype), float(s.rho)
+    if not np.isfinite(products).all():  # too large to square, or no numbers in the first place
+        nothing = np.float64(np.nan)
+        return Solution(np.full(len(along), np.nan), nothing, nothing, nothing, nothing)
+    eigenvalues, vectors = np.linalg.eigh(center(center(gram).T))
+    eigenvalues = np.maximum(eigenvalues, 0.0) * scale**2
+    degrees = max(ell - 1, np.float64(1))
+    moments = Moments(eigenvalues.sum() / degrees, (eigenvalues**2).sum() / degrees**2, ell, dim)
+    a, r, rho = coefficients(shrink, moments)
+    spectrum = 1 + r / degrees * eigenvalues
+    kappa = r / degrees * scale**2
+    mean = np.full(len(along), 1 / ell)
+    onto = vectors.T @ center(along - gram @ mean)
+    weights = mean + kappa * center(vectors @ (onto / spectrum))
+    return Solution(weights, kappa, np.max(spectrum), a, rho)
+
+
+def _decomposed(deviations: np.ndarray, b: np.ndarray, s: Solution) -> np.ndarray:
+    """Σ̃⁻¹ b from X = U diag(σ) Vᵀ: b − V diag(κσ²/(1 + κσ²)) Vᵀb."""
+    _, sigma, rows = np.linalg.svd(deviations, full_matrices=False)
+    steep = s.kappa * sigma**2
+    shares = np.where(steep < np.inf, steep / (1 + steep), 1.0)
+    return b - (shares * (rows @ b)) @ rows

@@ -92,6 +92,20 @@ def posterior(
         delta, rho = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
         return _shaped(delta, state.t, state.theta0), DeltaInfo(rho.astype(jnp.float32))
 
+    def host_gram(state: GramState) -> tuple[Any, DeltaInfo]:
+        leaves, structure = jax.tree.flatten(state.theta0)
+        rows = np.asarray(state.rows)[: int(state.t)]
+        theta = np.concatenate([np.asarray(leaf, rows.dtype).ravel() for leaf in leaves])
+        if state.t > num_samples:  # as in _shaped
+            theta = np.full_like(theta, np.nan)
+        values, rho = gram.on_host(theta, rows, float(state.scale), shrink)
+        pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [
+            piece.reshape(leaf.shape).astype(leaf.dtype)
+            for piece, leaf in zip(pieces, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, shaped), DeltaInfo(jnp.asarray(rho, jnp.float32))
+
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
         flat = _ravelled(theta0)
         scale = scale_of(n, flat.dtype)
@@ -115,7 +129,7 @@ def posterior(
         return unravel(delta.astype(flat.dtype))
 
     if form == "gram":
-        return Delta(init_gram, update_gram, value_gram)
+        return Delta(init_gram, update_gram, value_gram, host_gram)
     return Delta(init_recurrence, update_recurrence, value_recurrence)
 
 

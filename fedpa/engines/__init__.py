@@ -6,11 +6,26 @@ from fedpa.discovery import defined
 from fedpa.engines.debug import debug
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.local import local
+from fedpa.engines.options import EngineOptions
+from fedpa.engines.per_client import per_client
+from fedpa.engines.sharded import sharded
+from fedpa.engines.vectorized import vectorized
 
 
-def engines() -> dict[str, Callable[[], Engine]]:
+def engines() -> dict[str, Callable[[EngineOptions], Engine]]:
     """Every engine by name: the files of this package that define `ENGINE`."""
     return defined("fedpa.engines", "ENGINE")
 
 
-__all__ = ["Cohort", "Engine", "RoundResult", "debug", "engines", "local"]
+__all__ = [
+    "Cohort",
+    "Engine",
+    "EngineOptions",
+    "RoundResult",
+    "debug",
+    "engines",
+    "local",
+    "per_client",
+    "sharded",
+    "vectorized",
+]

@@ -23,6 +23,10 @@ class Cohort(NamedTuple):
     keys: Keys
     """One key per client, in the order of `ids`."""
     states: Mapping[str, ClientState]
+    sizes: Sequence[int]
+    """n_i, in the order of `ids`: clients of like sizes are run together."""
+    population: Sequence[int] = ()
+    """n_i of all that may come in later rounds: programs for them are made in the first."""
 
 
 class RoundResult(NamedTuple):
@@ -34,6 +38,8 @@ class RoundResult(NamedTuple):
     examples: np.ndarray
     """n_i."""
     states: Mapping[str, ClientState]
+    failures: Mapping[str, str]
+    """What went wrong, for each client that raised an error instead of giving a result."""
     bytes_up: int
     """What one client sends: its result and weight, as they are before they are summed."""
 
@@ -41,21 +47,41 @@ class RoundResult(NamedTuple):
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
 
 
-def collect(
-    aggregate: Aggregate,
-    infos: list[Any],
-    accepted: list[Any],
-    examples: list[int],
-    states: Mapping[str, ClientState],
-    bytes_up: int,
-) -> RoundResult:
-    """Stack what was gathered client by client, on the host."""
-    stacked = {
-        name: np.array([np.asarray(info._asdict()[name]) for info in infos])
-        for name in infos[0]._fields
-    }
-    flags = np.array([bool(a) for a in accepted])
-    return RoundResult(aggregate, stacked, flags, np.array(examples), states, bytes_up)
+class Reports(NamedTuple):
+    """What clients leave beside their share of the sum, gathered block by block."""
+
+    infos: dict[str, np.ndarray]
+    accepted: np.ndarray
+    examples: np.ndarray
+    states: dict[str, ClientState]
+
+
+def no_reports(cohort: Cohort) -> Reports:
+    """A client that reports nothing was not accepted and keeps its state."""
+    size = len(cohort.ids)
+    states = {name: cohort.states[name] for name in cohort.ids}
+    return Reports({}, np.zeros(size, bool), np.zeros(size, np.int64), states)
+
+
+def record(
+    reports: Reports,
+    cohort: Cohort,
+    lane_of: Mapping[int, int],
+    infos: Any,
+    accepted: Any,
+    examples: Any,
+    states: Any,
+) -> None:
+    """Enter a block's clients. `lane_of` maps positions in the cohort to lanes of the arrays."""
+    members, lanes = list(lane_of), list(lane_of.values())
+    for name, values in infos._asdict().items():
+        blank = np.full(len(cohort.ids), np.nan)
+        reports.infos.setdefault(name, blank)[members] = np.asarray(values)[lanes]
+    reports.accepted[members] = np.asarray(accepted)[lanes]
+    reports.examples[members] = np.asarray(examples)[lanes]
+    if jax.tree.leaves(states):
+        for member, lane in lane_of.items():
+            reports.states[cohort.ids[member]] = jax.tree.map(lambda x: x[lane], states)
 
 
 def num_bytes(tree: Any) -> int:

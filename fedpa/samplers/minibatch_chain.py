@@ -25,6 +25,7 @@ from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.sampler import Sampler
 from fedpa.types import Count, Key, Params, Scalar
+from fedpa.watching import watch
 
 
 class Epochs(NamedTuple):
@@ -116,6 +117,7 @@ def minibatch_chain(
             return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, loss_key)
 
         theta, memory, loss = step.apply(state.theta, state.memory, gradient, data.n, step_key)
+        watch(state.steps, loss=loss, theta=theta)
         return state._replace(theta=theta, memory=memory, steps=state.steps + 1), loss
 
     def next_batch(state: ChainState, data: ClientData, index: Any) -> Minibatch:

@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.method import methods
-from fedpa.engines.local import capacity, program
-from fedpa.objectives.client_data import client_data
+from fedpa.data.federated import FederatedData
+from fedpa.engines.blocks import blocks, capacities
+from fedpa.engines.engine import Cohort
+from fedpa.engines.execution import run_blocks
+from fedpa.engines.per_client import width as one_by_one
+from fedpa.engines.program import compiled
+from fedpa.engines.vectorized import gains
+from fedpa.engines.vectorized import width as side_by_side
 from fedpa.tasks.task import task_named
 from fedpa.training.config import RunConfig
 from fedpa.training.fit import bind
@@ -21,40 +27,53 @@ class Estimate(NamedTuple):
     clients: int
     parameters: int
     seconds_per_round: dict[str, float]
-    """phase → the median client's compiled update times the cohort, and one evaluation."""
+    """phase → what clients of median size take, for the whole cohort, and one evaluation."""
     memory: dict[str, int]
     """phase → bytes of a client's program: data, parameters, samples and temporaries."""
 
 
 def estimate(config: RunConfig) -> Estimate:
-    """Compile each phase's client update for the client of median size and time it."""
+    """Compile each phase's client update for clients of median size and time a few of them."""
     problem = task_named(config.task).load()
     params = problem.init(jax.random.key(config.seed))
     objective, theta, assemble = bind(problem.loss, params, problem.regularizer, problem.reduction)
     algorithm = methods()[config.method].build(config.hyperparameters)(objective)
-    state = algorithm.init(theta)
-    message = algorithm.broadcast(state, jnp.asarray(0))
+    message = algorithm.broadcast(algorithm.init(theta), jnp.asarray(0))
     ids = sorted(problem.clients.ids, key=problem.clients.num_examples)
-    examples = problem.clients.examples(ids[len(ids) // 2])
-    data = client_data(examples, capacity(problem.clients.num_examples(ids[len(ids) // 2])))
-    inputs = (message, data, algorithm.client_init(theta), jax.random.key(0))
+    median = ids[len(ids) // 2]
+    clients = min(config.clients_per_round, len(ids))
+    cohort = _alike(median, problem.clients, algorithm.client_init(theta), clients)
+    width = side_by_side if gains(message, cohort) else one_by_one
+    lanes, workers = width(message, cohort)
+    # As many as run at a time; the others take their turns.
+    few = min(lanes * workers, clients)
+    cohort = _alike(median, problem.clients, algorithm.client_init(theta), few)
+    made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
     evaluation = _seconds(lambda: problem.evaluate(assemble(theta)))
 
     seconds, memory = {}, {}
-    clients = min(config.clients_per_round, len(ids))
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):
-        client = algorithm.clients[phase]
-        plain = program(client, algorithm.aggregation)
-        total = plain.empty(plain.shapes(*inputs))
-        compiled: Any = jax.jit(plain.step).lower(total, *inputs).compile()
-        per_client = _seconds(lambda: jax.block_until_ready(compiled(total, *inputs)))
-        seconds[phase] = clients * per_client + evaluation
-        used = compiled.memory_analysis()
-        memory[phase] = (
-            used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+        sizes: list[int] = []
+        program = compiled(
+            algorithm.clients[phase],
+            algorithm.aggregation,
+            lambda size, lanes: sizes.append(size // lanes),
         )
+        spent = _seconds(
+            lambda: run_blocks(program, message, cohort, made, workers, lambda lanes: 0)
+        )
+        seconds[phase] = spent * clients / few + evaluation
+        memory[phase] = max(sizes)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))
     return Estimate(len(ids), parameters, seconds, memory)
+
+
+def _alike(name: str, data: FederatedData, state: Any, number: int) -> Cohort:
+    """A cohort of so many clients like the one named."""
+    ids = [f"{name} {index}" for index in range(number)]
+    examples, n = data.examples(name), data.num_examples(name)
+    keys = jax.random.split(jax.random.key(0), number)
+    return Cohort(ids, lambda _: examples, keys, dict.fromkeys(ids, state), [n] * number)
 
 
 def _seconds(work: Any) -> float:

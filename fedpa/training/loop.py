@@ -59,6 +59,7 @@ def train(
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
     state = algorithm.init(theta)
+    population = [data.num_examples(name) for name in data.ids]
     client_states: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
     warned: set[str] = set()
@@ -70,7 +71,14 @@ def train(
         newcomers = {
             name: algorithm.client_init(theta) for name in ids if name not in client_states
         }
-        cohort = Cohort(ids, data.examples, client_keys(seed, t, ids), client_states | newcomers)
+        cohort = Cohort(
+            ids,
+            data.examples,
+            client_keys(seed, t, ids),
+            client_states | newcomers,
+            [data.num_examples(name) for name in ids],
+            population,
+        )
         phase = algorithm.phase(t)
         result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
         client_states.update(result.states)

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from fedpa.algorithms.method import methods
-from fedpa.engines import engines
+from fedpa.engines import EngineOptions, engines
 from fedpa.tasks.task import task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
@@ -43,7 +43,7 @@ def run(
             evaluate=problem.evaluate,
             eval_every=config.eval_every,
             callbacks=[log, *callbacks],
-            engine=engines()[config.engine](),
+            engine=engines()[config.engine](EngineOptions()),
         )
     run_directory.save_params(out, result.params)
     return result

@@ -9,8 +9,7 @@ import pytest
 import fedpa
 from fedpa import LocalTraining, Server, server
 from fedpa.data import from_mapping
-from fedpa.engines import engines
-from fedpa.engines.local import capacity
+from fedpa.engines import EngineOptions, engines
 from fedpa.objectives import Objective, least_squares
 from tests.algorithms.scaffold import scaffold
 from tests.federations import least_squares_federation, trees_equal
@@ -32,7 +31,7 @@ def train(engine, method):
         from_mapping(CLIENTS),
         rounds=2,
         clients_per_round=2,
-        engine=engines()[engine](),
+        engine=engines()[engine](EngineOptions()),
     )
 
 
@@ -59,7 +58,3 @@ def test_same_server_state(engine, method, reference):
 @pytest.mark.parametrize("method", METHODS)
 def test_bit_reproducible(method, reference):
     assert trees_equal(train("local", method).state, reference[method].state)
-
-
-def test_capacities_are_few_and_large_enough():
-    assert [capacity(n) for n in (0, 1, 64, 65, 1000)] == [64, 64, 64, 128, 1024]

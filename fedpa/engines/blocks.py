@@ -1,0 +1,78 @@
+"""Which clients run together, and in arrays of which size.
+
+A block is a few clients side by side in the lanes of one program. Its loops run until its largest
+client is done, so lanes of smaller clients compute padding: blocks are made of clients of like
+sizes, and no block may waste more than a fifth. The sizes of arrays and the numbers of lanes come
+from short lists, so that few programs serve every cohort.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+MOST_CAPACITIES = 4
+WASTE = 0.2
+"""Largest share of a block that may be padding."""
+
+
+class Block(NamedTuple):
+    members: tuple[int, ...]
+    """Positions in the cohort; lanes beyond them are empty."""
+    lanes: int
+    capacity: int
+    """Rows of each lane's arrays."""
+
+
+def capacities(sizes: Sequence[int]) -> tuple[int, ...]:
+    """At most four capacities for clients of these sizes, in even ratios, the largest last.
+
+    A client's rows are padded to the next of them. That costs memory and the sorting of row
+    indices, not steps: the number of local steps follows from n_i alone.
+    """
+    positive = [n for n in sizes if n > 0] or [1]
+    low, high = min(positive), max(positive)
+    steps = int(np.clip(np.ceil(np.log2(high / low)), 0, MOST_CAPACITIES - 1))
+    # Filled from the top, so that the largest client has no padding to speak of.
+    ratio = (high / low) ** (1 / (steps + 1)) if steps else 1.0
+    return tuple(sorted({_rounded(high / ratio**step) for step in range(steps + 1)}))
+
+
+def _rounded(n: int | float) -> int:
+    """Up to a multiple of 8."""
+    return 8 * int(np.ceil(np.ceil(n) / 8))
+
+
+def capacity_for(n: int, known: Sequence[int]) -> int:
+    """The smallest of the known capacities that holds n rows; if none does, one of its own."""
+    return next((size for size in known if size >= n), _rounded(max(n, 1)))
+
+
+def ladder(lanes: int) -> tuple[int, ...]:
+    """The numbers of lanes that programs are made for."""
+    return tuple(sorted({lanes, max(lanes // 4, 1), 1}, reverse=True))
+
+
+def blocks(sizes: Sequence[int], widths: Sequence[int], known: Sequence[int]) -> list[Block]:
+    """Deal clients of these sizes to blocks, largest first, each as wide as its waste allows.
+
+    widths: the numbers of lanes to choose from, widest first; the last is taken whatever it wastes.
+    """
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    made, start = [], 0
+    while start < len(order):
+        for width in widths:
+            members = order[start : start + width]
+            largest = max(sizes[members[0]], 1)
+            used = sum(max(sizes[index], 1) for index in members)
+            if used >= (1 - WASTE) * width * largest:
+                break
+        made.append(Block(tuple(members), width, capacity_for(sizes[members[0]], known)))
+        start += len(members)
+    return made
+
+
+def padding(sizes: Sequence[int], made: Sequence[Block]) -> float:
+    """The share of the computed examples that is padding."""
+    computed = sum(block.lanes * max(sizes[block.members[0]], 1) for block in made)
+    return 1 - sum(sizes) / max(computed, 1)

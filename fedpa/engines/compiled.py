@@ -1,0 +1,127 @@
+"""What the engines of one device share: choose blocks, run them, keep what was compiled."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.engines import compilation_cache
+from fedpa.engines.blocks import WASTE, blocks, capacities, ladder
+from fedpa.engines.engine import Cohort, Engine, RoundResult
+from fedpa.engines.execution import run_blocks
+from fedpa.engines.memory import DoesNotFit, check_fits
+from fedpa.engines.options import EngineOptions, check_options, chosen_devices
+from fedpa.engines.program import Lanes, Program, bytes_of_result, compiled
+from fedpa.objectives.client_data import ClientData
+from fedpa.server.aggregation import Aggregation
+
+
+class Width(NamedTuple):
+    lanes: int
+    """Clients side by side in a program."""
+    workers: int
+    """Programs at a time."""
+
+
+def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width]) -> Engine:
+    """Build an engine. It keeps the programs it has compiled for as long as it lives.
+
+    choose: (message, cohort) → how wide to run it; what `options` say wins.
+    """
+    check_options(options)
+    compilation_cache.switch_on()
+    device = chosen_devices(options)[0]
+    programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
+    narrower: dict[ClientUpdate, Width] = {}
+    prepared: set[ClientUpdate] = set()
+    sent: dict[ClientUpdate, int] = {}
+
+    def width(client: ClientUpdate, message: Message, cohort: Cohort) -> Width:
+        lanes, workers = narrower.get(client) or choose(message, cohort)
+        return Width(options.clients_in_flight or lanes, options.workers or workers)
+
+    def run(
+        client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
+    ) -> RoundResult:
+        chosen = width(client, message, cohort)
+        key = (client, aggregation)
+
+        def check(size: int, lanes: int) -> None:
+            check_fits(size, lanes, width(client, message, cohort).workers, device)
+
+        if key not in programs:
+            programs[key] = compiled(client, aggregation, check)
+        program = programs[key]
+
+        def bytes_up(lanes: Lanes) -> int:
+            if client not in sent:
+                sent[client] = bytes_of_result(client, message, lanes)
+            return sent[client]
+
+        known = capacities(cohort.population or cohort.sizes)
+        widths = ladder(chosen.lanes)
+        made = blocks(cohort.sizes, widths, known)
+        try:
+            with on_device(device, options):
+                result = run_blocks(program, message, cohort, made, chosen.workers, bytes_up)
+                if client not in prepared:
+                    prepared.add(client)
+                    prepare(program, message, cohort, known, widths)
+        except DoesNotFit:
+            if options.clients_in_flight or options.workers or chosen == Width(1, 1):
+                raise
+            narrower[client] = Width(max(chosen.lanes // 2, 1), 1)
+            return run(client, aggregation, message, cohort)
+        return result
+
+    return run
+
+
+@contextlib.contextmanager
+def on_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
+    precision = None if options.matmul_precision == "default" else options.matmul_precision
+    with contextlib.ExitStack() as stack:
+        if options.device is not None:
+            stack.enter_context(jax.default_device(device))
+        if precision is not None:
+            stack.enter_context(jax.default_matmul_precision(precision))
+        yield
+
+
+def prepare(
+    program: Program,
+    message: Message,
+    cohort: Cohort,
+    known: Sequence[int],
+    widths: Sequence[int],
+) -> None:
+    """Compile for every shape that later cohorts may need, so that no later round has to wait."""
+    if not cohort.population or min(cohort.population) >= (1 - WASTE) * max(cohort.population):
+        return  # all alike: the first round has had every shape
+    like = next((name for name, n in zip(cohort.ids, cohort.sizes, strict=True) if n > 0), None)
+    if like is None:
+        return
+    example, state = cohort.load(like), cohort.states[like]
+    words = np.asarray(jax.random.key_data(cohort.keys)).shape[1:]
+
+    def shaped(lanes: int, rows: int) -> Lanes:
+        def stacked(x: Any, *leading: int) -> Any:
+            array = np.asarray(x)
+            return jax.ShapeDtypeStruct(
+                (*leading, *array.shape[len(leading) - 1 :]),
+                jax.dtypes.canonicalize_dtype(array.dtype),
+            )
+
+        data = ClientData(
+            jax.tree.map(lambda x: stacked(x, lanes, rows), example),
+            jax.ShapeDtypeStruct((lanes,), np.int32),  # type: ignore[arg-type]
+        )
+        states = jax.tree.map(lambda x: stacked(x, lanes), state)
+        return Lanes(data, states, jax.ShapeDtypeStruct((lanes, *words), np.uint32))  # type: ignore[arg-type]
+
+    for lanes in widths:
+        for rows in known:
+            program.prepare(message, shaped(lanes, rows))

@@ -1,0 +1,207 @@
+"""Run a cohort block by block: load, run, add up in a fixed order.
+
+Blocks may run in several threads; their sums are merged in the order of the blocks, so the result
+is the same bits whoever finishes first. No more blocks are in flight than there are workers, and
+memory does not grow with the number of clients.
+"""
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedpa.algorithms.algorithm import Message
+from fedpa.engines.blocks import Block, capacity_for
+from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
+from fedpa.engines.program import Lanes, Outcome, Program
+from fedpa.engines.threads import with_settings_of_this_thread
+from fedpa.errors import FedpaError
+from fedpa.objectives.client_data import ClientData, num_rows
+
+
+class Loaded(NamedTuple):
+    """A block's clients, read and padded, in host memory."""
+
+    lanes: Lanes
+    lane_of: dict[int, int]
+    """Position in the cohort → lane, of the clients that are there."""
+    failures: dict[str, str]
+
+
+class Kind(NamedTuple):
+    """What a client's arrays are, beside their length."""
+
+    structure: Any
+    arrays: tuple[tuple[tuple[int, ...], Any], ...]
+    """Shape of one example, and dtype."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in self.arrays)
+
+
+def run_blocks(
+    program: Program,
+    message: Message,
+    cohort: Cohort,
+    blocks: Sequence[Block],
+    workers: int,
+    bytes_up: Callable[[Lanes], int],
+) -> RoundResult:
+    """Run all blocks and put the round together."""
+    keys = raw_keys(cohort)
+    total: Any = None
+    sent = 0
+    reports = no_reports(cohort)
+    failures: dict[str, str] = {}
+
+    def work(block: Block) -> tuple[Loaded, list[tuple[dict[int, int], Outcome]]]:
+        loaded = load(cohort, keys, block)
+        return loaded, _run(program, message, cohort, loaded)
+
+    with contextlib.closing(in_order(work, blocks, workers)) as finished:
+        for loaded, outcomes in finished:
+            failures |= loaded.failures
+            sent = sent or bytes_up(loaded.lanes)
+            for lane_of, out in outcomes:
+                total = out.total if total is None else program.merge(total, out.total)
+                infos, accepted, states = jax.device_get((out.infos, out.accepted, out.states))
+                examples = np.array([loaded.lanes.data.n[loaded.lane_of[m]] for m in lane_of])
+                spread = np.zeros(len(accepted), np.int64)
+                spread[list(lane_of.values())] = examples
+                record(reports, cohort, lane_of, infos, accepted, spread, states)
+    if total is None:
+        raise every_client_failed(failures)
+    return RoundResult(program.value(total), *reports, failures, sent)
+
+
+def raw_keys(cohort: Cohort) -> np.ndarray:
+    return np.asarray(jax.random.key_data(cohort.keys))
+
+
+def every_client_failed(failures: Mapping[str, str]) -> FedpaError:
+    name, text = next(iter(failures.items()))
+    return FedpaError(f"every client of the round failed; the first, client {name!r}: {text}")
+
+
+def in_order(work: Callable[[Block], Any], blocks: Sequence[Block], workers: int) -> Generator[Any]:
+    """work(block) for every block, in order, with up to `workers` of them at a time.
+
+    Closed early (by Ctrl-C, say), it starts no more of them and waits for those that run.
+    """
+    if workers == 1 or len(blocks) == 1:
+        yield from map(work, blocks)
+        return
+    work = with_settings_of_this_thread(work)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="fedpa-clients")
+    pending: deque[Future[Any]] = deque()
+    try:
+        for block in blocks:
+            pending.append(pool.submit(work, block))
+            if len(pending) > workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run(
+    program: Program, message: Message, cohort: Cohort, loaded: Loaded
+) -> list[tuple[dict[int, int], Outcome]]:
+    """The block's outcome; if a client raises while it runs, those of the others, one by one."""
+    if not loaded.lane_of:
+        return []
+    try:
+        return [(loaded.lane_of, jax.block_until_ready(program.step(message, loaded.lanes)))]
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise FedpaError(
+                f"{loaded.lanes.keys.shape[0]} clients in flight do not fit in memory: lower "
+                f"clients_in_flight ({line(error)})"
+            ) from None
+        if loaded.lanes.keys.shape[0] == 1:
+            loaded.failures[cohort.ids[next(iter(loaded.lane_of))]] = line(error)
+            return []
+    outcomes = []
+    for member, lane in loaded.lane_of.items():
+        alone = jax.tree.map(lambda x: x[lane : lane + 1], loaded.lanes)
+        outcomes += _run(program, message, cohort, Loaded(alone, {member: 0}, loaded.failures))
+    return outcomes
+
+
+def load(cohort: Cohort, keys: np.ndarray, block: Block) -> Loaded:
+    """Read the block's clients and stack them, padded; a lane without a client has n = 0.
+
+    A client that can't be read, or whose arrays are of another kind than the others', is left out
+    and named.
+    """
+    trees, failures = read(cohort, block.members)
+    kinds = {member: kind_of(tree) for member, tree in trees.items()}
+    if not kinds:
+        empty = ClientData((), np.zeros(block.lanes, np.int32))  # type: ignore[arg-type]
+        return Loaded(Lanes(empty, (), keys[:0]), {}, failures)  # type: ignore[arg-type]
+    usual, _ = Counter(kinds.values()).most_common(1)[0]
+    for member, kind in kinds.items():
+        if kind != usual:
+            failures[cohort.ids[member]] = f"has arrays {kind}: the others have {usual}"
+            del trees[member]
+    # What a client said of its size may have been too little.
+    rows = max(num_rows(tree) for tree in trees.values())
+    if rows > block.capacity:
+        block = block._replace(capacity=capacity_for(rows, ()))
+    lane_of = {m: lane for lane, m in enumerate(block.members) if m in trees}
+    return Loaded(stacked(cohort, keys, block, trees, usual), lane_of, failures)
+
+
+def read(cohort: Cohort, members: Sequence[int]) -> tuple[dict[int, Any], dict[str, str]]:
+    """The examples of each client that can be read, and what was wrong with the others."""
+    trees, failures = {}, {}
+    for member in members:
+        name = cohort.ids[member]
+        try:
+            tree = jax.tree.map(np.asarray, cohort.load(name))
+            num_rows(tree)
+            trees[member] = tree
+        except Exception as error:
+            failures[name] = line(error)
+    return trees, failures
+
+
+def kind_of(tree: Any) -> Kind:
+    leaves, structure = jax.tree.flatten(tree)
+    return Kind(structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
+
+
+def stacked(
+    cohort: Cohort, keys: np.ndarray, block: Block, trees: Mapping[int, Any], kind: Kind
+) -> Lanes:
+    """One array for all lanes from each of the clients' arrays."""
+    leaves = {member: jax.tree.leaves(tree) for member, tree in trees.items()}
+    arrays = [
+        np.zeros((block.lanes, block.capacity, *shape), dtype) for shape, dtype in kind.arrays
+    ]
+    n = np.zeros(block.lanes, np.int32)
+    for lane, member in enumerate(block.members):
+        if member in leaves:
+            n[lane] = len(leaves[member][0])
+            for array, rows in zip(arrays, leaves[member], strict=True):
+                array[lane, : n[lane]] = rows
+    # A lane without a client has somebody's key and state; nothing comes of them.
+    someone = block.members[0] if block.members else 0
+    lanes = [*block.members, *[someone] * (block.lanes - len(block.members))]
+    states = jax.tree.map(
+        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]),
+        *[cohort.states[cohort.ids[member]] for member in lanes],
+    )
+    data = ClientData(jax.tree.unflatten(kind.structure, arrays), n)  # type: ignore[arg-type]
+    return Lanes(data, states, keys[lanes])  # type: ignore[arg-type]
+
+
+def line(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text[:300]}"

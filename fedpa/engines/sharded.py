@@ -1,0 +1,232 @@
+"""The sharded engine: clients dealt to the devices of a mesh, of one process or of many.
+
+Every device runs its lanes of a block by itself and keeps a running sum of its own; the devices
+talk once a round, when the sums are gathered and merged in the order of the devices. With several
+processes (`jax.distributed`, see `fedpa.engines.distributed`) each reads only its own clients.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.engines import compilation_cache
+from fedpa.engines.blocks import Block, blocks, capacities, ladder
+from fedpa.engines.compiled import on_device, prepare
+from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
+from fedpa.engines.execution import (
+    Kind,
+    Loaded,
+    every_client_failed,
+    kind_of,
+    raw_keys,
+    read,
+    stacked,
+)
+from fedpa.engines.memory import check_fits
+from fedpa.engines.options import EngineOptions, check_options, chosen_devices
+from fedpa.engines.program import (
+    Lanes,
+    Outcome,
+    Program,
+    ahead_of_time,
+    bytes_of_result,
+    in_lanes,
+    pairwise,
+)
+from fedpa.engines.vectorized import MOST_LANES, gains
+from fedpa.objectives.client_data import num_rows
+from fedpa.server.aggregation import Aggregation
+
+AXIS = "clients"
+AHEAD = 2
+"""Blocks that may wait on the devices while the host reads the next."""
+
+
+def sharded(options: EngineOptions = EngineOptions()) -> Engine:
+    check_options(options)
+    compilation_cache.switch_on()
+    devices = chosen_devices(options)
+    mesh = Mesh(np.array(devices), (AXIS,))
+    programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
+    prepared: set[ClientUpdate] = set()
+
+    def check(size: int, lanes: int) -> None:
+        # Forced host devices share the memory of one machine.
+        sharing = len(devices) if devices[0].platform == "cpu" else 1
+        check_fits(size, max(lanes // len(devices), 1), sharing, jax.local_devices()[0])
+
+    def run(
+        client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
+    ) -> RoundResult:
+        key = (client, aggregation)
+        if key not in programs:
+            programs[key] = on_mesh(client, aggregation, mesh, check)
+        program = programs[key]
+        known = capacities(cohort.population or cohort.sizes)
+        widths = [len(devices) * lanes for lanes in ladder(lanes_per_device(message, cohort))]
+        made = blocks(cohort.sizes, widths, known)
+        everywhere = jax.tree.map(lambda x: replicated(x, mesh), message)
+        with on_device(jax.local_devices()[0], options):
+            result = run_on_mesh(program, client, everywhere, cohort, made, mesh)
+            if client not in prepared:
+                prepared.add(client)
+                prepare(program, everywhere, cohort, known, widths)
+        return result
+
+    def lanes_per_device(message: Message, cohort: Cohort) -> int:
+        if options.clients_in_flight is not None:
+            return options.clients_in_flight
+        if not gains(message, cohort):
+            return 1
+        return min(math.ceil(len(cohort.ids) / len(devices)), MOST_LANES)
+
+    return run
+
+
+def on_mesh(
+    client: ClientUpdate, aggregation: Aggregation, mesh: Mesh, check: Callable[[int, int], None]
+) -> Program:
+    """The program for a mesh: sums have a leading axis, one entry for each device."""
+    single = in_lanes(client, aggregation)
+
+    def on_each(message: Any, lanes: Lanes) -> Outcome:
+        out = single(message, lanes)
+        return out._replace(total=jax.tree.map(lambda x: x[None], out.total))
+
+    step = jax.shard_map(
+        on_each, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS), check_vma=False
+    )
+    ahead = ahead_of_time(
+        step, check, in_shardings=(NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS)))
+    )
+    return Program(
+        ahead.call,
+        ahead.prepare,
+        jax.jit(jax.vmap(aggregation.merge), donate_argnums=0),
+        jax.jit(
+            lambda totals: aggregation.value(pairwise(aggregation, totals)),
+            out_shardings=NamedSharding(mesh, P()),
+        ),
+    )
+
+
+def run_on_mesh(
+    program: Program,
+    client: ClientUpdate,
+    message: Message,
+    cohort: Cohort,
+    made: list[Block],
+    mesh: Mesh,
+) -> RoundResult:
+    keys, kind = raw_keys(cohort), usual_kind(cohort)
+    total: Any = None
+    running: list[tuple[Loaded, Outcome]] = []
+    for block in made:
+        loaded = load_own(cohort, keys, block, kind, mesh)
+        lanes = jax.tree.map(lambda x: dealt(x, block.lanes, mesh), loaded.lanes)
+        out = program.step(message, lanes)
+        total = out.total if total is None else program.merge(total, out.total)
+        running.append((loaded, out._replace(total=())))
+        if len(running) > AHEAD:
+            jax.block_until_ready(running[-AHEAD - 1][1].accepted)
+
+    reports = no_reports(cohort)
+    failed = np.zeros(len(cohort.ids), np.int32)
+    failures: dict[str, str] = {}
+    for loaded, out in running:
+        infos, accepted, states = whole((out.infos, out.accepted, out.states))
+        n = whole(dealt(np.asarray(loaded.lanes.data.n), accepted.shape[0], mesh))
+        record(reports, cohort, loaded.lane_of, infos, accepted, n, states)
+        failures |= loaded.failures
+    for index, name in enumerate(cohort.ids):
+        failed[index] = name in failures
+    for place in np.flatnonzero(_any_process(failed)).tolist():
+        failures.setdefault(cohort.ids[place], "failed in another process")
+        reports.accepted[place] = False
+    if not reports.accepted.any() and len(failures) == len(cohort.ids):
+        raise every_client_failed(failures)
+    sent = bytes_of_result(client, message, running[0][0].lanes)
+    # From the mesh to where the server works: its copy on this process's first device.
+    aggregate = jax.tree.map(
+        lambda x: jnp.asarray(np.asarray(x.addressable_data(0))), program.value(total)
+    )
+    return RoundResult(aggregate, *reports, failures, sent)
+
+
+def usual_kind(cohort: Cohort) -> Kind:
+    """What the cohort's arrays are like; every process asks the same clients."""
+    failures: dict[str, str] = {}
+    for index in range(len(cohort.ids)):
+        trees, wrong = read(cohort, [index])
+        failures |= wrong
+        if trees:
+            return kind_of(trees[index])
+    raise every_client_failed(failures)
+
+
+def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: Mesh) -> Loaded:
+    """The lanes of this process's devices, read and padded."""
+    per_device = block.lanes // mesh.size
+    own = [
+        lane
+        for place, device in enumerate(mesh.devices.flat)
+        if device.process_index == jax.process_index()
+        for lane in range(place * per_device, (place + 1) * per_device)
+    ]
+    mine = [block.members[lane] for lane in own if lane < len(block.members)]
+    trees, failures = read(cohort, mine)
+    for member in list(trees):
+        found, rows = kind_of(trees[member]), num_rows(trees[member])
+        wrong = f"has arrays {found}: the others have {kind}" if found != kind else None
+        if rows > block.capacity:
+            wrong = f"has {rows} examples where {cohort.sizes[member]} were announced"
+        if wrong:
+            failures[cohort.ids[member]] = wrong
+            del trees[member]
+    padded = [block.members[min(lane, len(block.members) - 1)] for lane in own]
+    lanes = stacked(cohort, keys, Block(tuple(padded), len(own), block.capacity), trees, kind)
+    # Lanes beyond the block's clients repeat one: they must not count a second time.
+    n = np.array(
+        [n if lane < len(block.members) else 0 for lane, n in zip(own, lanes.data.n, strict=True)]
+    )
+    lanes = lanes._replace(data=lanes.data._replace(n=n.astype(np.int32)))  # type: ignore[arg-type]
+    return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, failures)
+
+
+def dealt(local: Any, lanes: int, mesh: Mesh) -> jax.Array:
+    """This process's lanes as its part of an array over the whole mesh."""
+    shape = (lanes, *np.shape(local)[1:])
+    local = np.asarray(local).astype(jax.dtypes.canonicalize_dtype(np.asarray(local).dtype))
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(AXIS)), local, shape)
+
+
+def replicated(x: Any, mesh: Mesh) -> jax.Array:
+    """A copy on every device."""
+    host = np.asarray(x)
+    return jax.make_array_from_callback(
+        host.shape, NamedSharding(mesh, P()), lambda index: host[index]
+    )
+
+
+def whole(tree: Any) -> Any:
+    """All lanes of arrays over the mesh, on the host of every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _any_process(flags: np.ndarray) -> np.ndarray:
+    if jax.process_count() == 1:
+        return flags
+    return np.asarray(multihost_utils.process_allgather(flags)).max(axis=0)
+
+
+ENGINE = sharded
