@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fedpa.algorithms.algorithm import ClientUpdate, Message
 from fedpa.engines import compilation_cache
@@ -15,7 +14,6 @@ from fedpa.engines.execution import run_blocks
 from fedpa.engines.memory import DoesNotFit, check_fits
 from fedpa.engines.options import EngineOptions, check_options, chosen_devices
 from fedpa.engines.program import Lanes, Program, bytes_of_result, compiled
-from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
 
 
@@ -37,6 +35,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
     narrower: dict[ClientUpdate, Width] = {}
     prepared: set[ClientUpdate] = set()
+    like: dict[ClientUpdate, Lanes] = {}
     sent: dict[ClientUpdate, int] = {}
 
     def width(client: ClientUpdate, message: Message, cohort: Cohort) -> Width:
@@ -58,6 +57,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
 
         def bytes_up(lanes: Lanes) -> int:
             if client not in sent:
+                like[client] = lanes
                 sent[client] = bytes_of_result(client, message, lanes)
             return sent[client]
 
@@ -69,7 +69,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
                 result = run_blocks(program, message, cohort, made, chosen.workers, bytes_up)
                 if client not in prepared:
                     prepared.add(client)
-                    prepare(program, message, cohort, known, widths)
+                    prepare(program, message, like.pop(client), cohort.population, known, widths)
         except DoesNotFit:
             if options.clients_in_flight or options.workers or chosen == Width(1, 1):
                 raise
@@ -94,34 +94,25 @@ def on_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
 def prepare(
     program: Program,
     message: Message,
-    cohort: Cohort,
+    like: Lanes,
+    population: Sequence[int],
     known: Sequence[int],
     widths: Sequence[int],
 ) -> None:
-    """Compile for every shape that later cohorts may need, so that no later round has to wait."""
-    if not cohort.population or min(cohort.population) >= (1 - WASTE) * max(cohort.population):
+    """Compile for every shape that later cohorts may need, so that no later round has to wait.
+
+    like: lanes of any width and capacity.
+    """
+    if not population or min(population) >= (1 - WASTE) * max(population):
         return  # all alike: the first round has had every shape
-    like = next((name for name, n in zip(cohort.ids, cohort.sizes, strict=True) if n > 0), None)
-    if like is None:
-        return
-    example, state = cohort.load(like), cohort.states[like]
-    words = np.asarray(jax.random.key_data(cohort.keys)).shape[1:]
 
-    def shaped(lanes: int, rows: int) -> Lanes:
-        def stacked(x: Any, *leading: int) -> Any:
-            array = np.asarray(x)
-            return jax.ShapeDtypeStruct(
-                (*leading, *array.shape[len(leading) - 1 :]),
-                jax.dtypes.canonicalize_dtype(array.dtype),
-            )
-
-        data = ClientData(
-            jax.tree.map(lambda x: stacked(x, lanes, rows), example),
-            jax.ShapeDtypeStruct((lanes,), np.int32),  # type: ignore[arg-type]
-        )
-        states = jax.tree.map(lambda x: stacked(x, lanes), state)
-        return Lanes(data, states, jax.ShapeDtypeStruct((lanes, *words), np.uint32))  # type: ignore[arg-type]
+    def shaped(x: Any, *leading: int) -> Any:
+        shape = (*leading, *x.shape[len(leading) :])
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
     for lanes in widths:
         for rows in known:
-            program.prepare(message, shaped(lanes, rows))
+            examples = jax.tree.map(lambda x: shaped(x, lanes, rows), like.data.examples)
+            rest = jax.tree.map(lambda x: shaped(x, lanes), like)
+            data = rest.data._replace(examples=examples)
+            program.prepare(message, rest._replace(data=data))

@@ -75,10 +75,10 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
         made = blocks(cohort.sizes, widths, known)
         everywhere = jax.tree.map(lambda x: replicated(x, mesh), message)
         with on_device(jax.local_devices()[0], options):
-            result = run_on_mesh(program, client, everywhere, cohort, made, mesh)
+            result, like = run_on_mesh(program, client, everywhere, cohort, made, mesh)
             if client not in prepared:
                 prepared.add(client)
-                prepare(program, everywhere, cohort, known, widths)
+                prepare(program, everywhere, like, cohort.population, known, widths)
         return result
 
     def lanes_per_device(message: Message, cohort: Cohort) -> int:
@@ -125,7 +125,7 @@ def run_on_mesh(
     cohort: Cohort,
     made: list[Block],
     mesh: Mesh,
-) -> RoundResult:
+) -> tuple[RoundResult, Lanes]:
     keys, kind = raw_keys(cohort), usual_kind(cohort)
     total: Any = None
     running: list[tuple[Loaded, Outcome]] = []
@@ -158,7 +158,7 @@ def run_on_mesh(
     aggregate = jax.tree.map(
         lambda x: jnp.asarray(np.asarray(x.addressable_data(0))), program.value(total)
     )
-    return RoundResult(aggregate, *reports, failures, sent)
+    return RoundResult(aggregate, *reports, failures, sent), running[0][0].lanes
 
 
 def usual_kind(cohort: Cohort) -> Kind:

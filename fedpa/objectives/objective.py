@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights, num_rows
 from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.tracing import traced
 from fedpa.precision import widened
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
 
@@ -100,7 +101,7 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
         batch = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype), examples
         )
-        value = jax.eval_shape(objective.loss, theta, batch, key)
+        value = traced("loss", objective.loss, theta, batch, key)
         _one_per_example(value, size)
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise FedpaError(
@@ -109,7 +110,7 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
     if objective.reduction not in ("mean", "sum"):
         raise FedpaError(f"reduction = {objective.reduction!r}: must be 'mean' or 'sum'")
     if objective.regularizer is not None:
-        penalty = jax.eval_shape(objective.regularizer, theta)
+        penalty = traced("regularizer", objective.regularizer, theta)
         if getattr(penalty, "shape", None) != ():
             raise FedpaError(
                 f"regularizer returns shape {getattr(penalty, 'shape', type(penalty).__name__)}: "

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from blackjax import diagnostics as blackjax_diagnostics
 from jaxtyping import Float
 
 from fedpa.errors import FedpaError, refuse
+from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.sampler import Sampler, draw
 from fedpa.types import Key, Params
 
@@ -140,17 +140,17 @@ def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
 
 @jax.jit
 def _rhat(block: jax.Array) -> jax.Array:
-    return blackjax_diagnostics.rhat(block)
+    return blackjax("diagnostics").rhat(block)
 
 
 @jax.jit
 def _effective_sample_size(block: jax.Array) -> jax.Array:
-    return blackjax_diagnostics.effective_sample_size(block)
+    return blackjax("diagnostics").effective_sample_size(block)
 
 
 @jax.jit
 def _bulk_ess(block: jax.Array) -> jax.Array:
-    return blackjax_diagnostics.ess_bulk(block)
+    return blackjax("diagnostics").ess_bulk(block)
 
 
 def _in_blocks(statistic: Any, draws: Any) -> np.ndarray:

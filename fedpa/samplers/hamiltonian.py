@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from blackjax.adaptation.step_size import dual_averaging_adaptation
-from blackjax.mcmc.hmc import HMCState
-from blackjax.mcmc.hmc import init as density_at
 from jax.flatten_util import ravel_pytree
 
 from fedpa.errors import check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.precision import narrowed, widened
+from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.minibatch_chain import Steps, Window, check_window
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
@@ -34,6 +32,8 @@ from fedpa.types import Count, Key, Params, Scalar
 LEAST_ADAPTATION = 20
 """Transitions below which dual averaging, which begins with large steps, does harm."""
 
+HMCState = Any
+"""blackjax's: position, log-density and its gradient."""
 Kernel = Callable[[Key, HMCState, Any, Scalar, jax.Array, int], tuple[HMCState, Any]]
 """blackjax's: (key, state, log density, ε, inverse mass, extent) → (state, its info)."""
 
@@ -122,7 +122,7 @@ def hamiltonian(
     def init(theta0: Params, data: ClientData, key: Key) -> HamiltonianState:
         loss_key, chain_key = jax.random.split(key)
         wide, _ = ravel_pytree(widened(theta0))
-        chain = density_at(wide, log_density(theta0, data, loss_key))
+        chain = blackjax("mcmc.hmc").init(wide, log_density(theta0, data, loss_key))
         step_size = jnp.sqrt(
             jnp.asarray(learning_rate, jnp.float32) * relative_temperature(temperature, data.n)
         )
@@ -132,7 +132,8 @@ def hamiltonian(
     def warm_up(state: HamiltonianState, data: ClientData) -> HamiltonianState:
         if target_acceptance is None:
             return jax.lax.fori_loop(0, window.burn_in, lambda _, s: move(s, data)[0], state)
-        start, adapt, final = dual_averaging_adaptation(target_acceptance)
+        averaging = blackjax("adaptation.step_size").dual_averaging_adaptation
+        start, adapt, final = averaging(target_acceptance)
         dtype = state.step_size.dtype
 
         def body(_: Any, carry: tuple[HamiltonianState, Any]) -> tuple[HamiltonianState, Any]:

@@ -4,10 +4,9 @@ v ~ N(0, I), L leapfrog steps of size ε on H(θ, v) = −log p_i(θ) + ½‖v�
 min(1, exp(−ΔH)). Full gradients; see `fedpa.samplers.hamiltonian` for temperature and step size.
 """
 
-from blackjax.mcmc import hmc as blackjax_hmc
-
 from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
+from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.minibatch_chain import Epochs, Window
 from fedpa.samplers.named import named
@@ -37,7 +36,7 @@ def hmc(
     check_integer("integration_steps", integration_steps, 1)
     return hamiltonian(
         objective,
-        blackjax_hmc.build_kernel(),
+        blackjax("mcmc.hmc").build_kernel(),
         integration_steps,
         learning_rate=learning_rate,
         window=window,

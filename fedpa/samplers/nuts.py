@@ -5,10 +5,9 @@ gradients; see `fedpa.samplers.hamiltonian` for temperature and step size. Vecto
 all wait for the longest trajectory.
 """
 
-from blackjax.mcmc import nuts as blackjax_nuts
-
 from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
+from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.minibatch_chain import Epochs, Window
 from fedpa.samplers.named import named
@@ -38,7 +37,7 @@ def nuts(
     check_integer("max_doublings", max_doublings, 1)
     return hamiltonian(
         objective,
-        blackjax_nuts.build_kernel(),
+        blackjax("mcmc.nuts").build_kernel(),
         max_doublings,
         learning_rate=learning_rate,
         window=window,

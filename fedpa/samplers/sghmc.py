@@ -20,13 +20,12 @@ computed by `underdamped_covariance`: a small friction amplifies the gradients' 
 
 import jax
 import jax.numpy as jnp
-from blackjax.sgmcmc import diffusions
-from blackjax.util import generate_gaussian_noise
 from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
+from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
@@ -66,7 +65,9 @@ def sghmc(
     def start(theta0: Params, n: Count, key: Key) -> Params:
         wide = widened(theta0)
         deviation = jnp.sqrt(in_dtype_of(wide, relative_temperature(temperature, n)))
-        return jax.tree.map(lambda p: deviation * p, generate_gaussian_noise(key, wide))
+        return jax.tree.map(
+            lambda p: deviation * p, blackjax("util").generate_gaussian_noise(key, wide)
+        )
 
     def step(
         theta: Params, momentum: Params, gradient_at: Gradient, n: Count, key: Key
@@ -77,7 +78,7 @@ def sghmc(
         # The gradient where θ goes, as in the paper's algorithm: stable for ηλ < 4 − 2α, where the
         # gradient at the old θ would need ηλ < α.
         loss, gradient = gradient_at(narrowed(ahead, theta))
-        moved, momentum = diffusions.sghmc(alpha=friction / step_size)(
+        moved, momentum = blackjax("sgmcmc.diffusions").sghmc(alpha=friction / step_size)(
             key,
             wide,
             momentum,

@@ -14,11 +14,11 @@ which `langevin_covariance` computes: too wide by 1/(1 − ηλ/2), and by the g
 """
 
 import jax.numpy as jnp
-from blackjax.sgmcmc import diffusions
 from jaxtyping import Array, Float
 
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
+from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
@@ -48,7 +48,7 @@ def sgld(
     temperature: T; n_i if None.
     """
     check_rate_and_temperature(learning_rate, temperature)
-    integrate = diffusions.overdamped_langevin()
+    integrate = blackjax("sgmcmc.diffusions").overdamped_langevin()
 
     def step(
         theta: Params, memory: tuple[()], gradient_at: Gradient, n: Count, key: Key

@@ -13,10 +13,11 @@ import tyro
 
 from fedpa.algorithms.hyperparameters import Hyperparameters, resolved, without_sampler
 from fedpa.algorithms.method import methods
-from fedpa.engines import engines
+from fedpa.engines import EngineOptions, engines
+from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, refuse
 from fedpa.tasks.task import task_named, tasks
-from fedpa.training.loop import check_counts
+from fedpa.training.loop import check_counts, check_share
 
 
 def _listed(what: str, summaries: dict[str, str]) -> str:
@@ -46,8 +47,14 @@ class RunConfig:
     """One seed, one result, bit for bit."""
     eval_every: int = 1
     """Evaluate every so many rounds, and after the last."""
+    min_success: float = 0.0
+    """Share of a round's clients that must succeed for the run to go on."""
     engine: str = "local"
-    """Where clients run: local (compiled) or debug (eager)."""
+    """Where clients run: local (chooses by model, clients and devices), per-client, vectorized,
+    sharded (over devices), or debug (eager)."""
+    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=EngineOptions
+    )
     hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = dataclasses.field(
         default_factory=Hyperparameters
     )
@@ -74,6 +81,8 @@ def resolve(config: RunConfig) -> RunConfig:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
     if config.engine not in engines():
         raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
+    check_share("min_success", config.min_success)
+    check_options(config.engine_options)
     method = methods()[config.method]
     hyperparameters = method.adjust(config.hyperparameters)
     if not method.samples:
@@ -86,8 +95,8 @@ def resolve(config: RunConfig) -> RunConfig:
 def write_toml(config: RunConfig) -> str:
     """The configuration as TOML; what is unset is left out."""
     values = dataclasses.asdict(config)
-    nested = values["hyperparameters"]
-    values["hyperparameters"] = {key: v for key, v in nested.items() if v is not None}
+    for table in ("engine_options", "hyperparameters"):
+        values[table] = {key: v for key, v in values[table].items() if v is not None}
     return tomli_w.dumps(values)
 
 

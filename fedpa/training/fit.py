@@ -34,6 +34,7 @@ def fit(
     eval_every: Any = 1,
     callbacks: Sequence[Callback] = (),
     engine: Any = None,
+    min_success: Any = 0.0,
 ) -> Fit:
     """Train `params` on the clients' data.
 
@@ -46,6 +47,8 @@ def fit(
     method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
     regularizer: a function of the parameters, added once to each mini-batch's loss.
     evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
+    engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.
+    min_success: the share of a round's clients that must succeed for the run to go on.
     """
     check_counts(rounds, clients_per_round, seed)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
@@ -69,6 +72,7 @@ def fit(
         clients_per_round=clients_per_round,
         seed=seed,
         engine=engine,
+        min_success=min_success,
         callbacks=[*measured, *callbacks],
         assemble=assemble,
     )

@@ -43,11 +43,17 @@ def train(
     clients_per_round: Any,
     seed: Any = 0,
     engine: Engine | None = None,
+    min_success: Any = 0.0,
     callbacks: Sequence[Callback] = (),
     assemble: Callable[[Params], Any] = lambda theta: theta,
 ) -> Fit:
-    """Run `algorithm` from θ. `assemble` turns θ into what callbacks and the caller are given."""
+    """Run `algorithm` from θ. `assemble` turns θ into what callbacks and the caller are given.
+
+    min_success: the share of a round's clients that must give a usable result; with fewer, the run
+        ends with an error.
+    """
     check_counts(rounds, clients_per_round, seed)
+    check_share("min_success", min_success)
     if not data.ids:
         raise FedpaError("data has no clients: at least one is needed")
     if clients_per_round > len(data.ids):
@@ -81,13 +87,14 @@ def train(
         )
         phase = algorithm.phase(t)
         result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
+        _check_success(result, ids, t, min_success)
         client_states.update(result.states)
         state, info = server(state, result.aggregate, jnp.asarray(t))
 
         record: dict[str, Any] = {"round": t + 1, "phase": phase, "seconds": 0.0}
         record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
         record["train/skipped"] = int(info.skipped)
-        _report(record, warned)
+        _report(record, result.failures, warned)
         record["seconds"] = time.perf_counter() - started
         history.append(record)
         event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
@@ -103,6 +110,26 @@ def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
     check_integer("seed", seed, 0)
     if seed >= 2**32:
         raise refuse("seed", seed, "must be between 0 and 2³² − 1")
+
+
+def check_share(field: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise refuse(field, value, "must be a share between 0 and 1")
+
+
+def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float) -> None:
+    succeeded = int(result.accepted.sum())
+    if succeeded < least * len(ids):
+        wrong = {
+            name: result.failures.get(name, "a result that is not finite")
+            for name, ok in zip(ids, result.accepted, strict=True)
+            if not ok
+        }
+        name, reason = next(iter(wrong.items()))
+        raise FedpaError(
+            f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
+            f"asks for more; client {name!r}: {reason}"
+        )
 
 
 def _call(callback: Callback, event: Event) -> Stop | None:
@@ -139,16 +166,24 @@ def _traffic(message: Any, result: RoundResult, clients: int) -> dict[str, int]:
     }
 
 
-def _report(record: dict[str, Any], warned: set[str]) -> None:
+def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str]) -> None:
     """Warn of what went wrong: once for each client, once for the server. Records have it all."""
     news = [name for name in record.get("train/rejected_clients", ()) if name not in warned]
-    if news:
+    later = "(later rejections of the same clients are counted only)"
+    not_finite = [name for name in news if name not in failures]
+    if not_finite:
         warnings.warn(
             f"round {record['round']}: rejected, for a result that is not finite: "
-            f"{', '.join(map(str, news))} (later rejections of the same clients are counted only)",
+            f"{', '.join(map(str, not_finite))} {later}",
             stacklevel=3,
         )
-        warned.update(news)
+    for name in news:
+        if name in failures:
+            warnings.warn(
+                f"round {record['round']}: rejected, client {name}: {failures[name]} {later}",
+                stacklevel=3,
+            )
+    warned.update(news)
     if record["train/skipped"] and "" not in warned:
         warnings.warn(
             f"round {record['round']}: the aggregate is not finite or of no client; "

@@ -1,12 +1,13 @@
 """One run of a task from its configuration, written to a directory."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from fedpa.algorithms.method import methods
-from fedpa.engines import EngineOptions, engines
+from fedpa.engines import engines
 from fedpa.tasks.task import task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
@@ -17,19 +18,22 @@ from fedpa.training.loop import Fit
 
 def run(
     config: RunConfig,
-    out: Path,
+    out: Path | None,
     *,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Fit:
-    """Train, writing `config.toml`, `metrics.jsonl` and `params.npz` to `out`."""
+    """Train, writing `config.toml`, `metrics.jsonl` and `params.npz` to `out`, if there is one."""
     config = resolve(config)
-    run_directory.check_free(out, overwrite)
+    if out is not None:
+        run_directory.check_free(out, overwrite)
     problem = task_named(config.task).load()
     method = methods()[config.method].build(config.hyperparameters)
     params = problem.init(jax.random.key(config.seed))
-    run_directory.create(out, config, overwrite)
-    with run_directory.metrics_file(out) as log:
+    with contextlib.ExitStack() as stack:
+        if out is not None:
+            run_directory.create(out, config, overwrite)
+            callbacks = [stack.enter_context(run_directory.metrics_file(out)), *callbacks]
         result = fit(
             problem.loss,
             params,
@@ -42,8 +46,10 @@ def run(
             reduction=problem.reduction,
             evaluate=problem.evaluate,
             eval_every=config.eval_every,
-            callbacks=[log, *callbacks],
-            engine=engines()[config.engine](EngineOptions()),
+            callbacks=callbacks,
+            engine=engines()[config.engine](config.engine_options),
+            min_success=config.min_success,
         )
-    run_directory.save_params(out, result.params)
+    if out is not None:
+        run_directory.save_params(out, result.params)
     return result

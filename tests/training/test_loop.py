@@ -118,8 +118,10 @@ def compilations(work):
     return count
 
 
-def test_one_compilation_per_phase_and_bucket():
-    """Sizes 8 to 100 lie in two buckets; two phases: four programs, and none later."""
+def test_few_programs_per_phase_and_none_later():
+    """Sizes 8 to 100: at most four capacities, one or three lanes, two phases; other cohorts are
+    served by the same programs.
+    """
     traced = Counter()
 
     def counting(phase, client):
@@ -148,12 +150,12 @@ def test_one_compilation_per_phase_and_bucket():
         )
 
     assert compilations(lambda: train(0)) > 4  # the counter counts
+    first = sum(traced.values())
     # Once for each program, and once more per phase to learn the shape of a result.
-    assert set(traced) == {(p, c) for p in ("burn-in", "sampling") for c in (64, 128)}
-    assert sum(traced.values()) == 4 + 2
+    assert first <= 2 * (4 * 2 + 1)
     for seed in range(1, 6):  # other cohorts, in other orders: nothing is traced or compiled
         assert compilations(lambda seed=seed: train(seed)) == 0
-    assert sum(traced.values()) == 4 + 2
+    assert sum(traced.values()) == first
 
 
 def test_a_rejected_client_keeps_its_old_state():

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedpa.algorithms.method import labelled
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.report.progress import watched
 from fedpa.report.summary import curve, final
 from fedpa.tasks.task import task_named
@@ -34,16 +35,23 @@ class RunCommand:
     """Replace a run that the directory already holds."""
     dry_run: bool = False
     """Print the resolved configuration and what a round will cost, and stop."""
+    processes: Annotated[Processes, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=Processes
+    )
 
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse(RunCommand, argv, "fedpa run")
+    join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
     refuse_unused_sampler([config.method], argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
     if command.dry_run:
         _dry_run(config, console)
+        return
+    if not is_first():
+        run(config, None)  # works for the first process, which writes and tells
         return
     out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
     label = labelled(config.method, config.hyperparameters)

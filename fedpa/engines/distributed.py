@@ -1,0 +1,107 @@
+"""Several processes, on one host or many, as one machine: JAX's distributed runtime.
+
+Every process runs the same command, with a number of its own; process 0 is the coordinator. Clients
+are then dealt to the devices of all processes by the sharded engine. Aggregates travel by XLA's own
+collectives (NCCL on GPUs, Gloo on CPUs).
+"""
+
+import dataclasses
+import socket
+import time
+from typing import Any
+
+import jax
+
+from fedpa.errors import FedpaError, check_integer, refuse
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """How this process joins others; a run of one process says nothing here."""
+
+    coordinator: str | None = None
+    """host:port of process 0; with it, clients are spread over all processes."""
+    num_processes: int | None = None
+    """How many processes there are."""
+    process_id: int | None = None
+    """The number of this one, from 0."""
+    join_timeout: int = 60
+    """Seconds to wait for the others."""
+
+
+def check_processes(processes: Processes) -> None:
+    """Refuse what is incomplete or contradictory."""
+    given = (processes.coordinator, processes.num_processes, processes.process_id)
+    if given == (None, None, None):
+        return
+    for name in ("coordinator", "num_processes", "process_id"):
+        if getattr(processes, name) is None:
+            raise refuse(
+                name, None, "coordinator, num_processes and process_id are needed together"
+            )
+    assert processes.coordinator is not None
+    assert processes.num_processes is not None
+    assert processes.process_id is not None
+    host, _, port = processes.coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise refuse("coordinator", processes.coordinator, "must be host:port, as in 10.0.0.1:9911")
+    check_integer("num_processes", processes.num_processes, 1)
+    check_integer("process_id", processes.process_id, 0)
+    check_integer("join_timeout", processes.join_timeout, 1)
+    if processes.process_id >= processes.num_processes:
+        raise refuse(
+            "process_id",
+            processes.process_id,
+            f"must be below num_processes = {processes.num_processes}: they count from 0",
+        )
+
+
+def join(processes: Processes) -> None:
+    """Connect to the others, before anything else uses JAX; no-op for a process alone."""
+    check_processes(processes)
+    if processes.coordinator is None or jax.distributed.is_initialized():
+        return
+    if processes.process_id != 0:
+        _await_coordinator(processes.coordinator, processes.join_timeout)
+    try:
+        jax.distributed.initialize(
+            processes.coordinator,
+            processes.num_processes,
+            processes.process_id,
+            initialization_timeout=processes.join_timeout,
+        )
+    except Exception as error:
+        raise FedpaError(_not_joined(processes, error)) from None
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and tells."""
+    return jax.process_index() == 0
+
+
+def _await_coordinator(coordinator: str, timeout: float) -> None:
+    """Wait until somebody listens there. The runtime itself would end the process, not raise."""
+    host, _, port = coordinator.rpartition(":")
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((host, int(port)), timeout=max(left, 0.1)).close()
+            return
+        except OSError as error:
+            if left <= 0.2:
+                raise refuse(
+                    "coordinator",
+                    coordinator,
+                    f"could not be reached within {timeout:g} s ({error}): is process 0 running "
+                    "there?",
+                ) from None
+        time.sleep(0.2)
+
+
+def _not_joined(processes: Processes, error: Any) -> str:
+    text = " ".join(str(error).split())[:200]
+    return (
+        f"coordinator = {processes.coordinator!r}: the {processes.num_processes} processes did not "
+        f"meet within {processes.join_timeout} s: {text}"
+    )

@@ -1,0 +1,74 @@
+"""Whether a user's function can be compiled: traced once, it must be what it is at every call.
+
+Compiling runs a function once, on placeholders for its numbers. A function that needs the numbers
+themselves fails then; one that keeps placeholders breaks later calls; one with randomness or
+counters of its own goes on with what the first call happened to give. All three are refused here,
+by name and line, before anything is compiled.
+"""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedpa.errors import FedpaError
+
+NEEDS_NUMBERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The shapes of what the function returns. It is traced twice; nothing is computed."""
+    try:
+        with jax.checking_leaks():
+            first, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+            second = jax.make_jaxpr(function)(*arguments)
+    except NEEDS_NUMBERS as error:
+        raise FedpaError(
+            f"{name} can't be compiled: it needs the values of arrays{_where(error)}; use "
+            "jax.numpy and jax.lax (jnp.where, lax.cond) in place of float(), numpy and if"
+        ) from None
+    except jax.errors.UnexpectedTracerError as error:
+        raise FedpaError(_leaks(name, _where(error))) from None
+    except Exception as error:
+        if "Leaked" in str(error):
+            raise FedpaError(_leaks(name, "")) from None
+        raise
+    if str(first.jaxpr) != str(second.jaxpr) or not _same(first.consts, second.consts):
+        raise FedpaError(
+            f"{name} is another function at every call: it has randomness or a counter of its own, "
+            "which compiling would freeze; draw from the key it is given (jax.random)"
+        )
+    return shapes
+
+
+def _leaks(name: str, where: str) -> str:
+    return (
+        f"{name} can't be compiled: it stores an intermediate array outside of itself{where} (in a "
+        "list, a global or an attribute); return it or leave it out"
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all(
+        a is b or np.array_equal(np.asarray(a), np.asarray(b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _where(error: BaseException) -> str:
+    """The deepest line of the error that is not of a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = Path(__file__).parent.parent
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if "site-packages" not in path.parts and own not in path.parents:
+            return f" ({path.name}, line {frame.lineno}: {frame.line})"
+    return ""
