@@ -10,7 +10,7 @@ from fedpa.algorithms.algorithm import ClientUpdate, Message
 from fedpa.engines import compilation_cache
 from fedpa.engines.blocks import WASTE, blocks, capacities, ladder
 from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.engines.execution import run_blocks
+from fedpa.engines.execution import Kind, run_blocks, usual_kind
 from fedpa.engines.memory import DoesNotFit, check_fits
 from fedpa.engines.options import EngineOptions, check_options, chosen_devices
 from fedpa.engines.program import Lanes, Program, bytes_of_result, compiled
@@ -35,6 +35,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
     narrower: dict[ClientUpdate, Width] = {}
     prepared: set[ClientUpdate] = set()
+    kinds: dict[Callable[[str], Any], Kind] = {}
     like: dict[ClientUpdate, Lanes] = {}
     sent: dict[ClientUpdate, int] = {}
 
@@ -66,7 +67,17 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
         made = blocks(cohort.sizes, widths, known)
         try:
             with on_device(device, options):
-                result = run_blocks(program, message, cohort, made, chosen.workers, bytes_up)
+                if cohort.load not in kinds:
+                    kinds[cohort.load] = usual_kind(cohort)
+                result = run_blocks(
+                    program,
+                    message,
+                    cohort,
+                    made,
+                    chosen.workers,
+                    kinds[cohort.load],
+                    bytes_up,
+                )
                 if client not in prepared:
                     prepared.add(client)
                     prepare(program, message, like.pop(client), cohort.population, known, widths)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedpa.algorithms.algorithm import ClientUpdate, Message
 from fedpa.engines.blocks import Block
 from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
-from fedpa.engines.execution import every_client_failed, line, load, raw_keys
+from fedpa.engines.execution import every_client_failed, line, load, raw_keys, usual_kind
 from fedpa.engines.options import EngineOptions, check_options
 from fedpa.engines.program import bytes_of_result, in_lanes
 from fedpa.server.aggregation import Aggregation
@@ -26,12 +26,12 @@ def debug(options: EngineOptions = EngineOptions()) -> Engine:
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
     ) -> RoundResult:
         step = in_lanes(client, aggregation)
-        keys, reports = raw_keys(cohort), no_reports(cohort)
+        keys, reports, kind = raw_keys(cohort), no_reports(cohort), usual_kind(cohort)
         total: Any = None
         failures: dict[str, str] = {}
         sent = 0
         for member, name in enumerate(cohort.ids):
-            loaded = load(cohort, keys, Block((member,), 1, max(cohort.sizes[member], 1)))
+            loaded = load(cohort, keys, Block((member,), 1, max(cohort.sizes[member], 1)), kind)
             failures |= loaded.failures
             if not loaded.lane_of:
                 continue

@@ -22,6 +22,9 @@ from fedpa.engines.threads import with_settings_of_this_thread
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, num_rows
 
+ASKED = 3
+"""Clients whose arrays tell what everybody's should be."""
+
 
 class Loaded(NamedTuple):
     """A block's clients, read and padded, in host memory."""
@@ -49,9 +52,10 @@ def run_blocks(
     cohort: Cohort,
     blocks: Sequence[Block],
     workers: int,
+    kind: Kind,
     bytes_up: Callable[[Lanes], int],
 ) -> RoundResult:
-    """Run all blocks and put the round together."""
+    """Run all blocks and put the round together. Clients must have arrays of `kind`."""
     keys = raw_keys(cohort)
     total: Any = None
     sent = 0
@@ -59,13 +63,14 @@ def run_blocks(
     failures: dict[str, str] = {}
 
     def work(block: Block) -> tuple[Loaded, list[tuple[dict[int, int], Outcome]]]:
-        loaded = load(cohort, keys, block)
+        loaded = load(cohort, keys, block, kind)
         return loaded, _run(program, message, cohort, loaded)
 
     with contextlib.closing(in_order(work, blocks, workers)) as finished:
         for loaded, outcomes in finished:
             failures |= loaded.failures
-            sent = sent or bytes_up(loaded.lanes)
+            if loaded.lane_of:
+                sent = sent or bytes_up(loaded.lanes)
             for lane_of, out in outcomes:
                 total = out.total if total is None else program.merge(total, out.total)
                 infos, accepted, states = jax.device_get((out.infos, out.accepted, out.states))
@@ -133,31 +138,23 @@ def _run(
     return outcomes
 
 
-def load(cohort: Cohort, keys: np.ndarray, block: Block) -> Loaded:
+def load(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind) -> Loaded:
     """Read the block's clients and stack them, padded; a lane without a client has n = 0.
 
-    A client that can't be read, or whose arrays are of another kind than the others', is left out
-    and named.
+    A client that can't be read, or whose arrays are of another kind, is left out and named.
     """
-    trees, failures = read(cohort, block.members)
-    kinds = {member: kind_of(tree) for member, tree in trees.items()}
-    if not kinds:
-        empty = ClientData((), np.zeros(block.lanes, np.int32))  # type: ignore[arg-type]
-        return Loaded(Lanes(empty, (), keys[:0]), {}, failures)  # type: ignore[arg-type]
-    usual, _ = Counter(kinds.values()).most_common(1)[0]
-    for member, kind in kinds.items():
-        if kind != usual:
-            failures[cohort.ids[member]] = f"has arrays {kind}: the others have {usual}"
-            del trees[member]
+    trees, failures = read(cohort, block.members, kind)
     # What a client said of its size may have been too little.
-    rows = max(num_rows(tree) for tree in trees.values())
+    rows = max((num_rows(tree) for tree in trees.values()), default=0)
     if rows > block.capacity:
         block = block._replace(capacity=capacity_for(rows, ()))
     lane_of = {m: lane for lane, m in enumerate(block.members) if m in trees}
-    return Loaded(stacked(cohort, keys, block, trees, usual), lane_of, failures)
+    return Loaded(stacked(cohort, keys, block, trees, kind), lane_of, failures)
 
 
-def read(cohort: Cohort, members: Sequence[int]) -> tuple[dict[int, Any], dict[str, str]]:
+def read(
+    cohort: Cohort, members: Sequence[int], kind: Kind | None = None
+) -> tuple[dict[int, Any], dict[str, str]]:
     """The examples of each client that can be read, and what was wrong with the others."""
     trees, failures = {}, {}
     for member in members:
@@ -165,10 +162,29 @@ def read(cohort: Cohort, members: Sequence[int]) -> tuple[dict[int, Any], dict[s
         try:
             tree = jax.tree.map(np.asarray, cohort.load(name))
             num_rows(tree)
-            trees[member] = tree
         except Exception as error:
             failures[name] = line(error)
+            continue
+        if kind is None or kind_of(tree) == kind:
+            trees[member] = tree
+        else:
+            failures[name] = f"has arrays {kind_of(tree)}: the others have {kind}"
     return trees, failures
+
+
+def usual_kind(cohort: Cohort) -> Kind:
+    """What most of the cohort's first clients have; every process asks the same ones."""
+    kinds: Counter[Kind] = Counter()
+    failures: dict[str, str] = {}
+    for index in range(len(cohort.ids)):
+        trees, wrong = read(cohort, [index])
+        failures |= wrong
+        kinds.update(kind_of(tree) for tree in trees.values())
+        if kinds.total() == ASKED:
+            break
+    if not kinds:
+        raise every_client_failed(failures)
+    return kinds.most_common(1)[0][0]
 
 
 def kind_of(tree: Any) -> Kind:

@@ -25,10 +25,10 @@ from fedpa.engines.execution import (
     Kind,
     Loaded,
     every_client_failed,
-    kind_of,
     raw_keys,
     read,
     stacked,
+    usual_kind,
 )
 from fedpa.engines.memory import check_fits
 from fedpa.engines.options import EngineOptions, check_options, chosen_devices
@@ -55,6 +55,7 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
     compilation_cache.switch_on()
     devices = chosen_devices(options)
     mesh = Mesh(np.array(devices), (AXIS,))
+    kinds: dict[Callable[[str], Any], Kind] = {}
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
     prepared: set[ClientUpdate] = set()
 
@@ -75,7 +76,10 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
         made = blocks(cohort.sizes, widths, known)
         everywhere = jax.tree.map(lambda x: replicated(x, mesh), message)
         with on_device(jax.local_devices()[0], options):
-            result, like = run_on_mesh(program, client, everywhere, cohort, made, mesh)
+            if cohort.load not in kinds:
+                kinds[cohort.load] = usual_kind(cohort)
+            kind = kinds[cohort.load]
+            result, like = run_on_mesh(program, client, everywhere, cohort, made, mesh, kind)
             if client not in prepared:
                 prepared.add(client)
                 prepare(program, everywhere, like, cohort.population, known, widths)
@@ -125,8 +129,9 @@ def run_on_mesh(
     cohort: Cohort,
     made: list[Block],
     mesh: Mesh,
+    kind: Kind,
 ) -> tuple[RoundResult, Lanes]:
-    keys, kind = raw_keys(cohort), usual_kind(cohort)
+    keys = raw_keys(cohort)
     total: Any = None
     running: list[tuple[Loaded, Outcome]] = []
     for block in made:
@@ -161,17 +166,6 @@ def run_on_mesh(
     return RoundResult(aggregate, *reports, failures, sent), running[0][0].lanes
 
 
-def usual_kind(cohort: Cohort) -> Kind:
-    """What the cohort's arrays are like; every process asks the same clients."""
-    failures: dict[str, str] = {}
-    for index in range(len(cohort.ids)):
-        trees, wrong = read(cohort, [index])
-        failures |= wrong
-        if trees:
-            return kind_of(trees[index])
-    raise every_client_failed(failures)
-
-
 def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: Mesh) -> Loaded:
     """The lanes of this process's devices, read and padded."""
     per_device = block.lanes // mesh.size
@@ -182,14 +176,13 @@ def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: M
         for lane in range(place * per_device, (place + 1) * per_device)
     ]
     mine = [block.members[lane] for lane in own if lane < len(block.members)]
-    trees, failures = read(cohort, mine)
+    trees, failures = read(cohort, mine, kind)
     for member in list(trees):
-        found, rows = kind_of(trees[member]), num_rows(trees[member])
-        wrong = f"has arrays {found}: the others have {kind}" if found != kind else None
-        if rows > block.capacity:
-            wrong = f"has {rows} examples where {cohort.sizes[member]} were announced"
-        if wrong:
-            failures[cohort.ids[member]] = wrong
+        rows = num_rows(trees[member])
+        if rows > block.capacity:  # the other processes have made their arrays
+            failures[cohort.ids[member]] = (
+                f"has {rows} examples where {cohort.sizes[member]} were announced"
+            )
             del trees[member]
     padded = [block.members[min(lane, len(block.members) - 1)] for lane in own]
     lanes = stacked(cohort, keys, Block(tuple(padded), len(own), block.capacity), trees, kind)

@@ -11,7 +11,7 @@ from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
 from fedpa.engines.blocks import blocks, capacities
 from fedpa.engines.engine import Cohort
-from fedpa.engines.execution import run_blocks
+from fedpa.engines.execution import run_blocks, usual_kind
 from fedpa.engines.per_client import width as one_by_one
 from fedpa.engines.program import compiled
 from fedpa.engines.vectorized import gains
@@ -49,6 +49,7 @@ def estimate(config: RunConfig) -> Estimate:
     few = min(lanes * workers, clients)
     cohort = _alike(median, problem.clients, algorithm.client_init(theta), few)
     made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
+    kind = usual_kind(cohort)
     evaluation = _seconds(lambda: problem.evaluate(assemble(theta)))
 
     seconds, memory = {}, {}
@@ -60,7 +61,7 @@ def estimate(config: RunConfig) -> Estimate:
             lambda size, lanes: sizes.append(size // lanes),
         )
         spent = _seconds(
-            lambda: run_blocks(program, message, cohort, made, workers, lambda lanes: 0)
+            lambda: run_blocks(program, message, cohort, made, workers, kind, lambda lanes: 0)
         )
         seconds[phase] = spent * clients / few + evaluation
         memory[phase] = max(sizes)

@@ -1,60 +1,150 @@
 """What every engine must do. A new engine joins by being in its package."""
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import fedpa
-from fedpa import LocalTraining, Server, server
-from fedpa.data import from_mapping
-from fedpa.engines import EngineOptions, engines
-from fedpa.objectives import Objective, least_squares
-from tests.algorithms.scaffold import scaffold
-from tests.federations import least_squares_federation, trees_equal
+from fedpa import FedpaError
+from fedpa.engines import engines
+from tests.engines.federation import METHODS, leaves, train
 
-CLIENTS, _, _ = least_squares_federation(sizes=(7, 3, 5))
-LOCAL = LocalTraining(optax.sgd(0.05), batch_size=3, epochs=2)
-SIDE = Server(server.sgd(0.5, 0.9))
-METHODS = {
-    "fedavg": fedpa.fedavg(LOCAL, SIDE),
-    "fedpa": fedpa.fedpa(LOCAL, SIDE, rho=0.5, burn_in_rounds=1),
-    "scaffold": scaffold(steps=2, client_rate=0.05, server_rate=1.0, population=3),
-}
-
-
-def train(engine, method):
-    return fedpa.train(
-        METHODS[method](Objective(least_squares.loss)),
-        jnp.ones(3),
-        from_mapping(CLIENTS),
-        rounds=2,
-        clients_per_round=2,
-        engine=engines()[engine](EngineOptions()),
-    )
+ROOT = Path(__file__).parents[2]
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+"""Engines may sum in another order, in float32."""
 
 
 @pytest.fixture(scope="module", name="reference")
 def _reference():
-    return {method: train("local", method) for method in METHODS}
+    return {method: leaves(train("per-client", method)) for method in METHODS}
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("engine", engines())
 def test_same_server_state(engine, method, reference):
-    """To the rounding of float32: engines may sum in another order."""
-    fit = train(engine, method)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
-        fit.state,
-        reference[method].state,
-    )
-    for one, other in zip(fit.history, reference[method].history, strict=True):
-        assert one["phase"] == other["phase"]
-        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
+    for one, other in zip(leaves(train(engine, method)), reference[method], strict=True):
+        np.testing.assert_allclose(one, other, **TOLERANCE)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bit_reproducible(method, reference):
-    assert trees_equal(train("local", method).state, reference[method].state)
+@pytest.mark.parametrize("options", [{"clients_in_flight": 2, "workers": 2}, {"workers": 4}])
+@pytest.mark.parametrize("engine", ["per-client", "vectorized"])
+def test_any_width_gives_the_same(engine, options, reference):
+    for one, other in zip(
+        leaves(train(engine, "fedpa", **options)), reference["fedpa"], strict=True
+    ):
+        np.testing.assert_allclose(one, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("engine", ["per-client", "vectorized", "sharded"])
+def test_bit_reproducible_whoever_finishes_first(engine):
+    """Threads race; the sum is made in the same order all the same."""
+    runs = [leaves(train(engine, "fedpa", workers=3, clients_in_flight=1)) for _ in range(3)]
+    for other in runs[1:]:
+        for a, b in zip(runs[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def elsewhere(out, engine, devices, processes=1):
+    """The same training by processes of their own, with so many devices each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "PYTHONPATH": str(ROOT),
+    }
+    joining = [
+        [f"127.0.0.1:{port}", str(processes), str(number)] if processes > 1 else []
+        for number in range(processes)
+    ]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engines.federation", str(out), engine, *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for words in joining
+    ]
+    try:
+        for process in running:
+            said, _ = process.communicate(timeout=240)
+            assert process.returncode == 0, said
+    finally:
+        for process in running:
+            process.kill()
+    return np.load(out)
+
+
+@pytest.mark.parametrize(("devices", "processes"), [(2, 1), (4, 1), (1, 2)])
+def test_sharded_over_devices_and_processes(devices, processes, tmp_path, reference):
+    """Forced host devices, and two processes that meet on loopback. `local` chooses by itself."""
+    engine = "sharded" if devices == 4 else "local"
+    found = elsewhere(tmp_path / "one.npz", engine, devices, processes)
+    for method in METHODS:
+        for place, expected in enumerate(reference[method]):
+            np.testing.assert_allclose(found[f"{method}-{place}"], expected, **TOLERANCE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("devices", "processes"), [(2, 1), (4, 1), (1, 2), (2, 2)])
+def test_sharded_is_bit_reproducible(devices, processes, tmp_path):
+    first = elsewhere(tmp_path / "one.npz", "sharded", devices, processes)
+    again = elsewhere(tmp_path / "two.npz", "sharded", devices, processes)
+    for name in first.files:
+        np.testing.assert_array_equal(first[name], again[name])
+
+
+def failing(names, how):
+    def examples(name, read):
+        return how(read(name)) if name in names else read(name)
+
+    return examples
+
+
+def unreadable(tree):
+    raise OSError("no such file")
+
+
+def not_a_number(tree):
+    return jax.tree.map(lambda x: x * np.nan, tree)
+
+
+def another_shape(tree):
+    return tree | {"x": np.concatenate([tree["x"], tree["x"]], axis=1)}
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (unreadable, "OSError: no such file"),
+        (not_a_number, "not finite|nan"),
+        (another_shape, r"has arrays .*\[6\]"),
+    ],
+)
+@pytest.mark.parametrize("engine", engines())
+def test_a_failing_client_is_counted_and_named(engine, how, says):
+    with pytest.warns(UserWarning, match=says) as caught:
+        fit = train(engine, "fedavg", failing({"client-0002"}, how))
+    assert any("client-0002" in str(w.message) for w in caught)
+    for record in fit.history:
+        assert record.get("train/rejected_clients", ["client-0002"]) == ["client-0002"]
+    assert sum(record["train/rejected"] for record in fit.history) >= 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(fit.params))
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_a_round_in_which_everybody_fails_is_an_error(engine):
+    with pytest.raises(FedpaError, match=r"every client of the round failed.*no such file"):
+        train(engine, "fedavg", lambda name, read: unreadable(name))
+
+
+def test_the_debug_engine_names_client_step_and_value():
+    with pytest.warns(UserWarning, match=r"client-0002: step 1: .*loss = nan"):
+        train("debug", "fedavg", failing({"client-0002"}, not_a_number))

@@ -1,0 +1,72 @@
+"""The training that every engine must agree on; also a program, to run it elsewhere.
+
+python -m tests.engines.federation OUT ENGINE [COORDINATOR PROCESSES ID]
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedpa
+from fedpa import LocalTraining, Server, server
+from fedpa.data import from_mapping
+from fedpa.engines import EngineOptions, engines
+from fedpa.engines.distributed import Processes, join
+from fedpa.objectives import Objective, least_squares
+from tests.algorithms.scaffold import scaffold
+from tests.federations import least_squares_federation
+
+SIZES = (7, 3, 5, 8, 8)
+LOCAL = LocalTraining(optax.sgd(0.05), batch_size=3, epochs=4)
+SIDE = Server(server.sgd(0.5, 0.9))
+METHODS = {
+    "fedavg": fedpa.fedavg(LOCAL, SIDE),
+    "fedpa": fedpa.fedpa(LOCAL, SIDE, rho=0.5, burn_in_rounds=1),
+    "scaffold": scaffold(steps=2, client_rate=0.05, server_rate=1.0, population=5),
+}
+
+
+def train(engine, method, examples=None, **options):
+    clients, _, _ = least_squares_federation(sizes=SIZES)
+    data = from_mapping(clients)
+    if examples is not None:
+        read = data.examples
+        data = data._replace(examples=lambda name: examples(name, read))
+    return fedpa.train(
+        METHODS[method](Objective(least_squares.loss)),
+        jnp.ones(3),
+        data,
+        rounds=3,
+        clients_per_round=4,
+        engine=engines()[engine](EngineOptions(**options)),
+    )
+
+
+def leaves(fit):
+    """The server's state and every number of the records that is one of the run's."""
+    numbers = [
+        [record[key] for key in sorted(record) if key.startswith("train/")]
+        for record in fit.history
+    ]
+    return [*map(np.asarray, jax.tree.leaves(fit.state)), np.array(numbers)]
+
+
+def main(out, engine, *process):
+    if process:
+        coordinator, number, own = process
+        join(Processes(coordinator, int(number), int(own)))
+    arrays = {
+        f"{method}-{place}": leaf
+        for method in METHODS
+        for place, leaf in enumerate(leaves(train(engine, method)))
+    }
+    if jax.process_index() == 0:
+        np.savez(out, **arrays)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    main(*sys.argv[1:])
