@@ -79,7 +79,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _await_coordinator(coordinator: str, timeout: float) -> None:
+def _await_coordinator(coordinator: str, timeout: int) -> None:
     """Wait until somebody listens there. The runtime itself would end the process, not raise."""
     host, _, port = coordinator.rpartition(":")
     deadline = time.monotonic() + timeout
@@ -93,7 +93,7 @@ def _await_coordinator(coordinator: str, timeout: float) -> None:
                 raise refuse(
                     "coordinator",
                     coordinator,
-                    f"could not be reached within {timeout:g} s ({error}): is process 0 running "
+                    f"could not be reached within {timeout} s ({error}): is process 0 running "
                     "there?",
                 ) from None
         time.sleep(0.2)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-from typing import Literal
 
 import jax
 
 from fedpa.errors import check_integer, refuse
 
-MatmulPrecision = Literal["default", "high", "highest"]
+MatmulPrecision = str
+"""default, high or highest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EngineOptions:
     workers: int | None = None
     """Programs that run at a time, each in a thread of its own."""
     matmul_precision: MatmulPrecision = "default"
-    """Precision of matrix products on accelerators."""
+    """Precision of matrix products on accelerators: default, high or highest."""
 
 
 def check_options(options: EngineOptions) -> None:

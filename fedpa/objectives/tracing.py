@@ -28,8 +28,9 @@ def traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The shapes of what the function returns. It is traced twice; nothing is computed."""
     try:
         with jax.checking_leaks():
-            first, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-            second = jax.make_jaxpr(function)(*arguments)
+            # In a function of its own each time: JAX remembers what it has traced.
+            first, shapes = jax.make_jaxpr(lambda *a: function(*a), return_shape=True)(*arguments)
+            second = jax.make_jaxpr(lambda *a: function(*a))(*arguments)
     except NEEDS_NUMBERS as error:
         raise FedpaError(
             f"{name} can't be compiled: it needs the values of arrays{_where(error)}; use "

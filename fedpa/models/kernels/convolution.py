@@ -13,21 +13,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Images = Float[Array, "n h w c"]
+Smaller = Float[Array, "n h2 w2 d"]
+"""What is left of images: fewer pixels, other channels."""
 Kernel = Float[Array, "k k c d"]
 
 
 @jax.custom_vjp
-def convolve(x: Images, kernel: Kernel) -> Images:
+def convolve(x: Images, kernel: Kernel) -> Smaller:
     """The convolution of images with a kernel; `valid` in the usual vocabulary."""
     return jax.lax.platform_dependent(x, kernel, cpu=by_patches, default=by_xla)
 
 
-def _forward(x: Images, kernel: Kernel) -> tuple[Images, tuple[Images, Kernel]]:
+def _forward(x: Images, kernel: Kernel) -> tuple[Smaller, tuple[Images, Kernel]]:
     # Only x is kept: the backward pass makes the same patches, and the compiler makes them once.
     return convolve(x, kernel), (x, kernel)
 
 
-def _backward(kept: tuple[Images, Kernel], dy: Images) -> tuple[Images, Kernel]:
+def _backward(kept: tuple[Images, Kernel], dy: Smaller) -> tuple[Images, Kernel]:
     def transposed(form):  # type: ignore[no-untyped-def]
         return lambda x, kernel, dy: jax.vjp(form, x, kernel)[1](dy)
 
@@ -39,26 +41,26 @@ def _backward(kept: tuple[Images, Kernel], dy: Images) -> tuple[Images, Kernel]:
 convolve.defvjp(_forward, _backward)
 
 
-def by_xla(x: Images, kernel: Kernel) -> Images:
+def by_xla(x: Images, kernel: Kernel) -> Smaller:
     """XLA's convolution: the plain formulation."""
     return jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def by_patches(x: Images, kernel: Kernel) -> Images:
+def by_patches(x: Images, kernel: Kernel) -> Smaller:
     """Patches × matrix; for one channel, forwards, a sum of shifted images."""
     if x.shape[-1] == 1:
         return _single_channel(x, kernel)
     return _product(x, kernel)
 
 
-def _shifted(x: Images, k: int) -> list[Images]:
+def _shifted(x: Images, k: int) -> list[Array]:
     height, width = x.shape[1] - k + 1, x.shape[2] - k + 1
     return [x[:, a : a + height, b : b + width] for a in range(k) for b in range(k)]
 
 
-def _product(x: Images, kernel: Kernel) -> Images:
+def _product(x: Images, kernel: Kernel) -> Smaller:
     k, _, _, channels = kernel.shape
     patches = jnp.concatenate(_shifted(x, k), axis=-1)
     rows = patches.reshape(-1, patches.shape[-1])
@@ -66,7 +68,7 @@ def _product(x: Images, kernel: Kernel) -> Images:
 
 
 @jax.custom_vjp
-def _single_channel(x: Images, kernel: Kernel) -> Images:
+def _single_channel(x: Images, kernel: Kernel) -> Smaller:
     k, _, _, channels = kernel.shape
     weights = kernel.reshape(k * k, 1, 1, 1, channels)
     return sum(image * w for image, w in zip(_shifted(x, k), weights, strict=True))
@@ -79,7 +81,7 @@ _single_channel.defvjp(
 )
 
 
-def max_pool(x: Images) -> Images:
+def max_pool(x: Images) -> Float[Array, "n h2 w2 c"]:
     """The largest of each 2×2 block; an odd last row or column is left out."""
     n, height, width, channels = x.shape
     x = x[:, : height // 2 * 2, : width // 2 * 2]
