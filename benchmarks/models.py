@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 def logistic(start: Arrays) -> tuple[Loss, Any]:
     def loss(params: Any, batch: Any, _: Any) -> jax.Array:
-        return _cross_entropy(batch["x"] @ params["w"] + params["b"], batch["y"])
+        return _cross_entropy(batch["x"] @ params["w"] + params["b"][None], batch["y"])
 
     return loss, start
 

@@ -35,9 +35,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     """What the spec says, through fedpa's public interface and its default engine."""
     arrays = dict(np.load(spec["data"]))
     loss, params = MODELS[spec["model"]](initial_parameters(arrays))
-    clients = {
-        str(i): {"x": arrays["x"][i], "y": arrays["y"][i]} for i in range(len(arrays["x"]))
-    }
+    clients = {str(i): {"x": arrays["x"][i], "y": arrays["y"][i]} for i in range(len(arrays["x"]))}
     fit = fedpa.fit(
         loss,
         params,

@@ -7,14 +7,15 @@ import warnings
 from importlib.metadata import version
 from typing import Any
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)
-
 import fedjax
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 from fedjax.algorithms import fed_avg
+
+# Of jax.tree_map, which FedJAX calls on every client.
+warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
 def cnn(batch: dict[str, Any]) -> jax.Array:
@@ -69,9 +70,7 @@ def main(path: str) -> None:
     seconds = []
     for _ in range(spec["warmup"] + spec["rounds"]):
         key, *keys = jax.random.split(key, 1 + len(x))
-        cohort = [
-            (name, client, k) for (name, client), k in zip(data.clients(), keys, strict=True)
-        ]
+        cohort = [(name, client, k) for (name, client), k in zip(data.clients(), keys, strict=True)]
         started = time.perf_counter()
         state, _ = algorithm.apply(state, cohort)
         jax.block_until_ready(state.params)
