@@ -1,5 +1,6 @@
 """The benchmarks' driver: specs, ratios, tables, the check of losses; nothing is timed here."""
 
+import io
 import json
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_tables_and_chart_of_made_up_results(tmp_path):
             "peak": 72e6 * 4000 / 3, "others": 0.5,
         },
     }  # fmt: skip
-    console = Console(width=200, record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    console = Console(width=200, record=True, file=io.StringIO())
     run.report(results, console)
     text = console.export_text()
     assert compare.share_of_peak(work, 3.0, results["machine"]["peak"]) == pytest.approx(1)
