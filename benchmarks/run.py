@@ -5,6 +5,8 @@ becomes slower or faster meets all of them alike.
 """
 
 import json
+import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ class Options:
 
 def main(options: Options) -> None:
     works, peers = chosen(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running process ends, too
     repeats = options.repeats or (1 if options.quick else 5)
     limit = options.limit or (90.0 if options.quick else 1800.0)
     console = Console(width=150)
@@ -69,7 +72,7 @@ def main(options: Options) -> None:
             results["methods"] = own.methods(
                 directory, repeats=repeats, quick=options.quick, **common
             )
-            cold = [WORKS[name] for name in own.COLD]
+            cold = [WORKS[name] for name in own.COLD[: 1 if options.quick else None]]
             results["first_rounds"] = own.first_rounds(directory, cold, **common)
             results["deltas"] = own.deltas(quick=options.quick, **common)
     machine |= {"peak": max(peaks), "others": others_share(results["works"])}

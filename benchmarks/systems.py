@@ -88,9 +88,11 @@ def run_json(
     try:
         out, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _end(process)
         return {"failed": f"not done in {limit:g} s"}
+    except BaseException:  # the driver is told to stop: nothing it has started may go on
+        _end(process)
+        raise
     wall = time.perf_counter() - started
     if process.returncode:
         return {"failed": _last_line(errors) or f"ended with {process.returncode}"}
@@ -98,6 +100,11 @@ def run_json(
         return json.loads(_last_line(out)) | {"wall": wall, "others": others.share()}
     except ValueError:
         return {"failed": f"printed no report, but {_last_line(out)[:80]!r}"}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _last_line(text: str) -> str:

@@ -50,7 +50,7 @@ class Work(NamedTuple):
 def _logistic(clients: int, rounds: int) -> Work:
     return Work(
         f"logistic-{clients}", "logistic", clients, 100, 10, 0.1, FEDERATED_PEERS, 0.01,
-        rounds=rounds,
+        rounds=rounds, quick_rounds=1 if clients == 1000 else 2,
     )  # fmt: skip
 
 
