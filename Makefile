@@ -32,12 +32,12 @@ lint: $(READY)  ## format, style, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure the forms of the posterior delta
-	$(BIN)/python benchmarks/posterior_delta.py
+bench: $(READY)  ## ours and the peers on the same work, in turns; QUICK=1 for a few minutes
+	$(BIN)/python -m benchmarks.run $(if $(QUICK),--quick) $(ARGS)
 
 lock: $(READY)  ## resolve the dependencies anew (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench dist

@@ -1,0 +1,59 @@
+"""Ours, by the peers' contract: `python -m benchmarks.ours SPEC.json` prints one line of JSON."""
+
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedpa
+from benchmarks.models import MODELS
+from benchmarks.works import initial_parameters
+
+
+def method_of(spec: dict[str, Any]) -> Any:
+    """FedAvg, or FedPA that samples from the first round on, with as many local steps."""
+    local = fedpa.LocalTraining(
+        optax.sgd(spec["learning_rate"]), batch_size=spec["batch_size"], epochs=spec["epochs"]
+    )
+    server = fedpa.Server(fedpa.server.sgd(1.0))
+    if spec["method"] == "fedavg":
+        return fedpa.fedavg(local, server)
+    return fedpa.fedpa(local, server, rho=spec["rho"], burn_in_rounds=0)
+
+
+def mean_loss(loss: Any, params: Any, clients: dict[str, Any]) -> float:
+    """Over all clients' data; clients are of one size."""
+    one = jax.jit(lambda params, batch: jnp.mean(loss(params, batch, jax.random.key(0))))
+    return float(np.mean([one(params, batch) for batch in clients.values()]))
+
+
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    """What the spec says, through fedpa's public interface and its default engine."""
+    arrays = dict(np.load(spec["data"]))
+    loss, params = MODELS[spec["model"]](initial_parameters(arrays))
+    clients = {str(i): {"x": arrays["x"][i], "y": arrays["y"][i]} for i in range(len(arrays["x"]))}
+    fit = fedpa.fit(
+        loss,
+        params,
+        clients,
+        method_of(spec),
+        rounds=spec["warmup"] + spec["rounds"],
+        clients_per_round=len(clients),
+        seed=spec["seed"],
+    )
+    seconds = [record["seconds"] for record in fit.history]
+    return {
+        "seconds": seconds[spec["warmup"] :],
+        "warmup": seconds[: spec["warmup"]],
+        "loss": mean_loss(loss, fit.params, clients),
+        "versions": {"fedpa": fedpa.__version__, "jax": jax.__version__},
+    }
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        print(json.dumps(run(json.load(file))))
