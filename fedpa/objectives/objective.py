@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights, num_rows
 from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.sparse_table import SparseTable
 from fedpa.precision import widened
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
 
@@ -28,6 +29,8 @@ class Objective(NamedTuple):
     """A function of the parameters alone, added once to every (mini-batch or full) loss."""
     reduction: Reduction = "mean"
     """Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean."""
+    sparse: SparseTable | None = None
+    """A table of which a batch reads a few rows: local SGD then leaves the others alone."""
 
 
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:

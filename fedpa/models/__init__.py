@@ -1,0 +1,7 @@
+"""The benchmarks' models, one file each (section 5, appendix D)."""
+
+from fedpa.models.bag_of_words import BagOfWords
+from fedpa.models.lstm import NextWordLSTM
+from fedpa.models.model import Model, models
+
+__all__ = ["BagOfWords", "Model", "NextWordLSTM", "models"]
