@@ -23,7 +23,7 @@ import optax
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.objectives.sparse_table import SparseTable, gathered, replaced
-from fedpa.precision import accumulation_dtype, widened
+from fedpa.precision import accumulation_dtype
 from fedpa.samplers.minibatch_chain import Kept, Memory, StepKeys, Walk
 from fedpa.samplers.scaling import scaling
 from fedpa.types import Count, Examples, Params, Scalar
@@ -34,13 +34,15 @@ def sparse_walk(
 ) -> Walk | None:
     """The walk that local SGD with this optimizer makes, for parameters like θ; None if dense.
 
-    Tables in less than float32 stay dense: adding updates one by one would round each time.
+    Parameters in less than float32 stay dense: adding one by one would round each time.
     """
     sparse = objective.sparse
+    # A regularizer pulls at every row.
     if sparse is None or objective.regularizer is not None:
         return None
-    dtype = sparse.table(theta).dtype
-    factors = scaling(optimizer, theta) if accumulation_dtype(dtype) == dtype else None
+    if any(accumulation_dtype(leaf.dtype) != leaf.dtype for leaf in jax.tree.leaves(theta)):
+        return None
+    factors = scaling(optimizer, theta)
     return None if factors is None else _walk(objective, sparse, factors, average)
 
 
@@ -48,7 +50,7 @@ def _walk(objective: Objective, sparse: SparseTable, factors: Params, average: b
     of_rows = objective._replace(loss=sparse.loss)
 
     def start(theta: Params) -> Kept:
-        return jax.tree.map(jnp.zeros_like, widened(theta)) if average else ()
+        return jax.tree.map(jnp.zeros_like, theta) if average else ()
 
     def move(
         theta: Params,
@@ -66,7 +68,7 @@ def _walk(objective: Objective, sparse: SparseTable, factors: Params, average: b
         updates = jax.tree.map(lambda s, g: s * g, factors, gradient)
         theta = _add(sparse, theta, updates, batch.examples)
         if average:
-            weighted = jax.tree.map(lambda u: (k - 1).astype(u.dtype) * u, widened(updates))
+            weighted = jax.tree.map(lambda u: (k - 1).astype(u.dtype) * u, updates)
             lag = _add(sparse, lag, weighted, batch.examples)
         return theta, memory, lag, loss
 
@@ -74,16 +76,15 @@ def _walk(objective: Objective, sparse: SparseTable, factors: Params, average: b
         if not average:
             return theta
         steps = jnp.maximum(k, 1)
-        return jax.tree.map(
-            lambda x, s: (x.astype(s.dtype) - s / steps.astype(s.dtype)).astype(x.dtype), theta, lag
-        )
+        return jax.tree.map(lambda x, s: x - s / steps.astype(s.dtype), theta, lag)
 
     return Walk(start, move, sample)
 
 
 def _add(sparse: SparseTable, theta: Params, updates: Params, batch: Examples) -> Params:
-    """Θ plus updates that have rows in the table's place."""
-    table = sparse.table(theta).at[sparse.rows(batch)].add(sparse.table(updates))
-    stand_in = replaced(sparse, theta, sparse.table(updates))
-    others = jax.tree.map(lambda x, u: x + u.astype(x.dtype), stand_in, updates)
+    """Add updates that have rows in the table's place."""
+    rows = sparse.table(updates)
+    table = sparse.table(theta).at[sparse.rows(batch)].add(rows)
+    # The table's own place is filled in last: meanwhile it holds rows, as the updates do.
+    others = jax.tree.map(jnp.add, replaced(sparse, theta, rows), updates)
     return replaced(sparse, others, table)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpa import FedpaError
 from fedpa.models import BagOfWords, NextWordLSTM, bag_of_words, lstm
 from fedpa.objectives import Objective, client_data
+from fedpa.objectives.objective import check_loss
 from fedpa.samplers import Epochs, Steps, draw, iasg
 from fedpa.samplers.scaling import scaling
 from fedpa.samplers.sparse_step import sparse_walk
@@ -47,16 +49,22 @@ def compiled(*arguments, **options):
     return jax.jit(lambda data: sampled(*arguments, data, **options))
 
 
-@pytest.mark.parametrize("average", [True, False])
-@pytest.mark.parametrize("window", [Epochs(burn_in=1), Steps(3, burn_in=2, discard=1)])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_samples_are_those_of_dense_gradients(average, window, reduction):
+@pytest.mark.parametrize(
+    ("window", "average", "reduction"),
+    [
+        (Epochs(burn_in=1), True, "mean"),
+        (Steps(3, burn_in=2, discard=1), True, "sum"),
+        (Epochs(), False, "sum"),
+    ],
+    ids=["epochs", "steps", "last iterate"],
+)
+def test_samples_are_those_of_dense_gradients(window, average, reduction):
     ours, theirs = (
         compiled(o._replace(reduction=reduction), optax.sgd(2.0), window=window, average=average)
         for o in (SPARSE, DENSE)
     )
 
-    @settings(max_examples=10)
+    @settings(max_examples=20)
     @given(st.integers(0, 999), st.sampled_from([1, 4, EXAMPLES]))
     def check(seed, n):
         assert_close(ours(client(seed, n)), theirs(client(seed, n)))
@@ -91,6 +99,13 @@ def test_other_optimizers_fall_back_to_dense_gradients(optimizer):
     assert_close(ours, theirs, atol=0)
 
 
+def test_a_loss_of_rows_that_is_not_one_number_per_example_is_refused():
+    broken = bag_of_words.SPARSE._replace(loss=lambda m, batch, key: jnp.sum(m.bias))
+    with pytest.raises(FedpaError, match="one number per example"):
+        check_loss(SPARSE._replace(sparse=broken), MODEL, client(0).examples)
+    check_loss(SPARSE, MODEL, client(0).examples)
+
+
 def test_an_empty_client_stays_at_its_start():
     data = client(0)._replace(n=jnp.asarray(0, jnp.int32))
     samples, _ = compiled(SPARSE, optax.sgd(0.5))(data)
@@ -100,10 +115,10 @@ def test_an_empty_client_stays_at_its_start():
 
 def test_vectorizes_over_clients():
     clients = jax.tree.map(lambda *a: jnp.stack(a), client(0), client(1, 7))
-    together = jax.vmap(compiled(SPARSE, optax.sgd(0.5)))(clients)
+    chain = compiled(SPARSE, optax.sgd(0.5))
+    together = jax.jit(jax.vmap(chain))(clients)
     for index, data in enumerate([client(0), client(1, 7)]):
-        alone = compiled(SPARSE, optax.sgd(0.5))(data)
-        assert_close(jax.tree.map(lambda a: a[index], together), alone)
+        assert_close(jax.tree.map(lambda a: a[index], together), chain(data))
 
 
 def test_an_embedding_is_such_a_table():
