@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from fedpa.models.kernels.convolution import Images, convolve, max_pool
 from fedpa.models.kernels.dropout import dropout
+from fedpa.models.model import Model
 from fedpa.types import Examples, Key, Losses
 
 DROPOUT = (0.25, 0.5)
@@ -53,3 +54,6 @@ def loss(params: CNN, batch: Examples, key: Key | None) -> Losses:
 def _row(bias: Array, like: Array) -> Array:
     """A bias with the leading axes that strict promotion asks for."""
     return bias.reshape((1,) * (like.ndim - 1) + (-1,))
+
+
+MODEL = Model("convolutional network for EMNIST", cnn, 1_206_590)

@@ -7,12 +7,14 @@ from fedpa.objectives.laplace import laplace
 from fedpa.objectives.objective import Objective, client_loss, log_posterior, per_example
 from fedpa.objectives.quadratic import Quadratic
 from fedpa.objectives.regression_families import Federation, make_regression
+from fedpa.objectives.sparse_table import SparseTable
 
 __all__ = [
     "ClientData",
     "Federation",
     "Objective",
     "Quadratic",
+    "SparseTable",
     "client_data",
     "client_loss",
     "global_posterior",

@@ -5,6 +5,7 @@ log-likelihood (the sign printed in eq. 2 is a misprint). T = 1 is the Bayesian 
 is the scale at which Σ q_i Δ_i with q_i ∝ n_i is the gradient of the mean loss, which FedPA needs.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights, num_rows
 from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.objectives.tracing import traced
 from fedpa.precision import widened
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
@@ -29,6 +31,8 @@ class Objective(NamedTuple):
     """A function of the parameters alone, added once to every (mini-batch or full) loss."""
     reduction: Reduction = "mean"
     """Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean."""
+    sparse: SparseTable | None = None
+    """A table of which a batch reads a few rows: local SGD then leaves the others alone."""
 
 
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:
@@ -103,6 +107,9 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
         )
         value = traced("loss", objective.loss, theta, batch, key)
         _one_per_example(value, size)
+        if objective.sparse is not None:
+            of_rows = jax.eval_shape(functools.partial(gathered, objective.sparse), theta, batch)
+            _one_per_example(jax.eval_shape(objective.sparse.loss, of_rows, batch, key), size)
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise FedpaError(
                 f"loss returns {value.dtype} numbers: they must be floating-point to have gradients"

@@ -26,6 +26,7 @@ from fedpa.objectives.objective import Objective
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.named import NamedSampler
 from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.sparse_step import sparse_walk
 from fedpa.types import Count, Key, Params, Scalar
 
 
@@ -57,7 +58,13 @@ def iasg(
 
     step = Step(lambda theta0, n, key: optimizer.init(theta0), client_opt)
     return minibatch_chain(
-        objective, step, batch_size=batch_size, window=window, order=order, average=average
+        objective,
+        step,
+        batch_size=batch_size,
+        window=window,
+        order=order,
+        average=average,
+        shortcut=lambda theta: sparse_walk(objective, optimizer, average, theta),
     )
 
 

@@ -49,6 +49,8 @@ class Steps(NamedTuple):
 Window = Epochs | Steps
 Memory = Any
 """What a step carries along beside θ: ClientOpt's state, a momentum, or nothing."""
+Kept = Any
+"""What is kept of a window's iterates: their running mean, for one."""
 Gradient = Callable[[Params], tuple[Scalar, Params]]
 """θ → (f̂, ∇f̂): mini-batch loss and gradient at θ."""
 
@@ -82,11 +84,31 @@ class ChainInfo(NamedTuple):
     """Steps made for the sample."""
 
 
-class _Average(NamedTuple):
-    """Running means: memory does not grow with the number of steps."""
+class StepKeys(NamedTuple):
+    loss: Key
+    step: Key
 
-    theta: Params
+
+class Walk(NamedTuple):
+    """How a chain moves, and what it keeps of its iterates to make a sample of them."""
+
+    start: Callable[[Params], Kept]
+    """θ before a window's first step → what is kept of no iterates."""
+    move: Callable[
+        [Params, Memory, Kept, Count, Minibatch, Count, StepKeys],
+        tuple[Params, Memory, Kept, Scalar],
+    ]
+    """(θ, memory, kept, k, mini-batch, n_i, keys) → (θ, memory, kept, f̂): a window's k-th step."""
+    sample: Callable[[Params, Kept, Count], Params]
+    """(θ_K, kept, K) → θ_s."""
+
+
+class _Window(NamedTuple):
+    """Sums and means, never lists: memory does not grow with the number of steps."""
+
+    kept: Kept
     loss: Scalar
+    """The mean loss so far."""
     steps: Count
 
 
@@ -98,27 +120,33 @@ def minibatch_chain(
     window: Window,
     order: str,
     average: bool,
+    shortcut: Callable[[Params], Walk | None] = lambda theta: None,
 ) -> Sampler:
     """The sampler that makes `step` on every mini-batch.
 
     average: a sample is the average of its window's iterates; False: the last of them.
+    shortcut: a faster walk to the same samples, if there is one for parameters like θ.
     """
     check_type("objective", objective, Objective, "fedpa.Objective(loss)")
     check_integer("batch_size", batch_size, 1)
     check_window(window)
     check_order(order)
 
-    def make_step(
-        state: ChainState, data: ClientData, batch: Minibatch
-    ) -> tuple[ChainState, Scalar]:
-        loss_key, step_key = (_stream(state, number) for number in (_LOSS, _STEP))
+    def walk_at(theta: Params) -> Walk:
+        return shortcut(theta) or plain_walk(objective, step, average)
 
-        def gradient(theta: Params) -> tuple[Scalar, Params]:
-            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, loss_key)
-
-        theta, memory, loss = step.apply(state.theta, state.memory, gradient, data.n, step_key)
+    def advance(
+        walk: Walk, state: ChainState, made: _Window, data: ClientData, batch: Minibatch
+    ) -> tuple[ChainState, _Window]:
+        steps = made.steps + 1
+        keys = StepKeys(_stream(state, _LOSS), _stream(state, _STEP))
+        theta, memory, kept, loss = walk.move(
+            state.theta, state.memory, made.kept, steps, batch, data.n, keys
+        )
         watch(state.steps, loss=loss, theta=theta)
-        return state._replace(theta=theta, memory=memory, steps=state.steps + 1), loss
+        state = state._replace(theta=theta, memory=memory, steps=state.steps + 1)
+        change = (loss.astype(jnp.float32) - made.loss) / steps.astype(jnp.float32)
+        return state, _Window(kept, made.loss + change, steps)
 
     def next_batch(state: ChainState, data: ClientData, index: Any) -> Minibatch:
         if order == "replacement":
@@ -131,40 +159,30 @@ def minibatch_chain(
             state = state._replace(order=epoch_order(data, key))
         return state._replace(epoch=state.epoch + 1)
 
-    def accumulate(mean: _Average, theta: Params, loss: Scalar) -> _Average:
-        steps = mean.steps + 1
-        if average:
-            averaged = jax.tree.map(
-                lambda m, x: m + (x.astype(m.dtype) - m) / steps.astype(m.dtype), mean.theta, theta
-            )
-        else:
-            averaged = mean.theta
-        change = (loss.astype(jnp.float32) - mean.loss) / steps.astype(jnp.float32)
-        return _Average(averaged, mean.loss + change, steps)
+    def run_epoch(walk: Walk, state: ChainState, data: ClientData) -> tuple[ChainState, _Window]:
+        def body(index: Any, carry: tuple[ChainState, _Window]) -> tuple[ChainState, _Window]:
+            state, made = carry
+            return advance(walk, state, made, data, next_batch(state, data, index))
 
-    def run_epoch(state: ChainState, data: ClientData) -> tuple[ChainState, _Average]:
-        def body(index: Any, carry: tuple[ChainState, _Average]) -> tuple[ChainState, _Average]:
-            state, mean = carry
-            state, loss = make_step(state, data, next_batch(state, data, index))
-            return state, accumulate(mean, state.theta, loss)
-
-        carry = (begin_epoch(state, data), _start(state.theta))
+        carry = (begin_epoch(state, data), _start(walk, state.theta))
         return jax.lax.fori_loop(0, steps_per_epoch(data.n, batch_size), body, carry)
 
-    def run_steps(state: ChainState, data: ClientData, num: int) -> tuple[ChainState, _Average]:
+    def run_steps(
+        walk: Walk, state: ChainState, data: ClientData, num: int
+    ) -> tuple[ChainState, _Window]:
         epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
 
-        def body(_: Any, carry: tuple[ChainState, _Average]) -> tuple[ChainState, _Average]:
-            state, mean = carry
+        def body(_: Any, carry: tuple[ChainState, _Window]) -> tuple[ChainState, _Window]:
+            state, made = carry
             state = jax.lax.cond(
                 state.position == 0, lambda s: begin_epoch(s, data), lambda s: s, state
             )
-            state, loss = make_step(state, data, next_batch(state, data, state.position))
-            state = state._replace(position=(state.position + 1) % epoch_length)
-            return state, accumulate(mean, state.theta, loss)
+            batch = next_batch(state, data, state.position)
+            state, made = advance(walk, state, made, data, batch)
+            return state._replace(position=(state.position + 1) % epoch_length), made
 
         trips = jnp.where(data.n > 0, num, 0)
-        return jax.lax.fori_loop(0, trips, body, (state, _start(state.theta)))
+        return jax.lax.fori_loop(0, trips, body, (state, _start(walk, state.theta)))
 
     def init(theta0: Params, data: ClientData, key: Key) -> ChainState:
         capacity = jax.tree.leaves(data.examples)[0].shape[0]
@@ -178,23 +196,59 @@ def minibatch_chain(
             order=jnp.zeros(capacity, jnp.int32),
             position=zero,
         )
+        walk = walk_at(theta0)
         if isinstance(window, Steps):
-            return run_steps(state, data, window.burn_in)[0] if window.burn_in else state
+            return run_steps(walk, state, data, window.burn_in)[0] if window.burn_in else state
         if window.burn_in:
-            state = jax.lax.fori_loop(0, window.burn_in, lambda _, s: run_epoch(s, data)[0], state)
+            state = jax.lax.fori_loop(
+                0, window.burn_in, lambda _, s: run_epoch(walk, s, data)[0], state
+            )
         return state
 
     def sample(state: ChainState, data: ClientData) -> tuple[ChainState, Params, ChainInfo]:
+        walk = walk_at(state.theta)
         if isinstance(window, Steps):
             if window.discard:
-                state, _ = run_steps(state, data, window.discard)
-            state, mean = run_steps(state, data, window.per_sample)
+                state, _ = run_steps(walk, state, data, window.discard)
+            state, made = run_steps(walk, state, data, window.per_sample)
         else:
-            state, mean = run_epoch(state, data)
-        theta_s = narrowed(mean.theta, state.theta) if average else state.theta
-        return state, theta_s, ChainInfo(mean.loss, mean.steps)
+            state, made = run_epoch(walk, state, data)
+        theta_s = walk.sample(state.theta, made.kept, made.steps)
+        return state, theta_s, ChainInfo(made.loss, made.steps)
 
     return Sampler(init, sample, lambda state: state.theta)
+
+
+def plain_walk(objective: Objective, step: Step, average: bool) -> Walk:
+    """`step` with the gradient of all parameters, and the running mean of its iterates."""
+
+    def start(theta: Params) -> Kept:
+        # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
+        return widened(theta) if average else ()
+
+    def move(
+        theta: Params,
+        memory: Memory,
+        mean: Kept,
+        k: Count,
+        batch: Minibatch,
+        n: Count,
+        keys: StepKeys,
+    ) -> tuple[Params, Memory, Kept, Scalar]:
+        def gradient(theta: Params) -> tuple[Scalar, Params]:
+            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, keys.loss)
+
+        theta, memory, loss = step.apply(theta, memory, gradient, n, keys.step)
+        if average:
+            mean = jax.tree.map(
+                lambda m, x: m + (x.astype(m.dtype) - m) / k.astype(m.dtype), mean, theta
+            )
+        return theta, memory, mean, loss
+
+    def sample(theta: Params, mean: Kept, k: Count) -> Params:
+        return narrowed(mean, theta) if average else theta
+
+    return Walk(start, move, sample)
 
 
 # Streams of randomness derived from a chain's key.
@@ -205,9 +259,8 @@ def _stream(state: ChainState, number: int) -> Key:
     return jax.random.fold_in(jax.random.fold_in(state.key, number), state.steps)
 
 
-def _start(theta: Params) -> _Average:
-    # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
-    return _Average(widened(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+def _start(walk: Walk, theta: Params) -> _Window:
+    return _Window(walk.start(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def check_window(window: Window) -> None:

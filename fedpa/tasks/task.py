@@ -8,6 +8,7 @@ from fedpa.data.federated import FederatedData
 from fedpa.discovery import defined
 from fedpa.errors import refuse
 from fedpa.objectives.objective import Reduction
+from fedpa.objectives.sparse_table import SparseTable
 from fedpa.types import Key, Loss, Regularizer
 
 
@@ -22,6 +23,7 @@ class Problem(NamedTuple):
     """model → metrics on the held-out test split."""
     regularizer: Regularizer | None = None
     reduction: Reduction = "mean"
+    sparse: SparseTable | None = None
 
 
 class Defaults(NamedTuple):

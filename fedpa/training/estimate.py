@@ -36,7 +36,9 @@ def estimate(config: RunConfig) -> Estimate:
     """Compile each phase's client update for clients of median size and time a few of them."""
     problem = task_named(config.task).load()
     params = problem.init(jax.random.key(config.seed))
-    objective, theta, assemble = bind(problem.loss, params, problem.regularizer, problem.reduction)
+    objective, theta, assemble = bind(
+        problem.loss, params, problem.regularizer, problem.reduction, problem.sparse
+    )
     algorithm = methods()[config.method].build(config.hyperparameters)(objective)
     message = algorithm.broadcast(algorithm.init(theta), jnp.asarray(0))
     ids = sorted(problem.clients.ids, key=problem.clients.num_examples)

@@ -13,6 +13,7 @@ from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
+from fedpa.objectives.sparse_table import SparseTable
 from fedpa.training.callbacks import Callback
 from fedpa.training.evaluation import Evaluate, evaluation
 from fedpa.training.loop import Fit, check_counts, train
@@ -30,6 +31,7 @@ def fit(
     seed: Any = 0,
     regularizer: Regularizer | None = None,
     reduction: Reduction = "mean",
+    sparse: SparseTable | None = None,
     evaluate: Evaluate | None = None,
     eval_every: Any = 1,
     callbacks: Sequence[Callback] = (),
@@ -46,6 +48,8 @@ def fit(
         anything runs; or a lazy `FederatedData`.
     method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
     regularizer: a function of the parameters, added once to each mini-batch's loss.
+    sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
+        leave the others alone, as in `fedpa.models.bag_of_words.SPARSE`.
     evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
     engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.
     min_success: the share of a round's clients that must succeed for the run to go on.
@@ -54,7 +58,7 @@ def fit(
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
-    problem, theta, assemble = bind(loss, params, regularizer, reduction)
+    problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse)
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
     check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
     algorithm = method(problem) if callable(method) else None
@@ -79,7 +83,11 @@ def fit(
 
 
 def bind(
-    loss: Loss, params: Any, regularizer: Regularizer | None, reduction: Reduction
+    loss: Loss,
+    params: Any,
+    regularizer: Regularizer | None,
+    reduction: Reduction,
+    sparse: SparseTable | None = None,
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
     params = jax.tree.map(lambda x: jnp.asarray(x) if _is_numeric(x) else x, params)
@@ -99,7 +107,12 @@ def bind(
         return loss(assemble(theta), batch, key)
 
     penalty = None if regularizer is None else (lambda theta: regularizer(assemble(theta)))
-    return Objective(bound_loss, penalty, reduction), theta, assemble
+    if sparse is not None:
+        of_rows = sparse.loss
+        sparse = sparse._replace(
+            loss=lambda theta, batch, key: of_rows(assemble(theta), batch, key)
+        )
+    return Objective(bound_loss, penalty, reduction, sparse), theta, assemble
 
 
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:

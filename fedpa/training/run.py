@@ -44,6 +44,7 @@ def run(
             seed=config.seed,
             regularizer=problem.regularizer,
             reduction=problem.reduction,
+            sparse=problem.sparse,
             evaluate=problem.evaluate,
             eval_every=config.eval_every,
             callbacks=callbacks,
