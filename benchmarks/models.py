@@ -1,80 +1,76 @@
-"""Our side's models: (loss, parameters) from a work's initial parameters.
-
-The works' CNN, LSTM and bag of words are models that `fedpa.models` is to provide; each function
-below is then the one place to call them.
-"""
+"""Our side's models: `fedpa.models`, from a work's initial parameters and arrays."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-Loss = Callable[[Any, Any, Any], jax.Array]
+from fedpa.models import bag_of_words, lstm
+from fedpa.models import cnn as convolutional
+
 Arrays = dict[str, np.ndarray]
 
 
-def logistic(start: Arrays) -> tuple[Loss, Any]:
+class Ours(NamedTuple):
+    loss: Callable[[Any, Any, Any], jax.Array]
+    params: Any
+    examples: Callable[[np.ndarray, np.ndarray], Any] = lambda x, y: {"x": x, "y": y}
+    """(x, y) of a client → the arrays its loss reads."""
+    sparse: Any = None
+
+
+def logistic(start: Arrays) -> Ours:
     def loss(params: Any, batch: Any, _: Any) -> jax.Array:
-        return _cross_entropy(batch["x"] @ params["w"] + params["b"][None], batch["y"])
+        logits = batch["x"] @ params["w"] + params["b"][None]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
 
-    return loss, start
-
-
-def cnn(start: Arrays) -> tuple[Loss, Any]:  # fedpa.models.cnn, when it is there
-    def forward(params: Any, x: jax.Array) -> jax.Array:
-        x = jax.nn.relu(_convolve(x, params["conv1.w"]) + params["conv1.b"])
-        x = jax.nn.relu(_convolve(x, params["conv2.w"]) + params["conv2.b"])
-        n, h, w, c = x.shape
-        x = x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4)).reshape(n, -1)
-        x = jax.nn.relu(x @ params["dense1.w"] + params["dense1.b"])
-        return x @ params["dense2.w"] + params["dense2.b"]
-
-    return lambda params, batch, _: _cross_entropy(forward(params, batch["x"]), batch["y"]), start
+    return Ours(loss, start)
 
 
-def lstm(start: Arrays) -> tuple[Loss, Any]:  # fedpa.models.lstm, when it is there
-    def forward(params: Any, x: jax.Array) -> jax.Array:
-        words = params["embedding"][x.T] @ params["lstm.wx"] + params["lstm.b"]
-
-        def step(carry: Any, word: jax.Array) -> tuple[Any, jax.Array]:
-            hidden, cell = carry
-            i, f, g, o = jnp.split(word + hidden @ params["lstm.wh"], 4, axis=-1)
-            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
-            return (hidden, cell), hidden
-
-        zero = jnp.zeros((x.shape[0], params["lstm.wh"].shape[0]))
-        _, hidden = jax.lax.scan(step, (zero, zero), words)
-        out = hidden @ params["dense1.w"] + params["dense1.b"]
-        return jnp.swapaxes(out @ params["dense2.w"] + params["dense2.b"], 0, 1)
-
-    def loss(params: Any, batch: Any, _: Any) -> jax.Array:
-        return _cross_entropy(forward(params, batch["x"]), batch["y"]).mean(-1)
-
-    return loss, start
+def cnn(start: Arrays) -> Ours:
+    """Without dropout, which every system would draw in a way of its own."""
+    model = _filled(
+        lambda key: convolutional.CNN(key=key),
+        [
+            "conv1.w",
+            "conv2.w",
+            "conv1.b",
+            "conv2.b",
+            "dense1.w",
+            "dense2.w",
+            "dense1.b",
+            "dense2.b",
+        ],
+        start,
+    )
+    return Ours(lambda params, batch, _: convolutional.loss(params, batch, None), model)
 
 
-def bow(start: Arrays) -> tuple[Loss, Any]:  # fedpa.models.bag_of_words, when it is there
-    def loss(params: Any, batch: Any, _: Any) -> jax.Array:
-        logits = params["w"][batch["x"]].mean(1) + params["b"]
-        return optax.sigmoid_binary_cross_entropy(logits, batch["y"]).mean(-1)
-
-    return loss, start
-
-
-MODELS = {"logistic": logistic, "cnn": cnn, "lstm": lstm, "bow": bow}
+def next_word(start: Arrays) -> Ours:
+    names = ["embedding", "lstm.wx", "lstm.wh", "lstm.b"]
+    names += [f"dense{layer}.{part}" for layer in (1, 2) for part in "wb"]
+    model = _filled(lambda key: lstm.NextWordLSTM(key=key), names, start)
+    return Ours(lstm.loss, model, sparse=lstm.SPARSE)
 
 
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+def bow(start: Arrays) -> Ours:
+    model = _filled(lambda key: bag_of_words.BagOfWords(key=key), ["w", "b"], start)
+
+    def examples(x: np.ndarray, y: np.ndarray) -> Any:
+        return {"ids": x, "weights": np.full(x.shape, 1 / x.shape[1], np.float32), "y": y}
+
+    return Ours(bag_of_words.loss, model, examples, bag_of_words.SPARSE)
 
 
-def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A valid convolution as one matrix product, which XLA compiles well inside of loops, too."""
-    k, _, channels, out = kernel.shape
-    h, w = x.shape[1] - k + 1, x.shape[2] - k + 1
-    patches = [x[:, i : i + h, j : j + w] for i in range(k) for j in range(k)]
-    return jnp.concatenate(patches, -1) @ kernel.reshape(k * k * channels, out)
+def _filled(init: Callable[[Any], Any], names: list[str], start: Arrays) -> Any:
+    """The model with the work's numbers in its leaves, in this order."""
+    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
+    leaves, structure = jax.tree.flatten(shapes)
+    assert [leaf.shape for leaf in leaves] == [start[name].shape for name in names]
+    return jax.tree.unflatten(structure, [start[name] for name in names])
+
+
+MODELS = {"logistic": logistic, "cnn": cnn, "lstm": next_word, "bow": bow}

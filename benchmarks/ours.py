@@ -34,22 +34,25 @@ def mean_loss(loss: Any, params: Any, clients: dict[str, Any]) -> float:
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     """What the spec says, through fedpa's public interface and its default engine."""
     arrays = dict(np.load(spec["data"]))
-    loss, params = MODELS[spec["model"]](initial_parameters(arrays))
-    clients = {str(i): {"x": arrays["x"][i], "y": arrays["y"][i]} for i in range(len(arrays["x"]))}
+    ours = MODELS[spec["model"]](initial_parameters(arrays))
+    clients = {
+        str(i): ours.examples(arrays["x"][i], arrays["y"][i]) for i in range(len(arrays["x"]))
+    }
     fit = fedpa.fit(
-        loss,
-        params,
+        ours.loss,
+        ours.params,
         clients,
         method_of(spec),
         rounds=spec["warmup"] + spec["rounds"],
         clients_per_round=len(clients),
         seed=spec["seed"],
+        sparse=ours.sparse,
     )
     seconds = [record["seconds"] for record in fit.history]
     return {
         "seconds": seconds[spec["warmup"] :],
         "warmup": seconds[: spec["warmup"]],
-        "loss": mean_loss(loss, fit.params, clients),
+        "loss": mean_loss(ours.loss, fit.params, clients),
         "versions": {"fedpa": fedpa.__version__, "jax": jax.__version__},
     }
 

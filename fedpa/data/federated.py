@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import FedpaError
-from fedpa.objectives.client_data import num_rows
+from fedpa.objectives.client_data import Packed, num_rows, packed
+
+PACKED_UP_TO = 2**29
+"""Bytes of examples up to which a packed copy of them is kept: rounds of many small clients begin
+sooner."""
 
 
 class FederatedData(NamedTuple):
@@ -18,6 +22,8 @@ class FederatedData(NamedTuple):
     num_examples: Callable[[str], int]
     examples: Callable[[str], Any]
     """id → a pytree of arrays with one leading axis in common."""
+    packed: Packed | None = None
+    """All examples in few arrays, where they are in memory."""
 
 
 def from_mapping(clients: Any) -> FederatedData:
@@ -43,7 +49,10 @@ def from_mapping(clients: Any) -> FederatedData:
     counts = {name: num_rows(tree) for name, tree in arrays.items()}
     if not any(counts.values()):
         raise FedpaError("clients have no examples: at least one client needs one")
-    return FederatedData(ids, counts.__getitem__, arrays.__getitem__)
+    read = arrays.__getitem__
+    size = sum(leaf.nbytes for tree in arrays.values() for leaf in jax.tree.leaves(tree))
+    together = packed(read, ids) if size <= PACKED_UP_TO else None
+    return FederatedData(ids, counts.__getitem__, read, together)
 
 
 def _check_kinds(name: str, tree: Any) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
+from fedpa.objectives.client_data import Packed
 from fedpa.server.aggregation import Aggregate, Aggregation
 from fedpa.types import Keys
 
@@ -25,6 +26,8 @@ class Cohort(NamedTuple):
     states: Mapping[str, ClientState]
     sizes: Sequence[int]
     """n_i, in the order of `ids`: clients of like sizes are run together."""
+    packed: Packed | None = None
+    """All clients' examples in few arrays, if they are in memory."""
     population: Sequence[int] = ()
     """n_i of all that may come in later rounds: programs for them are made in the first."""
 

@@ -20,7 +20,7 @@ from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
 from fedpa.engines.program import Lanes, Outcome, Program
 from fedpa.engines.threads import with_settings_of_this_thread
 from fedpa.errors import FedpaError
-from fedpa.objectives.client_data import ClientData, num_rows
+from fedpa.objectives.client_data import ClientData, Packed, num_rows
 
 ASKED = 3
 """Clients whose arrays tell what everybody's should be."""
@@ -143,43 +143,59 @@ def load(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind) -> Loaded:
 
     A client that can't be read, or whose arrays are of another kind, is left out and named.
     """
-    trees, failures = read(cohort, block.members, kind)
+    if cohort.packed is not None and cohort.packed.load == cohort.load:
+        lanes = taken(cohort, cohort.packed, keys, block)
+        return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, {})
+    found, failures = read(cohort, block.members, kind)
     # What a client said of its size may have been too little.
-    rows = max((num_rows(tree) for tree in trees.values()), default=0)
+    rows = max((len(arrays[0]) for arrays in found.values()), default=0)
     if rows > block.capacity:
         block = block._replace(capacity=capacity_for(rows, ()))
-    lane_of = {m: lane for lane, m in enumerate(block.members) if m in trees}
-    return Loaded(stacked(cohort, keys, block, trees, kind), lane_of, failures)
+    lane_of = {m: lane for lane, m in enumerate(block.members) if m in found}
+    return Loaded(stacked(cohort, keys, block, found, kind), lane_of, failures)
 
 
 def read(
-    cohort: Cohort, members: Sequence[int], kind: Kind | None = None
-) -> tuple[dict[int, Any], dict[str, str]]:
-    """The examples of each client that can be read, and what was wrong with the others."""
-    trees, failures = {}, {}
+    cohort: Cohort, members: Sequence[int], kind: Kind
+) -> tuple[dict[int, list[np.ndarray]], dict[str, str]]:
+    """The arrays of each client that can be read, and what was wrong with the others."""
+    found, failures = {}, {}
     for member in members:
         name = cohort.ids[member]
         try:
-            tree = jax.tree.map(np.asarray, cohort.load(name))
-            num_rows(tree)
+            leaves, structure = jax.tree_util.tree_flatten(cohort.load(name))
+            arrays = [np.asarray(leaf) for leaf in leaves]
+            if not _is(kind, arrays, structure):
+                own = kind_of(arrays, structure)
+                failures[name] = f"has arrays {own}: the others have {kind}"
+                continue
         except Exception as error:
             failures[name] = line(error)
             continue
-        if kind is None or kind_of(tree) == kind:
-            trees[member] = tree
-        else:
-            failures[name] = f"has arrays {kind_of(tree)}: the others have {kind}"
-    return trees, failures
+        found[member] = arrays
+    return found, failures
+
+
+def _is(kind: Kind, arrays: list[np.ndarray], structure: Any) -> bool:
+    if structure != kind.structure:
+        return False
+    rows = len(arrays[0])
+    return all(
+        array.shape == (rows, *shape) and array.dtype == dtype
+        for array, (shape, dtype) in zip(arrays, kind.arrays, strict=True)
+    )
 
 
 def usual_kind(cohort: Cohort) -> Kind:
     """What most of the cohort's first clients have; every process asks the same ones."""
     kinds: Counter[Kind] = Counter()
     failures: dict[str, str] = {}
-    for index in range(len(cohort.ids)):
-        trees, wrong = read(cohort, [index])
-        failures |= wrong
-        kinds.update(kind_of(tree) for tree in trees.values())
+    for name in cohort.ids:
+        try:
+            leaves, structure = jax.tree.flatten(cohort.load(name))
+            kinds[kind_of([np.asarray(leaf) for leaf in leaves], structure)] += 1
+        except Exception as error:
+            failures[name] = line(error)
         if kinds.total() == ASKED:
             break
     if not kinds:
@@ -187,34 +203,55 @@ def usual_kind(cohort: Cohort) -> Kind:
     return kinds.most_common(1)[0][0]
 
 
-def kind_of(tree: Any) -> Kind:
-    leaves, structure = jax.tree.flatten(tree)
-    return Kind(structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
+def kind_of(arrays: Sequence[np.ndarray], structure: Any) -> Kind:
+    if not arrays or any(not a.ndim or len(a) != len(arrays[0]) for a in arrays):
+        num_rows(list(arrays))  # says what is wrong
+    return Kind(structure, tuple((array.shape[1:], array.dtype) for array in arrays))
 
 
 def stacked(
-    cohort: Cohort, keys: np.ndarray, block: Block, trees: Mapping[int, Any], kind: Kind
+    cohort: Cohort,
+    keys: np.ndarray,
+    block: Block,
+    found: Mapping[int, Sequence[np.ndarray]],
+    kind: Kind,
 ) -> Lanes:
     """One array for all lanes from each of the clients' arrays."""
-    leaves = {member: jax.tree.leaves(tree) for member, tree in trees.items()}
-    arrays = [
-        np.zeros((block.lanes, block.capacity, *shape), dtype) for shape, dtype in kind.arrays
-    ]
+    shape = (block.lanes, block.capacity)
+    arrays = [np.empty((*shape, *each), dtype) for each, dtype in kind.arrays]
     n = np.zeros(block.lanes, np.int32)
-    for lane, member in enumerate(block.members):
-        if member in leaves:
-            n[lane] = len(leaves[member][0])
-            for array, rows in zip(arrays, leaves[member], strict=True):
-                array[lane, : n[lane]] = rows
+    for lane in range(block.lanes):
+        values = found.get(block.members[lane], ()) if lane < len(block.members) else ()
+        rows = len(values[0]) if values else 0
+        n[lane] = rows
+        for place, array in enumerate(arrays):
+            if rows:
+                array[lane, :rows] = values[place]
+            array[lane, rows:] = 0
+    return _lanes(cohort, keys, block, jax.tree.unflatten(kind.structure, arrays), n)
+
+
+def taken(cohort: Cohort, pack: Packed, keys: np.ndarray, block: Block) -> Lanes:
+    """The same from packed arrays. Padding repeats a row: nobody reads it."""
+    n = np.zeros(block.lanes, np.int32)
+    n[: len(block.members)] = [cohort.sizes[member] for member in block.members]
+    start = np.zeros(block.lanes, np.int64)
+    start[: len(block.members)] = [pack.start[cohort.ids[member]] for member in block.members]
+    within = np.minimum(np.arange(block.capacity), np.maximum(n - 1, 0)[:, None])
+    rows = np.minimum(start[:, None] + within, len(pack.arrays[0]) - 1)
+    arrays = [array[rows] for array in pack.arrays]
+    return _lanes(cohort, keys, block, jax.tree.unflatten(pack.structure, arrays), n)
+
+
+def _lanes(cohort: Cohort, keys: np.ndarray, block: Block, examples: Any, n: np.ndarray) -> Lanes:
     # A lane without a client has somebody's key and state; nothing comes of them.
     someone = block.members[0] if block.members else 0
     lanes = [*block.members, *[someone] * (block.lanes - len(block.members))]
-    states = jax.tree.map(
-        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]),
-        *[cohort.states[cohort.ids[member]] for member in lanes],
-    )
-    data = ClientData(jax.tree.unflatten(kind.structure, arrays), n)  # type: ignore[arg-type]
-    return Lanes(data, states, keys[lanes])  # type: ignore[arg-type]
+    states = cohort.states[cohort.ids[someone]]
+    if jax.tree.leaves(states):
+        each = [cohort.states[cohort.ids[member]] for member in lanes]
+        states = jax.tree.map(lambda *x: np.stack([np.asarray(leaf) for leaf in x]), *each)
+    return Lanes(ClientData(examples, n), states, keys[lanes])  # type: ignore[arg-type]
 
 
 def line(error: BaseException) -> str:

@@ -42,7 +42,6 @@ from fedpa.engines.program import (
     pairwise,
 )
 from fedpa.engines.vectorized import MOST_LANES, gains
-from fedpa.objectives.client_data import num_rows
 from fedpa.server.aggregation import Aggregation
 
 AXIS = "clients"
@@ -176,16 +175,16 @@ def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: M
         for lane in range(place * per_device, (place + 1) * per_device)
     ]
     mine = [block.members[lane] for lane in own if lane < len(block.members)]
-    trees, failures = read(cohort, mine, kind)
-    for member in list(trees):
-        rows = num_rows(trees[member])
+    found, failures = read(cohort, mine, kind)
+    for member in list(found):
+        rows = len(found[member][0])
         if rows > block.capacity:  # the other processes have made their arrays
             failures[cohort.ids[member]] = (
                 f"has {rows} examples where {cohort.sizes[member]} were announced"
             )
-            del trees[member]
+            del found[member]
     padded = [block.members[min(lane, len(block.members) - 1)] for lane in own]
-    lanes = stacked(cohort, keys, Block(tuple(padded), len(own), block.capacity), trees, kind)
+    lanes = stacked(cohort, keys, Block(tuple(padded), len(own), block.capacity), found, kind)
     # Lanes beyond the block's clients repeat one: they must not count a second time.
     n = np.array(
         [n if lane < len(block.members) else 0 for lane, n in zip(own, lanes.data.n, strict=True)]

@@ -1,8 +1,8 @@
 """The benchmarks' models, one file each (section 5, appendix D)."""
 
 from fedpa.models.bag_of_words import BagOfWords
-from fedpa.models.cnn import CNN, cnn
+from fedpa.models.cnn import CNN
 from fedpa.models.lstm import NextWordLSTM
 from fedpa.models.model import Model, models
 
-__all__ = ["CNN", "BagOfWords", "Model", "NextWordLSTM", "cnn", "models"]
+__all__ = ["CNN", "BagOfWords", "Model", "NextWordLSTM", "models"]

@@ -23,6 +23,15 @@ class CNN(eqx.Module):
     dense: tuple[Float[Array, "f 128"], Float[Array, "128 classes"]]
     biases: tuple[Float[Array, " 128"], Float[Array, " classes"]]
 
+    def __init__(self, classes: int = 62, *, key: Key) -> None:
+        """Glorot's uniform weights and zero biases, Keras's defaults."""
+        shapes = [(3, 3, 1, 32), (3, 3, 32, 64), (9216, 128), (128, classes)]
+        glorot = jax.nn.initializers.glorot_uniform()
+        w = [glorot(k, s) for k, s in zip(jax.random.split(key, 4), shapes, strict=True)]
+        b = [jnp.zeros(shape[-1]) for shape in shapes]
+        self.kernels, self.kernel_biases = (w[0], w[1]), (b[0], b[1])
+        self.dense, self.biases = (w[2], w[3]), (b[2], b[3])
+
     def __call__(self, x: Images, key: Key | None = None) -> Float[Array, "n classes"]:
         """Logits of images n×28×28×1; with a key, units are dropped out as in training."""
         first, second = (None, None) if key is None else jax.random.split(key)
@@ -36,16 +45,6 @@ class CNN(eqx.Module):
         return h @ self.dense[1] + _row(self.biases[1], h[:, :1])
 
 
-def cnn(key: Key, classes: int = 62) -> CNN:
-    """Fresh parameters: Glorot's uniform weights, zero biases; 1,206,590 for 62 classes."""
-    shapes = [(3, 3, 1, 32), (3, 3, 32, 64), (9216, 128), (128, classes)]
-    glorot = jax.nn.initializers.glorot_uniform()
-    keys = jax.random.split(key, len(shapes))
-    w = [glorot(k, shape, jnp.float32) for k, shape in zip(keys, shapes, strict=True)]
-    b = [jnp.zeros(shape[-1], jnp.float32) for shape in shapes]
-    return CNN((w[0], w[1]), (b[0], b[1]), (w[2], w[3]), (b[2], b[3]))
-
-
 def loss(params: CNN, batch: Examples, key: Key | None) -> Losses:
     """Cross-entropy of each example of {"x": images, "y": labels}; no dropout without a key."""
     return optax.softmax_cross_entropy_with_integer_labels(params(batch["x"], key), batch["y"])
@@ -56,4 +55,8 @@ def _row(bias: Array, like: Array) -> Array:
     return bias.reshape((1,) * (like.ndim - 1) + (-1,))
 
 
-MODEL = Model("convolutional network for EMNIST", cnn, 1_206_590)
+MODEL = Model(
+    "characters: two 3×3 convolutions, dense 128, dense 62",
+    lambda key: CNN(key=key),
+    parameters=1_206_590,
+)

@@ -1,5 +1,6 @@
 """A client's data set D_i as compiled programs see it: padded arrays and the true count n_i."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,26 @@ class ClientData(NamedTuple):
 
     examples: Examples
     n: Count
+
+
+class Packed(NamedTuple):
+    """Many clients' examples one after the other, so that those of a block are taken at once."""
+
+    load: Callable[[str], Any]
+    """The function by which single clients are read; with another one, this is out of date."""
+    structure: Any
+    arrays: Sequence[np.ndarray]
+    start: Mapping[str, int]
+    """id → its first row."""
+
+
+def packed(load: Callable[[str], Any], ids: Sequence[str]) -> Packed:
+    """Pack the examples of all clients, which must be of one kind."""
+    leaves, structures = zip(*[jax.tree.flatten(load(name)) for name in ids], strict=True)
+    sizes = [len(arrays[0]) for arrays in leaves]
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
+    together = [np.concatenate(arrays) for arrays in zip(*leaves, strict=True)]
+    return Packed(load, structures[0], together, dict(zip(ids, starts, strict=True)))
 
 
 def num_rows(examples: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpa.errors import refuse
@@ -46,8 +47,15 @@ def epoch_order(data: ClientData, key: Key) -> Int[Array, " capacity"]:
         rows
     )
     # Padding goes last: a tie with a real row's rank is broken by the index, which is larger.
-    ranks = jnp.where(rows < data.n, ranks, jnp.uint32(0xFFFFFFFF))
-    return jnp.argsort(ranks, stable=True).astype(jnp.int32)
+    ranks = jnp.where(rows < data.n, ranks, jnp.uint32(0xFFFFFFFF)) & ~_INDEX
+    if capacity > int(_INDEX) + 1:
+        return jnp.argsort(ranks, stable=True).astype(jnp.int32)
+    # The same order from plain numbers, which sort several times as fast: the index rides along.
+    return (jnp.sort(ranks | rows.astype(jnp.uint32)) & _INDEX).astype(jnp.int32)
+
+
+_INDEX = np.uint32(2**10 - 1)
+"""The bits of a rank that make room for an index; the others decide the order."""
 
 
 def batch_in_order(

@@ -4,8 +4,10 @@ The cohort is a function of (seed, round) alone, so every method of a seed meets
 client's key is a function of (seed, round, a stable hash of its id), whoever else takes part.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +28,24 @@ def select(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
 
 def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
     """One key for each client of the round."""
-    return _keys_at(jax.random.key(seed), jnp.asarray(t), client_hashes(ids))
+    return _keys_at(_root(seed), np.int32(t), client_hashes(ids))
+
+
+_root = functools.lru_cache(maxsize=64)(jax.random.key)
 
 
 def client_hashes(ids: Sequence[str]) -> jax.Array:
     """(clients, 2): 64 bits of each id, stable from run to run."""
-    digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in ids]
-    return jnp.asarray(np.frombuffer(b"".join(digests), dtype="<u4").reshape(-1, 2))
+    digests = b"".join(map(_digest, ids))
+    return jnp.asarray(np.frombuffer(digests, dtype="<u4").reshape(-1, 2))
 
 
-def keys_at(root: Key, t: jax.Array, hashes: jax.Array) -> Keys:
+@functools.lru_cache(maxsize=1 << 16)
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
+
+
+def keys_at(root: Key, t: Any, hashes: jax.Array) -> Keys:
     """The clients' keys in round t, inside compiled code; `root` is `jax.random.key(seed)`."""
     key = jax.random.fold_in(jax.random.fold_in(root, _CLIENT), t)
     return jax.vmap(lambda h: jax.random.fold_in(jax.random.fold_in(key, h[0]), h[1]))(hashes)

@@ -83,6 +83,7 @@ def train(
             client_keys(seed, t, ids),
             client_states | newcomers,
             [data.num_examples(name) for name in ids],
+            data.packed,
             population,
         )
         phase = algorithm.phase(t)
