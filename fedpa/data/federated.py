@@ -11,7 +11,7 @@ import numpy as np
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import Packed, num_rows, packed
 
-PACKED_UP_TO = 2**29
+PACKED_UP_TO = 2**28
 """Bytes of examples up to which a packed copy of them is kept: rounds of many small clients begin
 sooner."""
 

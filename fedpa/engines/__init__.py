@@ -9,7 +9,10 @@ from fedpa.engines.local import local
 from fedpa.engines.options import EngineOptions
 from fedpa.engines.per_client import per_client
 from fedpa.engines.sharded import sharded
+from fedpa.engines.threads import run_where_called
 from fedpa.engines.vectorized import vectorized
+
+run_where_called()
 
 
 def engines() -> dict[str, Callable[[EngineOptions], Engine]]:

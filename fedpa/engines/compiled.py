@@ -1,10 +1,12 @@
 """What the engines of one device share: choose blocks, run them, keep what was compiled."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedpa.algorithms.algorithm import ClientUpdate, Message
 from fedpa.engines import compilation_cache
@@ -14,6 +16,7 @@ from fedpa.engines.execution import Kind, run_blocks, usual_kind
 from fedpa.engines.memory import DoesNotFit, check_fits
 from fedpa.engines.options import EngineOptions, check_options, chosen_devices
 from fedpa.engines.program import Lanes, Program, bytes_of_result, compiled
+from fedpa.objectives.client_data import ClientData, Resident
 from fedpa.server.aggregation import Aggregation
 
 
@@ -36,12 +39,24 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
     narrower: dict[ClientUpdate, Width] = {}
     prepared: set[ClientUpdate] = set()
     kinds: dict[Callable[[str], Any], Kind] = {}
+    homes: dict[Callable[[str], Any], Any] = {}
     like: dict[ClientUpdate, Lanes] = {}
     sent: dict[ClientUpdate, int] = {}
 
     def width(client: ClientUpdate, message: Message, cohort: Cohort) -> Width:
         lanes, workers = narrower.get(client) or choose(message, cohort)
         return Width(options.clients_in_flight or lanes, options.workers or workers)
+
+    def settled(cohort: Cohort) -> Any:
+        """The cohort's examples on the device, if they are packed; moved there once."""
+        pack = cohort.packed
+        if pack is None or pack.load != cohort.load:
+            return None
+        if pack.load not in homes:
+            homes.clear()  # of another federation
+            arrays = [jnp.asarray(array) for array in pack.arrays]
+            homes[pack.load] = jax.tree.unflatten(pack.structure, arrays)
+        return homes[pack.load]
 
     def run(
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
@@ -77,6 +92,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
                     chosen.workers,
                     kinds[cohort.load],
                     bytes_up,
+                    settled(cohort),
                 )
                 if client not in prepared:
                     prepared.add(client)
@@ -121,9 +137,16 @@ def prepare(
         shape = (*leading, *x.shape[len(leading) :])
         return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
+    def data_of(lanes: int, rows: int) -> ClientData | Resident:
+        data = like.data
+        if isinstance(data, Resident):
+            start, n = shaped(data.start, lanes), shaped(data.n, lanes)
+            return dataclasses.replace(data, start=start, n=n, capacity=rows)
+        return ClientData(
+            jax.tree.map(lambda x: shaped(x, lanes, rows), data.examples), shaped(data.n, lanes)
+        )
+
     for lanes in widths:
+        states, keys = jax.tree.map(lambda x: shaped(x, lanes), (like.states, like.keys))
         for rows in known:
-            examples = jax.tree.map(lambda x: shaped(x, lanes, rows), like.data.examples)
-            rest = jax.tree.map(lambda x: shaped(x, lanes), like)
-            data = rest.data._replace(examples=examples)
-            program.prepare(message, rest._replace(data=data))
+            program.prepare(message, Lanes(data_of(lanes, rows), states, keys))

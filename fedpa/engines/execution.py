@@ -6,6 +6,7 @@ memory does not grow with the number of clients.
 """
 
 import contextlib
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
 from fedpa.engines.program import Lanes, Outcome, Program
 from fedpa.engines.threads import with_settings_of_this_thread
 from fedpa.errors import FedpaError
-from fedpa.objectives.client_data import ClientData, Packed, num_rows
+from fedpa.objectives.client_data import ClientData, Resident, num_rows
 
 ASKED = 3
 """Clients whose arrays tell what everybody's should be."""
@@ -54,6 +55,7 @@ def run_blocks(
     workers: int,
     kind: Kind,
     bytes_up: Callable[[Lanes], int],
+    resident: Any = None,
 ) -> RoundResult:
     """Run all blocks and put the round together. Clients must have arrays of `kind`."""
     keys = raw_keys(cohort)
@@ -62,25 +64,26 @@ def run_blocks(
     reports = no_reports(cohort)
     failures: dict[str, str] = {}
 
-    def work(block: Block) -> tuple[Loaded, list[tuple[dict[int, int], Outcome]]]:
-        loaded = load(cohort, keys, block, kind)
+    def work(block: Block) -> tuple[Loaded, list[tuple[Loaded, Outcome]]]:
+        loaded = load(cohort, keys, block, kind, resident)
         return loaded, _run(program, message, cohort, loaded)
 
+    left: list[tuple[Any, ...]] = []
     with contextlib.closing(in_order(work, blocks, workers)) as finished:
         for loaded, outcomes in finished:
             failures |= loaded.failures
             if loaded.lane_of:
                 sent = sent or bytes_up(loaded.lanes)
-            for lane_of, out in outcomes:
+            for part, out in outcomes:
                 total = out.total if total is None else program.merge(total, out.total)
-                infos, accepted, states = jax.device_get((out.infos, out.accepted, out.states))
-                examples = np.array([loaded.lanes.data.n[loaded.lane_of[m]] for m in lane_of])
-                spread = np.zeros(len(accepted), np.int64)
-                spread[list(lane_of.values())] = examples
-                record(reports, cohort, lane_of, infos, accepted, spread, states)
+                left.append((part.lane_of, part.lanes.data.n, out._replace(total=())))
     if total is None:
         raise every_client_failed(failures)
-    return RoundResult(program.value(total), *reports, failures, sent)
+    aggregate = program.value(total)
+    found = jax.device_get([out for *_, out in left])  # one transfer for all
+    for (lane_of, n, _), out in zip(left, found, strict=True):
+        record(reports, cohort, lane_of, out.infos, out.accepted, n, out.states)
+    return RoundResult(aggregate, *reports, failures, sent)
 
 
 def raw_keys(cohort: Cohort) -> np.ndarray:
@@ -116,12 +119,12 @@ def in_order(work: Callable[[Block], Any], blocks: Sequence[Block], workers: int
 
 def _run(
     program: Program, message: Message, cohort: Cohort, loaded: Loaded
-) -> list[tuple[dict[int, int], Outcome]]:
+) -> list[tuple[Loaded, Outcome]]:
     """The block's outcome; if a client raises while it runs, those of the others, one by one."""
     if not loaded.lane_of:
         return []
     try:
-        return [(loaded.lane_of, jax.block_until_ready(program.step(message, loaded.lanes)))]
+        return [(loaded, jax.block_until_ready(program.step(message, loaded.lanes)))]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise FedpaError(
@@ -133,18 +136,21 @@ def _run(
             return []
     outcomes = []
     for member, lane in loaded.lane_of.items():
-        alone = jax.tree.map(lambda x: x[lane : lane + 1], loaded.lanes)
+        alone = _lane(loaded.lanes, lane)
         outcomes += _run(program, message, cohort, Loaded(alone, {member: 0}, loaded.failures))
     return outcomes
 
 
-def load(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind) -> Loaded:
+def load(
+    cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, resident: Any = None
+) -> Loaded:
     """Read the block's clients and stack them, padded; a lane without a client has n = 0.
 
     A client that can't be read, or whose arrays are of another kind, is left out and named.
+    resident: the cohort's packed arrays, if they are on the device.
     """
-    if cohort.packed is not None and cohort.packed.load == cohort.load:
-        lanes = taken(cohort, cohort.packed, keys, block)
+    if resident is not None:
+        lanes = at_their_rows(cohort, resident, keys, block)
         return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, {})
     found, failures = read(cohort, block.members, kind)
     # What a client said of its size may have been too little.
@@ -228,22 +234,22 @@ def stacked(
             if rows:
                 array[lane, :rows] = values[place]
             array[lane, rows:] = 0
-    return _lanes(cohort, keys, block, jax.tree.unflatten(kind.structure, arrays), n)
+    data = ClientData(jax.tree.unflatten(kind.structure, arrays), n)  # type: ignore[arg-type]
+    return _lanes(cohort, keys, block, data)
 
 
-def taken(cohort: Cohort, pack: Packed, keys: np.ndarray, block: Block) -> Lanes:
-    """The same from packed arrays. Padding repeats a row: nobody reads it."""
-    n = np.zeros(block.lanes, np.int32)
+def at_their_rows(cohort: Cohort, resident: Any, keys: np.ndarray, block: Block) -> Lanes:
+    """The same for clients whose examples are on the device: only where they begin is sent."""
+    assert cohort.packed is not None
+    n, start = np.zeros((2, block.lanes), np.int32)
     n[: len(block.members)] = [cohort.sizes[member] for member in block.members]
-    start = np.zeros(block.lanes, np.int64)
-    start[: len(block.members)] = [pack.start[cohort.ids[member]] for member in block.members]
-    within = np.minimum(np.arange(block.capacity), np.maximum(n - 1, 0)[:, None])
-    rows = np.minimum(start[:, None] + within, len(pack.arrays[0]) - 1)
-    arrays = [array[rows] for array in pack.arrays]
-    return _lanes(cohort, keys, block, jax.tree.unflatten(pack.structure, arrays), n)
+    start[: len(block.members)] = [
+        cohort.packed.start[cohort.ids[member]] for member in block.members
+    ]
+    return _lanes(cohort, keys, block, Resident(resident, start, n, block.capacity))
 
 
-def _lanes(cohort: Cohort, keys: np.ndarray, block: Block, examples: Any, n: np.ndarray) -> Lanes:
+def _lanes(cohort: Cohort, keys: np.ndarray, block: Block, data: ClientData | Resident) -> Lanes:
     # A lane without a client has somebody's key and state; nothing comes of them.
     someone = block.members[0] if block.members else 0
     lanes = [*block.members, *[someone] * (block.lanes - len(block.members))]
@@ -251,7 +257,21 @@ def _lanes(cohort: Cohort, keys: np.ndarray, block: Block, examples: Any, n: np.
     if jax.tree.leaves(states):
         each = [cohort.states[cohort.ids[member]] for member in lanes]
         states = jax.tree.map(lambda *x: np.stack([np.asarray(leaf) for leaf in x]), *each)
-    return Lanes(ClientData(examples, n), states, keys[lanes])  # type: ignore[arg-type]
+    return Lanes(data, states, keys[lanes])  # type: ignore[arg-type]
+
+
+def _lane(lanes: Lanes, lane: int) -> Lanes:
+    """One lane as a block of its own."""
+
+    def cut(x: Any) -> Any:
+        return x[lane : lane + 1]
+
+    data = lanes.data
+    if isinstance(data, Resident):
+        data = dataclasses.replace(data, start=cut(data.start), n=cut(data.n))
+    else:
+        data = jax.tree.map(cut, data)
+    return Lanes(data, jax.tree.map(cut, lanes.states), cut(lanes.keys))
 
 
 def line(error: BaseException) -> str:

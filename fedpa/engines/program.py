@@ -13,14 +13,14 @@ from jaxtyping import Array, UInt32
 
 from fedpa.algorithms.algorithm import ClientUpdate, PartedUpdate
 from fedpa.engines.engine import num_bytes
-from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.client_data import ClientData, Resident, at_home
 from fedpa.server.aggregation import Aggregate, Aggregation
 
 
 class Lanes(NamedTuple):
     """What the clients of a block are given, stacked on axis 0."""
 
-    data: ClientData
+    data: ClientData | Resident
     states: Any
     keys: UInt32[Array, "lanes words"]
     """Raw key data: plain numbers travel between host, devices and processes."""
@@ -71,14 +71,31 @@ def in_lanes(client: ClientUpdate, aggregation: Aggregation) -> Callable[[Any, L
     single = one_client(client, aggregation)
 
     def step(message: Any, lanes: Lanes) -> Outcome:
+        data = lanes.data
         if lanes.keys.shape[0] == 1:
-            inputs = jax.tree.map(lambda x: x[0], lanes)
-            out = single(message, inputs.data, inputs.states, inputs.keys)
-            return single_lane(out)
-        out = jax.vmap(single, in_axes=(None, 0, 0, 0))(message, *lanes)
+            return single_lane(single(message, *only_lane(lanes)))
+        if isinstance(data, Resident):
+            arrays, rows = data.arrays, data.capacity
+
+            def resident(start: Any, n: Any, state: Any, key: Any) -> Outcome:
+                return single(message, at_home(arrays, start, n, rows), state, key)
+
+            out = jax.vmap(resident)(data.start, data.n, lanes.states, lanes.keys)
+        else:
+            out = jax.vmap(single, in_axes=(None, 0, 0, 0))(message, *lanes)
         return out._replace(total=pairwise(aggregation, out.total))
 
     return step
+
+
+def only_lane(lanes: Lanes) -> tuple[ClientData, Any, Any]:
+    """Data, state and raw key of the single client of a block of one."""
+    data = lanes.data
+    if isinstance(data, Resident):
+        data = at_home(data.arrays, data.start[0], data.n[0], data.capacity)
+    else:
+        data = jax.tree.map(lambda x: x[0], data)
+    return data, jax.tree.map(lambda x: x[0], lanes.states), lanes.keys[0]
 
 
 def pairwise(aggregation: Aggregation, totals: Any) -> Any:
@@ -160,9 +177,8 @@ def _through_host(
     """On a CPU, single clients leave the compiled code for the part that NumPy does faster."""
 
     def before(message: Any, lanes: Lanes) -> Any:
-        inputs = jax.tree.map(lambda x: x[0], lanes)
-        key = jax.random.wrap_key_data(inputs.keys)
-        return client.before(message, inputs.data, inputs.states, key)
+        data, state, key = only_lane(lanes)
+        return client.before(message, data, state, jax.random.wrap_key_data(key))
 
     @jax.jit
     def after(carried: Any, between: Any, states: Any) -> Outcome:
@@ -193,8 +209,8 @@ def bytes_of_result(client: ClientUpdate, message: Any, lanes: Lanes) -> int:
     """What one client sends: the size of its result and weight."""
 
     def result(message: Any, lanes: Lanes) -> Any:
-        inputs = jax.tree.map(lambda x: x[0], lanes)
-        out = client(message, inputs.data, inputs.states, jax.random.wrap_key_data(inputs.keys))
+        data, state, key = only_lane(lanes)
+        out = client(message, data, state, jax.random.wrap_key_data(key))
         return out.result, out.weight
 
     return num_bytes(jax.eval_shape(result, message, lanes))

@@ -42,6 +42,7 @@ from fedpa.engines.program import (
     pairwise,
 )
 from fedpa.engines.vectorized import MOST_LANES, gains
+from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
 
 AXIS = "clients"
@@ -189,7 +190,8 @@ def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: M
     n = np.array(
         [n if lane < len(block.members) else 0 for lane, n in zip(own, lanes.data.n, strict=True)]
     )
-    lanes = lanes._replace(data=lanes.data._replace(n=n.astype(np.int32)))  # type: ignore[arg-type]
+    data = ClientData(lanes.data.examples, n.astype(np.int32))  # type: ignore[union-attr, arg-type]
+    lanes = lanes._replace(data=data)
     return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, failures)
 
 

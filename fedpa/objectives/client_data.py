@@ -1,5 +1,6 @@
 """A client's data set D_i as compiled programs see it: padded arrays and the true count n_i."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,25 @@ class Packed(NamedTuple):
     arrays: Sequence[np.ndarray]
     start: Mapping[str, int]
     """id → its first row."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Resident:
+    """Clients whose examples are on the device already, in the rows of arrays that all share."""
+
+    arrays: Any
+    start: Any
+    """The first row of each client."""
+    n: Any
+    capacity: int = dataclasses.field(metadata={"static": True})
+    """Rows that are read of each, n of them its own."""
+
+
+def at_home(arrays: Any, start: Any, n: Count, capacity: int) -> ClientData:
+    """One resident client's data: its rows, padded by repeating the last."""
+    rows = start + jnp.minimum(jnp.arange(capacity, dtype=jnp.int32), jnp.maximum(n - 1, 0))
+    return ClientData(jax.tree.map(lambda array: array[rows], arrays), n)
 
 
 def packed(load: Callable[[str], Any], ids: Sequence[str]) -> Packed:
