@@ -18,12 +18,17 @@ size ℓ×ℓ in float64, blocks of columns at a time. On the device nothing is 
 calls are slow for such small matrices and can't be vectorized over clients.
 """
 
+import functools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
+from threadpoolctl import ThreadpoolController
 
 from fedpa.deltas.shrinkage import Moments, Shrinkage, coefficients
 from fedpa.types import Scalar
@@ -31,8 +36,8 @@ from fedpa.types import Scalar
 FACTOR_ABOVE = 30.0
 """λ_max(Σ̃) beyond which X is factored rather than XXᵀ."""
 
-BLOCK = 1 << 17
-"""Numbers the host form works on at a time: about what a core's cache holds."""
+BLOCK = 1 << 19
+"""Numbers the host form works on at a time, in each thread."""
 
 
 def on_device(
@@ -196,21 +201,40 @@ def on_host(
     """Δ̂ of all rows of `samples`, and ρ, in the arrays' precision; ℓ×ℓ numbers in float64."""
     ell, dim = samples.shape
     width = max(BLOCK // (ell + 1), 1)
-    blocks = [slice(start, start + width) for start in range(0, dim, width)]
 
-    def rows(block: slice, dtype: Any) -> np.ndarray:
-        """E, and e as the last row."""
-        out = np.empty((ell + 1, samples[0, block].size), dtype)
-        np.subtract(samples[:, block], samples[-1, block], out=out[:-1], dtype=dtype)
-        np.subtract(theta0[block], samples[-1, block], out=out[-1], dtype=dtype)
+    def rows(block: slice, out: np.ndarray) -> np.ndarray:
+        """E, and e as the last row, of some columns."""
+        out = out[:, : block.stop - block.start]
+        np.subtract(samples[:, block], samples[-1, block], out=out[:-1], dtype=out.dtype)
+        np.subtract(theta0[block], samples[-1, block], out=out[-1], dtype=out.dtype)
         return out
 
+    def blocks(share: slice, dtype: Any) -> Iterator[tuple[slice, np.ndarray]]:
+        """A share of the columns, block by block, all in one buffer."""
+        buffer = np.empty((ell + 1, min(width, dim)), dtype)
+        for start in range(share.start, share.stop, width):
+            block = slice(start, min(start + width, share.stop))
+            yield block, rows(block, buffer)
+
     def products(dtype: Any) -> np.ndarray:
-        total = np.zeros((ell + 1, ell + 1))
-        for block in blocks:
-            part = rows(block, dtype)
-            total += part @ part.T
-        return total
+        def product(share: slice) -> np.ndarray:
+            total = np.zeros((ell + 1, ell + 1))
+            for _, part in blocks(share, dtype):
+                total += np.dot(part, part.T)  # unlike `@`, it lets other threads run
+            return total
+
+        return sum(_each(product, dim, width), np.zeros(()))
+
+    def combined(weights: np.ndarray) -> np.ndarray:
+        """weightsᵀ [E; e]."""
+        values = np.empty(dim, weights.dtype)
+
+        def combine(share: slice) -> None:
+            for block, part in blocks(share, weights.dtype):
+                values[block] = np.dot(weights, part)
+
+        _each(combine, dim, width)
+        return values
 
     # Up to a million numbers float64 throughout costs nothing that anybody would notice.
     dtype = np.dtype(np.float64) if samples.size <= 1 << 20 else samples.dtype
@@ -221,12 +245,30 @@ def on_host(
             dtype = np.dtype(np.float64)
             s = _solution(products(dtype), dim, scale, shrink)
     if s.largest > FACTOR_ABOVE and theta0.dtype == np.float64:
-        whole = rows(slice(0, dim), dtype)
+        whole = rows(slice(0, dim), np.empty((ell + 1, dim)))
         delta = _decomposed(whole[:-1] - whole[:-1].mean(0), whole[-1] - whole[:-1].mean(0), s)
     else:
-        weights = np.append(-s.weights, 1.0).astype(dtype)
-        delta = np.concatenate([weights @ rows(block, dtype) for block in blocks])
-    return (delta / s.a).astype(theta0.dtype), float(s.rho)
+        delta = combined(np.append(-s.weights, 1.0).astype(dtype))
+    return (delta / s.a).astype(theta0.dtype, copy=False), float(s.rho)
+
+
+def _each(work: Callable[[slice], Any], dim: int, width: int) -> list[Any]:
+    """work(share) for shares of the columns, one for each core, in order; BLAS in one thread each.
+
+    (BLAS's own threads would share the products only, and products of so few rows badly.)
+    """
+    cores = os.cpu_count() or 1
+    if dim < 4 * cores * width:
+        return [work(slice(0, dim))]
+    size = -(-dim // cores)
+    shares = [slice(start, min(start + size, dim)) for start in range(0, dim, size)]
+    with _blas().limit(limits=1), ThreadPoolExecutor(cores) as pool:
+        return list(pool.map(work, shares))
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 class Solution(NamedTuple):

@@ -28,7 +28,7 @@ import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, ClientUpdate
 from fedpa.algorithms.client_update import Broadcast, client_update
