@@ -45,11 +45,7 @@ def first_rounds(
     for work in works:
         spec = write_spec(work, write_data(work, directory), quick=True, rounds=1)
         with tempfile.TemporaryDirectory() as cache:
-            environment = {
-                "JAX_COMPILATION_CACHE_DIR": cache,
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            }
+            environment = {"XDG_CACHE_HOME": cache}
             found[work.name] = {}
             for state in ("empty cache", "filled cache"):
                 say(f"{work.name}: first round, {state}")

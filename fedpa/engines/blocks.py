@@ -11,9 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST_CAPACITIES = 4
+MOST_CAPACITIES = 3
+FINE_UP_TO = 128
+"""Rows up to which one capacity does for everybody: padding costs less than compiling."""
+RATIO = 4
+"""Least ratio between capacities."""
 WASTE = 0.2
 """Largest share of a block that may be padding."""
+
+
+WORTHWHILE = 8
+"""Lanes below which a width of its own is not worth compiling for."""
 
 
 class Block(NamedTuple):
@@ -25,15 +33,16 @@ class Block(NamedTuple):
 
 
 def capacities(sizes: Sequence[int]) -> tuple[int, ...]:
-    """At most four capacities for clients of these sizes, in even ratios, the largest last.
+    """At most three capacities for clients of these sizes, in even ratios, the largest last.
 
     A client's rows are padded to the next of them. That costs memory and the sorting of row
     indices, not steps: the number of local steps follows from n_i alone.
     """
     positive = [n for n in sizes if n > 0] or [1]
     low, high = min(positive), max(positive)
-    steps = int(np.clip(np.ceil(np.log2(high / low)), 0, MOST_CAPACITIES - 1))
-    # Filled from the top, so that the largest client has no padding to speak of.
+    low = max(low, FINE_UP_TO)
+    steps = int(np.clip(np.log(max(high / low, 1)) / np.log(RATIO), 0, MOST_CAPACITIES - 1))
+    # From the top, so that the largest client has no padding to speak of.
     ratio = (high / low) ** (1 / (steps + 1)) if steps else 1.0
     return tuple(sorted({_rounded(high / ratio**step) for step in range(steps + 1)}))
 
@@ -49,8 +58,9 @@ def capacity_for(n: int, known: Sequence[int]) -> int:
 
 
 def ladder(lanes: int) -> tuple[int, ...]:
-    """The numbers of lanes that programs are made for."""
-    return tuple(sorted({lanes, max(lanes // 4, 1), 1}, reverse=True))
+    """The numbers of lanes that programs are made for: many; of very many a quarter; one."""
+    few = {lanes // 4} if lanes >= 4 * WORTHWHILE else set()
+    return tuple(sorted({lanes, *few, 1}, reverse=True))
 
 
 def blocks(sizes: Sequence[int], widths: Sequence[int], known: Sequence[int]) -> list[Block]:

@@ -7,6 +7,7 @@ memory does not grow with the number of clients.
 
 import contextlib
 import dataclasses
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -275,6 +276,9 @@ def _lane(lanes: Lanes, lane: int) -> Lanes:
 
 
 def line(error: BaseException) -> str:
-    """An error in one line."""
+    """An error in one line; of one that quotes another's traceback, what that one says."""
+    quoted = re.findall(r"^[\w.]*(?:Error|Exception): .*", str(error), re.MULTILINE)
+    if "Traceback" in str(error) and quoted:
+        return quoted[-1][:300]
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text[:300]}"

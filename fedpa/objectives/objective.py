@@ -105,7 +105,10 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
         batch = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype), examples
         )
-        value = traced("loss", objective.loss, theta, batch, key)
+        if size == 2:
+            value = traced("loss", objective.loss, theta, batch, key)
+        else:
+            value = jax.eval_shape(objective.loss, theta, batch, key)
         _one_per_example(value, size)
         if objective.sparse is not None:
             of_rows = jax.eval_shape(functools.partial(gathered, objective.sparse), theta, batch)

@@ -1,9 +1,9 @@
 """Whether a user's function can be compiled: traced once, it must be what it is at every call.
 
 Compiling runs a function once, on placeholders for its numbers. A function that needs the numbers
-themselves fails then; one that keeps placeholders breaks later calls; one with randomness or
-counters of its own goes on with what the first call happened to give. All three are refused here,
-by name and line, before anything is compiled.
+themselves fails then; one that uses what it stored in an earlier call meets a placeholder that is
+gone; one with randomness or counters of its own goes on with what the first call happened to give.
+All are refused here, by name and where possible by line, before anything is compiled.
 """
 
 import traceback
@@ -27,34 +27,26 @@ NEEDS_NUMBERS = (
 def traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The shapes of what the function returns. It is traced twice; nothing is computed."""
     try:
-        with jax.checking_leaks():
-            # In a function of its own each time: JAX remembers what it has traced.
-            first, shapes = jax.make_jaxpr(lambda *a: function(*a), return_shape=True)(*arguments)
-            second = jax.make_jaxpr(lambda *a: function(*a))(*arguments)
+        # In a function of its own each time: JAX remembers what it has traced.
+        first, shapes = jax.make_jaxpr(lambda *a: function(*a), return_shape=True)(*arguments)
+        second = jax.make_jaxpr(lambda *a: function(*a))(*arguments)
     except NEEDS_NUMBERS as error:
         raise FedpaError(
             f"{name} can't be compiled: it needs the values of arrays{_where(error)}; use "
             "jax.numpy and jax.lax (jnp.where, lax.cond) in place of float(), numpy and if"
         ) from None
     except jax.errors.UnexpectedTracerError as error:
-        raise FedpaError(_leaks(name, _where(error))) from None
-    except Exception as error:
-        if "Leaked" in str(error):
-            raise FedpaError(_leaks(name, "")) from None
-        raise
+        raise FedpaError(
+            f"{name} can't be compiled: it uses an array that an earlier call stored outside of it"
+            f"{_where(error)} (in a list, a global or an attribute); compiled functions can't"
+        ) from None
     if str(first.jaxpr) != str(second.jaxpr) or not _same(first.consts, second.consts):
         raise FedpaError(
-            f"{name} is another function at every call: it has randomness or a counter of its own, "
-            "which compiling would freeze; draw from the key it is given (jax.random)"
+            f"{name} is another function at every call: it has randomness or a memory of its own "
+            "(a counter, a list), which compiling would freeze; draw from the key it is given, and "
+            "return what it computes"
         )
     return shapes
-
-
-def _leaks(name: str, where: str) -> str:
-    return (
-        f"{name} can't be compiled: it stores an intermediate array outside of itself{where} (in a "
-        "list, a global or an attribute); return it or leave it out"
-    )
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -310,3 +310,39 @@ def test_bad_settings_are_refused():
         posterior(2, shrinkage("oas"), form="recurrence")
     with pytest.raises(FedpaError, match="target = 'mean'"):
         fixed(0.1, target="mean")
+
+
+@pytest.mark.parametrize("ell", [1, 4, 20])
+def test_host_and_device_agree_within_a_client_update(ell):
+    """`Delta.on_host` is what an engine runs between compiled parts."""
+    rng = np.random.default_rng(ell)
+    theta0 = {"w": jnp.asarray(rng.standard_normal((4, 5)), jnp.float32), "b": jnp.zeros(3)}
+    delta = posterior(ell, fixed(0.3), form="gram", sample_scale="sqrt-n")
+    state = delta.init(theta0, jnp.asarray(50, jnp.int32))
+    for _ in range(ell):
+        noise = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), theta0)
+        state = delta.update(state, noise, noise)
+    (one, info), (other, again) = delta.value(state), delta.on_host(jax.device_get(state))
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * float(jnp.abs(a).max()))
+    assert float(info.rho) == pytest.approx(float(again.rho))
+
+
+def test_many_parameters_over_the_cores(monkeypatch):
+    """Large problems are cut into shares and blocks, in float32: error at most 5e-6."""
+    monkeypatch.setattr(gram, "BLOCK", 1 << 12)
+    rng = np.random.default_rng(0)
+    ell, d = 20, 60_001
+    theta0 = rng.standard_normal(d, dtype=np.float32)
+    samples = rng.standard_normal((ell, d), dtype=np.float32) / np.float32(np.sqrt(0.1 * d))
+    assert samples.size > 1 << 20
+    value, _ = gram.on_host(theta0, samples, 1.0, fixed(0.1))
+    exact, _ = gram.on_host(theta0.astype(float), samples.astype(float), 1.0, fixed(0.1))
+    assert relative_error(value, exact) <= 5e-6
+
+
+def test_numbers_that_are_none_give_none_on_the_host():
+    samples = np.full((2, 3), np.nan, np.float32)
+    assert np.isnan(gram.on_host(np.zeros(3, np.float32), samples, 1.0, fixed(0.1))[0]).all()

@@ -19,7 +19,7 @@ from fedpa.objectives import Objective, least_squares
 from tests.algorithms.scaffold import scaffold
 from tests.federations import least_squares_federation
 
-SIZES = (7, 3, 5, 8, 8)
+SIZES = (5, 2, 3, 6, 6)
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=3, epochs=4)
 SIDE = Server(server.sgd(0.5, 0.9))
 METHODS = {
@@ -39,7 +39,7 @@ def train(engine, method, examples=None, **options):
         METHODS[method](Objective(least_squares.loss)),
         jnp.ones(3),
         data,
-        rounds=3,
+        rounds=2,
         clients_per_round=4,
         engine=engines()[engine](EngineOptions(**options)),
     )

@@ -6,12 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import fedpa
 from fedpa import FedpaError
-from fedpa.engines import engines
+from fedpa.data import from_mapping
+from fedpa.engines import EngineOptions, engines
+from fedpa.objectives import Objective, least_squares
 from tests.engines.federation import METHODS, leaves, train
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +141,7 @@ def test_a_failing_client_is_counted_and_named(engine, how, says):
     assert any("client-0002" in str(w.message) for w in caught)
     for record in fit.history:
         assert record.get("train/rejected_clients", ["client-0002"]) == ["client-0002"]
-    assert sum(record["train/rejected"] for record in fit.history) >= 2
+    assert sum(record["train/rejected"] for record in fit.history) >= 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(fit.params))
 
 
@@ -148,3 +154,49 @@ def test_a_round_in_which_everybody_fails_is_an_error(engine):
 def test_the_debug_engine_names_client_step_and_value():
     with pytest.warns(UserWarning, match=r"client-0002: step 1: .*loss = nan"):
         train("debug", "fedavg", failing({"client-0002"}, not_a_number))
+
+
+@pytest.mark.parametrize("engine", ["per-client", "vectorized"])
+def test_examples_on_the_device_or_read_one_by_one_give_the_same_bits(engine):
+    resident = leaves(train(engine, "fedpa"))
+    read = leaves(train(engine, "fedpa", lambda name, read: read(name)))
+    for one, other in zip(resident, read, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("engine", ["per-client", "vectorized"])
+def test_a_client_that_raises_in_compiled_code_is_found(engine):
+    """The block is run again lane by lane; the others count."""
+
+    def loss(params, batch, key):
+        value = (batch["x"] @ params) ** 2
+        return eqx.error_if(value, batch["x"][:, 0] > 5, "an example is out of range")
+
+    clients = {str(i): {"x": np.full((6, 3), i, np.float32)} for i in range(7)}
+    local = fedpa.LocalTraining(optax.sgd(1e-3), batch_size=3)
+    method = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))
+    with pytest.warns(UserWarning, match=r"rejected, client 6: .*an example is out of range"):
+        fit = fedpa.fit(
+            loss,
+            jnp.ones(3),
+            clients,
+            method,
+            rounds=1,
+            clients_per_round=7,
+            engine=engines()[engine](EngineOptions()),
+        )
+    assert fit.history[0]["train/rejected_clients"] == ["6"]
+    assert float(fit.params[0]) < 1
+
+
+def test_too_few_successes_end_the_run():
+    data = from_mapping({f"c{i}": {"x": np.ones((2, 3)), "y": np.ones(2)} for i in range(4)})
+    read = data.examples
+    lazy = data._replace(examples=lambda name: read(name) if name == "c0" else unreadable(name))
+    arguments = (METHODS["fedavg"](Objective(least_squares.loss)), jnp.ones(3), lazy)
+    with pytest.raises(FedpaError, match=r"round 1: 1 of 4 clients succeeded, min_success = 0\.5"):
+        fedpa.train(*arguments, rounds=1, clients_per_round=4, min_success=0.5)
+    with pytest.warns(UserWarning, match="no such file"):
+        fedpa.train(*arguments, rounds=1, clients_per_round=4, min_success=0.25)
+    with pytest.raises(FedpaError, match="min_success = 2: must be a share"):
+        fedpa.train(*arguments, rounds=1, clients_per_round=4, min_success=2)

@@ -119,8 +119,8 @@ def compilations(work):
 
 
 def test_few_programs_per_phase_and_none_later():
-    """Sizes 8 to 100: at most four capacities, one or three lanes, two phases; other cohorts are
-    served by the same programs.
+    """Sizes 8 to 100: one or three lanes, two phases; other cohorts are served by the same
+    programs.
     """
     traced = Counter()
 
@@ -149,10 +149,10 @@ def test_few_programs_per_phase_and_none_later():
             seed=seed,
         )
 
-    assert compilations(lambda: train(0)) > 4  # the counter counts
+    assert compilations(lambda: train(0)) >= 4  # the counter counts
     first = sum(traced.values())
     # Once for each program, and once more per phase to learn the shape of a result.
-    assert first <= 2 * (4 * 2 + 1)
+    assert first <= 2 * (2 + 1)
     for seed in range(1, 6):  # other cohorts, in other orders: nothing is traced or compiled
         assert compilations(lambda seed=seed: train(seed)) == 0
     assert sum(traced.values()) == first
@@ -165,7 +165,9 @@ def test_a_rejected_client_keeps_its_old_state():
     def once_broken(name):
         calls.append(name)
         good = data.examples(name)
-        return jax.tree.map(lambda a: a * np.nan, good) if len(calls) == 1 else good
+        # Twice in the first round: to see what its arrays are like, and to run it.
+        first_round = name == calls[0] and calls.count(name) <= 2
+        return jax.tree.map(lambda a: a * np.nan, good) if first_round else good
 
     algorithm = scaffold(steps=3, client_rate=0.05, server_rate=1.0, population=6)(
         Objective(least_squares.loss)
