@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import NullFormatter
 from rich.table import Table
 
 from benchmarks.compare import Row, quartiles, ratios, share_of_peak, significant
@@ -169,6 +170,7 @@ def _bars(axes: Any, found: Sequence[Row]) -> None:
         axes.annotate(text, (1e3 * row.seconds.high, place), (4, 0),
                       textcoords="offset points", va="center", fontsize=7)  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     low = min(1e3 * row.seconds.low for row in found if row.seconds)
     high = max(1e3 * row.seconds.high for row in found if row.seconds)
     axes.set_xlim(low / 3, high * (high / low) ** 0.5 * 6)  # room for the numbers

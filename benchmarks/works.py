@@ -50,7 +50,7 @@ class Work(NamedTuple):
 def _logistic(clients: int, rounds: int) -> Work:
     return Work(
         f"logistic-{clients}", "logistic", clients, 100, 10, 0.1, FEDERATED_PEERS, 0.01,
-        rounds=rounds, quick_rounds=1 if clients == 1000 else 2,
+        rounds=rounds, quick_rounds=2 if clients == 1000 else 8, warmup=1 if clients == 1000 else 3,
     )  # fmt: skip
 
 
@@ -58,9 +58,9 @@ WORKS = {
     work.name: work
     for work in (
         Work("cnn", "cnn", 20, 200, 20, 0.01, FEDERATED_PEERS, 0.05),
-        _logistic(10, 10),
-        _logistic(100, 5),
-        _logistic(1000, 3),
+        _logistic(10, 20),
+        _logistic(100, 10),
+        _logistic(1000, 4),
         Work("cnn-steps", "cnn", 1, 600, 20, 0.002, STEP_PEERS, 0.05, scored="steps"),
         Work("lstm-steps", "lstm", 1, 160, 16, 1.0, STEP_PEERS, 0.05, scored="steps"),
         Work(

@@ -178,10 +178,13 @@ def posterior_delta(
         matrix = np.asarray(stacked[0], dtype).reshape(ell, -1)
     else:
         matrix = np.concatenate([np.asarray(s, dtype).reshape(ell, -1) for s in stacked], axis=1)
-    for name, array in [("theta0", theta), ("samples", matrix)]:
-        if not np.isfinite(array).all():
-            raise FedpaError(f"{name} holds a value that is not finite: all must be finite numbers")
     values, _ = gram.on_host(theta, matrix, sample_scale, shrink)
+    if not np.isfinite(values).all():  # asked first, of every sample, it would take as long again
+        for name, array in [("theta0", theta), ("samples", matrix)]:
+            if not np.isfinite(array).all():
+                raise FedpaError(
+                    f"{name} holds a value that is not finite: all must be finite numbers"
+                )
 
     pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
     return jax.tree.unflatten(
