@@ -20,6 +20,7 @@ calls are slow for such small matrices and can't be vectorized over clients.
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -257,13 +258,19 @@ def _each(work: Callable[[slice], Any], dim: int, width: int) -> list[Any]:
 
     (BLAS's own threads would share the products only, and products of so few rows badly.)
     """
-    cores = os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if dim < 4 * cores * width:
         return [work(slice(0, dim))]
     size = -(-dim // cores)
     shares = [slice(start, min(start + size, dim)) for start in range(0, dim, size)]
-    with _blas().limit(limits=1), ThreadPoolExecutor(cores) as pool:
+    # The limit holds for the whole process: two at a time would restore each other's.
+    with _ONE_AT_A_TIME, _blas().limit(limits=1), ThreadPoolExecutor(cores) as pool:
         return list(pool.map(work, shares))
+
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @functools.cache

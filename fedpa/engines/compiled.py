@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -34,11 +35,12 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
     """
     check_options(options)
     compilation_cache.switch_on()
-    device = chosen_devices(options)[0]
+    device = next(d for d in chosen_devices(options) if d.process_index == jax.process_index())
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
     narrower: dict[ClientUpdate, Width] = {}
     prepared: set[ClientUpdate] = set()
     kinds: dict[Callable[[str], Any], Kind] = {}
+    at_a_time: dict[ClientUpdate, int] = {}
     homes: dict[Callable[[str], Any], Any] = {}
     like: dict[ClientUpdate, Lanes] = {}
     sent: dict[ClientUpdate, int] = {}
@@ -52,6 +54,8 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
         pack = cohort.packed
         if pack is None or pack.load != cohort.load:
             return None
+        if any(map(operator.ne, map(pack.sizes.get, cohort.ids), cohort.sizes)):
+            return None  # somebody says otherwise
         if pack.load not in homes:
             homes.clear()  # of another federation
             arrays = [jnp.asarray(array) for array in pack.arrays]
@@ -64,8 +68,10 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
         chosen = width(client, message, cohort)
         key = (client, aggregation)
 
+        at_a_time[client] = chosen.workers
+
         def check(size: int, lanes: int) -> None:
-            check_fits(size, lanes, width(client, message, cohort).workers, device)
+            check_fits(size, lanes, at_a_time[client], device)
 
         if key not in programs:
             programs[key] = compiled(client, aggregation, check)
@@ -83,6 +89,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
         try:
             with on_device(device, options):
                 if cohort.load not in kinds:
+                    kinds.clear()  # of other federations
                     kinds[cohort.load] = usual_kind(cohort)
                 result = run_blocks(
                     program,

@@ -84,7 +84,7 @@ def record(
     reports.examples[members] = np.asarray(examples)[lanes]
     if jax.tree.leaves(states):
         for member, lane in lane_of.items():
-            reports.states[cohort.ids[member]] = jax.tree.map(lambda x: x[lane], states)
+            reports.states[cohort.ids[member]] = jax.tree.map(lambda x: np.array(x[lane]), states)
 
 
 def num_bytes(tree: Any) -> int:

@@ -128,9 +128,12 @@ def _run(
         return [(loaded, jax.block_until_ready(program.step(message, loaded.lanes)))]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
+            lanes = loaded.lanes.keys.shape[0]
+            what = (
+                "lower clients_in_flight" if lanes > 1 else "lower workers, or take fewer samples"
+            )
             raise FedpaError(
-                f"{loaded.lanes.keys.shape[0]} clients in flight do not fit in memory: lower "
-                f"clients_in_flight ({line(error)})"
+                f"{lanes} clients in flight do not fit in memory: {what} ({line(error)})"
             ) from None
         if loaded.lanes.keys.shape[0] == 1:
             loaded.failures[cohort.ids[next(iter(loaded.lane_of))]] = line(error)
@@ -184,11 +187,12 @@ def read(
 
 
 def _is(kind: Kind, arrays: list[np.ndarray], structure: Any) -> bool:
-    if structure != kind.structure:
+    if structure != kind.structure or not arrays[0].ndim:
         return False
     rows = len(arrays[0])
     return all(
-        array.shape == (rows, *shape) and array.dtype == dtype
+        array.shape == (rows, *shape)
+        and (array.dtype == dtype or jax.dtypes.canonicalize_dtype(array.dtype) == dtype)
         for array, (shape, dtype) in zip(arrays, kind.arrays, strict=True)
     )
 
@@ -213,7 +217,11 @@ def usual_kind(cohort: Cohort) -> Kind:
 def kind_of(arrays: Sequence[np.ndarray], structure: Any) -> Kind:
     if not arrays or any(not a.ndim or len(a) != len(arrays[0]) for a in arrays):
         num_rows(list(arrays))  # says what is wrong
-    return Kind(structure, tuple((array.shape[1:], array.dtype) for array in arrays))
+    # As JAX will have them: without x64, float64 is float32.
+    return Kind(
+        structure,
+        tuple((a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)) for a in arrays),
+    )
 
 
 def stacked(

@@ -52,16 +52,18 @@ def one_client(client: ClientUpdate, aggregation: Aggregation) -> Callable[..., 
 
     def step(message: Any, data: ClientData, state: Any, key: Any) -> Outcome:
         out = client(message, data, state, jax.random.wrap_key_data(key))
-        return outcome(aggregation, out, state)
+        return outcome(aggregation, out, state, data.n)
 
     return step
 
 
-def outcome(aggregation: Aggregation, out: Any, state: Any) -> Outcome:
-    """A client's result as a sum of one. A client that is rejected keeps its old state."""
-    total, accepted = aggregation.add(
-        aggregation.init(out.result, out.weight), out.result, out.weight
-    )
+def outcome(aggregation: Aggregation, out: Any, state: Any, n: Any) -> Outcome:
+    """A client's result as a sum of one. A client that is rejected keeps its old state.
+
+    Lanes without a client have n = 0: whatever the update makes of that, it counts nothing.
+    """
+    weight = jax.tree.map(lambda q: jnp.where(n > 0, q, jnp.zeros_like(q)), out.weight)
+    total, accepted = aggregation.add(aggregation.init(out.result, weight), out.result, weight)
     kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), out.state, state)
     return Outcome(total, kept, out.info, accepted)
 
@@ -130,7 +132,7 @@ def ahead_of_time(
     jitted = jax.jit(step, **shardings)
 
     def executable(message: Any, lanes: Lanes) -> Any:
-        leaves, structure = jax.tree.flatten(lanes)
+        leaves, structure = jax.tree.flatten((message, lanes))
         shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if shapes not in executables:
             with compiling:
@@ -184,9 +186,9 @@ def _through_host(
         return client.before(message, data, state, jax.random.wrap_key_data(key))
 
     @jax.jit
-    def after(carried: Any, between: Any, states: Any) -> Outcome:
+    def after(carried: Any, between: Any, states: Any, n: Any) -> Outcome:
         state = jax.tree.map(lambda x: x[0], states)
-        return single_lane(outcome(aggregation, client.after(carried, between), state))
+        return single_lane(outcome(aggregation, client.after(carried, between), state, n[0]))
 
     first = ahead_of_time(before, check)
 
@@ -194,7 +196,8 @@ def _through_host(
         if lanes.keys.shape[0] > 1:
             return whole.call(message, lanes)
         carried, handed = first.call(message, lanes)
-        return after(carried, client.between(jax.device_get(handed)), lanes.states)
+        between = client.between(jax.device_get(handed))
+        return after(carried, between, lanes.states, lanes.data.n)
 
     def prepare(message: Any, lanes: Lanes) -> None:
         (first if lanes.keys.shape[0] == 1 else whole).prepare(message, lanes)

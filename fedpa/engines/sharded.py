@@ -42,6 +42,7 @@ from fedpa.engines.program import (
     pairwise,
 )
 from fedpa.engines.vectorized import MOST_LANES, gains
+from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
 
@@ -55,14 +56,17 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
     compilation_cache.switch_on()
     devices = chosen_devices(options)
     mesh = Mesh(np.array(devices), (AXIS,))
-    kinds: dict[Callable[[str], Any], Kind] = {}
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
     prepared: set[ClientUpdate] = set()
 
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    if {device.process_index for device in devices} != set(range(jax.process_count())):
+        raise refuse("devices", options.devices, "every process needs at least one of them")
+
     def check(size: int, lanes: int) -> None:
         # Forced host devices share the memory of one machine.
-        sharing = len(devices) if devices[0].platform == "cpu" else 1
-        check_fits(size, max(lanes // len(devices), 1), sharing, jax.local_devices()[0])
+        sharing = len(own) if own[0].platform == "cpu" else 1
+        check_fits(size, max(lanes // len(devices), 1), sharing, own[0])
 
     def run(
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
@@ -75,11 +79,8 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
         widths = [len(devices) * lanes for lanes in ladder(lanes_per_device(message, cohort))]
         made = blocks(cohort.sizes, widths, known)
         everywhere = jax.tree.map(lambda x: replicated(x, mesh), message)
-        with on_device(jax.local_devices()[0], options):
-            if cohort.load not in kinds:
-                kinds[cohort.load] = usual_kind(cohort)
-            kind = kinds[cohort.load]
-            result, like = run_on_mesh(program, client, everywhere, cohort, made, mesh, kind)
+        with on_device(own[0], options):
+            result, like = run_on_mesh(program, client, everywhere, cohort, made, mesh)
             if client not in prepared:
                 prepared.add(client)
                 prepare(program, everywhere, like, cohort.population, known, widths)
@@ -129,41 +130,51 @@ def run_on_mesh(
     cohort: Cohort,
     made: list[Block],
     mesh: Mesh,
-    kind: Kind,
 ) -> tuple[RoundResult, Lanes]:
     keys = raw_keys(cohort)
     total: Any = None
-    running: list[tuple[Loaded, Outcome]] = []
-    for block in made:
-        loaded = load_own(cohort, keys, block, kind, mesh)
-        lanes = jax.tree.map(lambda x: dealt(x, block.lanes, mesh), loaded.lanes)
-        out = program.step(message, lanes)
-        total = out.total if total is None else program.merge(total, out.total)
-        running.append((loaded, out._replace(total=())))
-        if len(running) > AHEAD:
-            jax.block_until_ready(running[-AHEAD - 1][1].accepted)
+    like: Any = None
+    running: list[tuple[dict[int, int], Any, Outcome]] = []
+    failures: dict[str, str] = {}
+    problem: Exception | None = None
+    try:
+        kind = usual_kind(cohort)
+        for block in made:
+            loaded = load_own(cohort, keys, block, kind, mesh)
+            failures |= loaded.failures
+            like = loaded.lanes if like is None else like
+            lanes = jax.tree.map(lambda x: dealt(x, block.lanes, mesh), loaded.lanes)
+            out = program.step(message, lanes)
+            total = out.total if total is None else program.merge(total, out.total)
+            running.append((loaded.lane_of, lanes.data.n, out._replace(total=())))
+            if len(running) > AHEAD:
+                jax.block_until_ready(running[-AHEAD - 1][2].accepted)
+        jax.block_until_ready(total)
+    except Exception as error:
+        problem = error
+    # All must know before anybody waits for the others' numbers.
+    if _any_process(np.array([problem is not None], np.int32)).any():
+        raise problem or FedpaError("another process could not run its clients: see what it says")
 
     reports = no_reports(cohort)
     failed = np.zeros(len(cohort.ids), np.int32)
-    failures: dict[str, str] = {}
-    for loaded, out in running:
-        infos, accepted, states = whole((out.infos, out.accepted, out.states))
-        n = whole(dealt(np.asarray(loaded.lanes.data.n), accepted.shape[0], mesh))
-        record(reports, cohort, loaded.lane_of, infos, accepted, n, states)
-        failures |= loaded.failures
+    for lane_of, sizes, out in running:
+        infos, accepted, states, n = whole((out.infos, out.accepted, out.states, sizes))
+        record(reports, cohort, lane_of, infos, accepted, n, states)
     for index, name in enumerate(cohort.ids):
         failed[index] = name in failures
     for place in np.flatnonzero(_any_process(failed)).tolist():
         failures.setdefault(cohort.ids[place], "failed in another process")
         reports.accepted[place] = False
+        reports.states[cohort.ids[place]] = cohort.states[cohort.ids[place]]
     if not reports.accepted.any() and len(failures) == len(cohort.ids):
         raise every_client_failed(failures)
-    sent = bytes_of_result(client, message, running[0][0].lanes)
+    sent = bytes_of_result(client, message, like)
     # From the mesh to where the server works: its copy on this process's first device.
     aggregate = jax.tree.map(
         lambda x: jnp.asarray(np.asarray(x.addressable_data(0))), program.value(total)
     )
-    return RoundResult(aggregate, *reports, failures, sent), running[0][0].lanes
+    return RoundResult(aggregate, *reports, failures, sent), like
 
 
 def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: Mesh) -> Loaded:

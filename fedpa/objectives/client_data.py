@@ -29,6 +29,7 @@ class Packed(NamedTuple):
     arrays: Sequence[np.ndarray]
     start: Mapping[str, int]
     """id → its first row."""
+    sizes: Mapping[str, int]
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +48,8 @@ class Resident:
 def at_home(arrays: Any, start: Any, n: Count, capacity: int) -> ClientData:
     """One resident client's data: its rows, padded by repeating the last."""
     rows = start + jnp.minimum(jnp.arange(capacity, dtype=jnp.int32), jnp.maximum(n - 1, 0))
+    # An empty client at the very end begins where there is nothing.
+    rows = jnp.minimum(rows, jax.tree.leaves(arrays)[0].shape[0] - 1)
     return ClientData(jax.tree.map(lambda array: array[rows], arrays), n)
 
 
@@ -56,7 +59,13 @@ def packed(load: Callable[[str], Any], ids: Sequence[str]) -> Packed:
     sizes = [len(arrays[0]) for arrays in leaves]
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
     together = [np.concatenate(arrays) for arrays in zip(*leaves, strict=True)]
-    return Packed(load, structures[0], together, dict(zip(ids, starts, strict=True)))
+    return Packed(
+        load,
+        structures[0],
+        together,
+        dict(zip(ids, starts, strict=True)),
+        dict(zip(ids, sizes, strict=True)),
+    )
 
 
 def num_rows(examples: Any) -> int:

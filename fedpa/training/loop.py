@@ -120,7 +120,7 @@ def check_share(field: str, value: Any) -> None:
 
 def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float) -> None:
     succeeded = int(result.accepted.sum())
-    if succeeded < least * len(ids):
+    if succeeded / len(ids) < least:
         wrong = {
             name: result.failures.get(name, "a result that is not finite")
             for name, ok in zip(ids, result.accepted, strict=True)

@@ -122,7 +122,13 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
+LONGER = ("bias-variance", "correction", "timing")
+"""Half a minute and more each: `make test-all`. Their parts have tests of their own."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n in LONGER else ()) for n in CHECKS]
+)
 def test_quick(name, tmp_path, capsys):
     command.main([name, "--quick", "--out", str(tmp_path / "out")], Console(width=80))
     out = tmp_path / "out"
