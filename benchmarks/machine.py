@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedpa.cores import cores
+
 
 def describe() -> dict[str, Any]:
     return {
@@ -17,13 +19,6 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
     }
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Others:

@@ -19,7 +19,6 @@ calls are slow for such small matrices and can't be vectorized over clients.
 """
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from threadpoolctl import ThreadpoolController
 
+from fedpa.cores import cores
 from fedpa.deltas.shrinkage import Moments, Shrinkage, coefficients
 from fedpa.types import Scalar
 
@@ -258,15 +258,13 @@ def _each(work: Callable[[slice], Any], dim: int, width: int) -> list[Any]:
 
     (BLAS's own threads would share the products only, and products of so few rows badly.)
     """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    if dim < 4 * cores * width:
+    threads = cores()
+    if dim < 4 * threads * width:
         return [work(slice(0, dim))]
-    size = -(-dim // cores)
+    size = -(-dim // threads)
     shares = [slice(start, min(start + size, dim)) for start in range(0, dim, size)]
     # The limit holds for the whole process: two at a time would restore each other's.
-    with _ONE_AT_A_TIME, _blas().limit(limits=1), ThreadPoolExecutor(cores) as pool:
+    with _ONE_AT_A_TIME, _blas().limit(limits=1), ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, shares))
 
 

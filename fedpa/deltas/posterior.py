@@ -99,12 +99,7 @@ def posterior(
         if state.t > num_samples:  # as in _shaped
             theta = np.full_like(theta, np.nan)
         values, rho = gram.on_host(theta, rows, float(state.scale), shrink)
-        pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
-        shaped = [
-            piece.reshape(leaf.shape).astype(leaf.dtype)
-            for piece, leaf in zip(pieces, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, shaped), DeltaInfo(jnp.asarray(rho, jnp.float32))
+        return _unravelled(values, leaves, structure), DeltaInfo(jnp.asarray(rho, jnp.float32))
 
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
         flat = _ravelled(theta0)
@@ -186,10 +181,7 @@ def posterior_delta(
                     f"{name} holds a value that is not finite: all must be finite numbers"
                 )
 
-    pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    return jax.tree.unflatten(
-        structure, [_like(p, leaf) for p, leaf in zip(pieces, leaves, strict=True)]
-    )
+    return _unravelled(values, leaves, structure)
 
 
 def _ravelled(tree: Params) -> Float[Array, " d"]:
@@ -226,6 +218,14 @@ def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
                 "one θ per entry of axis 0"
             )
     return int(counts.pop())
+
+
+def _unravelled(values: np.ndarray, leaves: list[Any], structure: Any) -> Any:
+    """The vector in the shapes, dtypes and kinds (NumPy or JAX) of the leaves."""
+    pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(
+        structure, [_like(piece, leaf) for piece, leaf in zip(pieces, leaves, strict=True)]
+    )
 
 
 def _like(values: np.ndarray, leaf: Any) -> Any:

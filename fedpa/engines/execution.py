@@ -173,28 +173,17 @@ def read(
     for member in members:
         name = cohort.ids[member]
         try:
-            leaves, structure = jax.tree_util.tree_flatten(cohort.load(name))
+            leaves, structure = jax.tree.flatten(cohort.load(name))
             arrays = [np.asarray(leaf) for leaf in leaves]
-            if not _is(kind, arrays, structure):
-                own = kind_of(arrays, structure)
-                failures[name] = f"has arrays {own}: the others have {kind}"
-                continue
+            own = kind_of(arrays, structure)
         except Exception as error:
             failures[name] = line(error)
             continue
-        found[member] = arrays
+        if own == kind:
+            found[member] = arrays
+        else:
+            failures[name] = f"has arrays {own}: the others have {kind}"
     return found, failures
-
-
-def _is(kind: Kind, arrays: list[np.ndarray], structure: Any) -> bool:
-    if structure != kind.structure or not arrays[0].ndim:
-        return False
-    rows = len(arrays[0])
-    return all(
-        array.shape == (rows, *shape)
-        and (array.dtype == dtype or jax.dtypes.canonicalize_dtype(array.dtype) == dtype)
-        for array, (shape, dtype) in zip(arrays, kind.arrays, strict=True)
-    )
 
 
 def usual_kind(cohort: Cohort) -> Kind:

@@ -1,7 +1,6 @@
 """What may be said about where and how clients run. None of it changes more than rounding."""
 
 import dataclasses
-import os
 
 import jax
 
@@ -62,8 +61,3 @@ def devices_of(options: EngineOptions) -> list[jax.Device]:
 def chosen_devices(options: EngineOptions) -> list[jax.Device]:
     """The devices to use, after `check_options`."""
     return devices_of(options)[: options.devices]
-
-
-def cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

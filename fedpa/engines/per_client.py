@@ -5,9 +5,10 @@ as clients side by side; a machine with many cores runs several clients at a tim
 """
 
 from fedpa.algorithms.algorithm import Message
+from fedpa.cores import cores
 from fedpa.engines.compiled import Width, one_device
 from fedpa.engines.engine import Cohort, Engine
-from fedpa.engines.options import EngineOptions, cores
+from fedpa.engines.options import EngineOptions
 
 CORES_PER_CLIENT = 8
 """More than a large model's products use well at the batch sizes of federated learning."""

@@ -9,12 +9,13 @@ import math
 import jax
 
 from fedpa.algorithms.algorithm import Message
+from fedpa.cores import cores
 from fedpa.engines.compiled import Width, one_device
 from fedpa.engines.engine import Cohort, Engine, num_bytes
-from fedpa.engines.options import EngineOptions, cores
+from fedpa.engines.options import EngineOptions
 
 MOST_LANES = 64
-FEWEST_LANES = 16
+FEWEST_LANES = 8
 """Below, a block is too small to gain from being one."""
 
 SMALL = 2**18
@@ -28,15 +29,14 @@ def vectorized(options: EngineOptions = EngineOptions()) -> Engine:
 
 
 def width(message: Message, cohort: Cohort) -> Width:
-    """Blocks of equal width that come out even over the workers."""
+    """Blocks of equal width: as many as come out even over the workers, unless too small."""
     clients = len(cohort.ids)
     if jax.default_backend() != "cpu":
         return Width(min(clients, 4 * MOST_LANES), 1)
     workers = cores()
-    # As many blocks as a multiple of the workers, unless they would be too small.
     number = workers * math.ceil(clients / (workers * MOST_LANES))
-    lanes = max(math.ceil(clients / number), min(FEWEST_LANES, clients))
-    return Width(lanes, workers)
+    number = max(min(number, clients // FEWEST_LANES), 1)
+    return Width(math.ceil(clients / number), workers)
 
 
 def gains(message: Message, cohort: Cohort) -> bool:

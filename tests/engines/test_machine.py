@@ -15,7 +15,8 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.engines import EngineOptions, compilation_cache, memory, options
+from fedpa.cores import cores
+from fedpa.engines import EngineOptions, compilation_cache, memory
 from fedpa.engines.distributed import Processes, join
 from tests.engines.federation import train
 
@@ -110,7 +111,7 @@ def test_processes_are_checked(given, says):
 
 
 def test_cores():
-    assert 1 <= options.cores() <= os.cpu_count()
+    assert 1 <= cores() <= os.cpu_count()
 
 
 INTERRUPTED = """
