@@ -7,6 +7,13 @@ class FedpaError(ValueError):
     """Bad input, found before any work starts. The message is one line."""
 
 
+class DataError(FedpaError):
+    """Data that can't be trusted: cut, corrupt, or of another kind. Names the file, and the client.
+
+    Unlike a client that fails it ends a run: nobody should train on part of a broken file unaware.
+    """
+
+
 def refuse(field: str, value: object, expected: str) -> FedpaError:
     """The error for `field` having `value` where `expected` describes what would be right."""
     shown = repr(value)

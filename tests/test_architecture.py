@@ -10,7 +10,7 @@ import fedpa
 PACKAGE = Path(fedpa.__file__).parent
 # A row imports only rows above it (and itself).
 ROWS = [
-    {"cores", "discovery", "errors", "precision", "types", "watching"},
+    {"cores", "discovery", "errors", "places", "precision", "types", "watching"},
     {"objectives"},
     {"samplers"},
     {"deltas"},

@@ -26,6 +26,36 @@ class FederatedData(NamedTuple):
     """All examples in few arrays, where they are in memory."""
 
 
+class Splits(NamedTuple):
+    """The federations of one data set."""
+
+    train: FederatedData
+    validation: FederatedData | None
+    """Who decides what is chosen; None where the data set has none."""
+    test: FederatedData
+
+
+def mapped(
+    data: FederatedData, function: Callable[[str, Any], Any], most: int | None = None
+) -> FederatedData:
+    """`function(id, examples)` of every client's examples, when they are read.
+
+    most: the first so many examples of a client are taken, no more.
+    """
+
+    def num_examples(name: str) -> int:
+        n = data.num_examples(name)
+        return n if most is None else min(n, most)
+
+    def examples(name: str) -> Any:
+        raw = data.examples(name)
+        if most is not None:
+            raw = jax.tree.map(lambda array: array[:most], raw)
+        return function(name, raw)
+
+    return FederatedData(data.ids, num_examples, examples)
+
+
 def from_mapping(clients: Any) -> FederatedData:
     """Arrays in memory by client id. All of them are checked here, before any work starts.
 

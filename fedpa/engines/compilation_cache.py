@@ -1,10 +1,11 @@
 """JAX's persistent compilation cache: what was compiled once is read back by later runs."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from fedpa import places
 
 WORTH_KEEPING = 0.3
 """Seconds a compilation must take to be kept."""
@@ -12,8 +13,7 @@ WORTH_KEEPING = 0.3
 
 def directory() -> Path:
     """The user's cache directory for compiled programs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fedpa" / "compiled"
+    return places.cache() / "compiled"
 
 
 def switch_on() -> None:

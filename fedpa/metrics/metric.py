@@ -1,0 +1,30 @@
+"""What a metric is: numbers per example that add up, and what is made of their sums.
+
+Sums can be taken over a client, over everybody, over batches in any order; so evaluation streams,
+and the same metric is known for each client and for all.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpa.types import Examples
+
+
+class Counts(NamedTuple):
+    each: Mapping[str, Float[Array, " b"]]
+    """Numbers of each example; summed for every client and for all."""
+    vectors: Mapping[str, Float[Array, "b k"]] = {}
+    """Vectors of each example (by class, say); summed for all only."""
+
+
+class Metric(NamedTuple):
+    measure: Callable[[Any, Examples], Counts]
+    """(params, batch) → counts; compiled by the caller."""
+    values: Callable[[Mapping[str, float]], dict[str, float]]
+    """Sums of `each` → metrics by name, of a client or of all. Where there is nothing to divide
+    by, a metric is NaN."""
+    overall: Callable[[Mapping[str, np.ndarray]], dict[str, float]] = lambda vectors: {}
+    """Sums of `vectors` → further metrics of all."""
