@@ -15,8 +15,12 @@ class NamedMethod(NamedTuple):
     build: Callable[[Hyperparameters], Method]
     adjust: Callable[[Hyperparameters], Hyperparameters] = lambda h: h
     """What the method itself fixes: FedAvg[1] has one epoch whatever else is said."""
+    defaults: Callable[[Hyperparameters], Hyperparameters] = lambda h: h
+    """A task's settings → what the method takes of them unless told otherwise."""
     samples: bool = False
     """Whether it draws posterior samples, by the sampler that is chosen."""
+    pooled: bool = False
+    """Whether a round's clients put their examples together: no federation at all."""
 
 
 def methods() -> dict[str, NamedMethod]:

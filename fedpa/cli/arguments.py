@@ -31,7 +31,7 @@ def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None =
     if first.config is not None:
         base = read_toml(first.config)
     else:
-        base = default_config(first.run.task, method or first.run.method)
+        base = default_config(first.run.task, method or first.run.method, first.run.preset)
     parsed: Any = parse_words(command, argv, prog, command(run=base))  # type: ignore[call-arg]
     if method is not None:
         parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from fedpa import places
+from fedpa.places import cache
 
 WORTH_KEEPING = 0.3
 """Seconds a compilation must take to be kept."""
@@ -13,7 +13,7 @@ WORTH_KEEPING = 0.3
 
 def directory() -> Path:
     """The user's cache directory for compiled programs."""
-    return places.cache() / "compiled"
+    return cache() / "compiled"
 
 
 def switch_on() -> None:

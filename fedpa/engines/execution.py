@@ -21,7 +21,7 @@ from fedpa.engines.blocks import Block, capacity_for
 from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
 from fedpa.engines.program import Lanes, Outcome, Program
 from fedpa.engines.threads import with_settings_of_this_thread
-from fedpa.errors import FedpaError
+from fedpa.errors import DataError, FedpaError
 from fedpa.objectives.client_data import ClientData, Resident, num_rows
 
 ASKED = 3
@@ -176,6 +176,8 @@ def read(
             leaves, structure = jax.tree.flatten(cohort.load(name))
             arrays = [np.asarray(leaf) for leaf in leaves]
             own = kind_of(arrays, structure)
+        except DataError:
+            raise  # a broken file is not a client's failure
         except Exception as error:
             failures[name] = line(error)
             continue
@@ -194,6 +196,8 @@ def usual_kind(cohort: Cohort) -> Kind:
         try:
             leaves, structure = jax.tree.flatten(cohort.load(name))
             kinds[kind_of([np.asarray(leaf) for leaf in leaves], structure)] += 1
+        except DataError:
+            raise
         except Exception as error:
             failures[name] = line(error)
         if kinds.total() == ASKED:

@@ -1,5 +1,5 @@
 """What is measured of a model."""
 
-from fedpa.metrics.classification import classification
+from fedpa.metrics.classification import classifier
 
-__all__ = ["classification"]
+__all__ = ["classifier"]

@@ -1,28 +1,30 @@
-"""Metrics of classifiers: mean loss and accuracy over a data set."""
+"""Metrics of classifiers: mean loss and accuracy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedpa.metrics.metric import Counts, Metric
+from fedpa.types import Examples
 
-def classification(
-    logits: Callable[[Any, jax.Array], jax.Array], x: Any, y: Any
-) -> Callable[[Any], dict[str, float]]:
-    """params → {"loss", "accuracy"} on (x, y); `logits(params, x)` has a row per example."""
-    x, y = jnp.asarray(x), jnp.asarray(y)
 
-    @eqx.filter_jit
-    def measure(params: Any) -> tuple[jax.Array, jax.Array]:
-        scores = logits(params, x)
-        loss = optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
-        return loss, jnp.mean((jnp.argmax(scores, axis=-1) == y).astype(jnp.float32))
+def classifier(logits: Callable[[Any, jax.Array], jax.Array]) -> Metric:
+    """Loss and accuracy of batches {"x", "y"}; `logits(params, x)` has a row per example."""
 
-    def evaluate(params: Any) -> dict[str, float]:
-        loss, accuracy = measure(params)
-        return {"loss": float(loss), "accuracy": float(accuracy)}
+    def measure(params: Any, batch: Examples) -> Counts:
+        scores, labels = logits(params, batch["x"]), batch["y"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+        right = (jnp.argmax(scores, axis=-1) == labels).astype(jnp.float32)
+        return Counts({"loss": losses, "right": right, "examples": jnp.ones_like(right)})
 
-    return evaluate
+    def values(sums: Mapping[str, float]) -> dict[str, float]:
+        n = sums["examples"]
+        return {
+            "loss": sums["loss"] / n if n else float("nan"),
+            "accuracy": sums["right"] / n if n else float("nan"),
+        }
+
+    return Metric(measure, values)

@@ -33,15 +33,18 @@ class Objective(NamedTuple):
     """Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean."""
     sparse: SparseTable | None = None
     """A table of which a batch reads a few rows: local SGD then leaves the others alone."""
+    weight: Callable[[Examples], Losses] | None = None
+    """A batch → how much each of its examples counts, 1 if not given: the words of a sentence make
+    a mean over words of means over sentences. Client weights q_i count examples all the same."""
 
 
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:
     """f̂_i(θ): the loss whose gradient a step of local SGD takes."""
     losses = objective.loss(theta, batch.examples, key)
     _one_per_example(losses, batch.weights.shape[0])
-    total = jnp.sum(widened(jnp.where(batch.weights > 0, losses, 0).astype(losses.dtype)))
+    total, weight = _weighed(objective, losses, batch.examples, batch.weights)
     if objective.reduction == "mean":
-        total = total / jnp.maximum(jnp.sum(batch.weights), 1).astype(total.dtype)
+        total = total / weight
     return total + _penalty(objective, theta, total)
 
 
@@ -53,8 +56,8 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
     examples = jax.tree.map(lambda array: array[rows], data.examples)
     losses = objective.loss(theta, examples, key)
     _one_per_example(losses, weights.shape[0])
-    total = jnp.sum(widened(jnp.where(weights > 0, losses, 0).astype(losses.dtype)))
-    mean = total / jnp.maximum(data.n, 1).astype(total.dtype)
+    total, weight = _weighed(objective, losses, examples, weights)
+    mean = total / weight
     return mean + _penalty(objective, theta, mean)
 
 
@@ -64,6 +67,20 @@ def log_posterior(
     """log p_i(θ) = −(n_i/T) f_i(θ), up to a constant."""
     value = client_loss(objective, theta, data, key)
     return -(data.n.astype(value.dtype) / temperature) * value
+
+
+def _weighed(
+    objective: Objective, losses: Losses, examples: Examples, real: Losses
+) -> tuple[Scalar, Scalar]:
+    """Σ w_j f_j and Σ w_j (at least 1, where there is nothing) over the real examples."""
+    if objective.weight is None:
+        weights = real
+    else:
+        weights = jnp.where(real > 0, objective.weight(examples).astype(real.dtype), 0)
+        losses = losses * weights.astype(losses.dtype)
+    total = jnp.sum(widened(jnp.where(real > 0, losses, 0).astype(losses.dtype)))
+    summed = jnp.sum(weights)
+    return total, jnp.where(summed > 0, summed, 1).astype(total.dtype)
 
 
 def _one_per_example(losses: Any, size: int) -> None:
@@ -116,6 +133,14 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise FedpaError(
                 f"loss returns {value.dtype} numbers: they must be floating-point to have gradients"
+            )
+    if objective.weight is not None:
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), examples)
+        weights = traced("weight", objective.weight, batch)
+        if getattr(weights, "shape", None) != (2,):
+            raise FedpaError(
+                f"weight returns shape {getattr(weights, 'shape', type(weights).__name__)} for a "
+                "batch of 2: it must return one number per example, shape (2,)"
             )
     if objective.reduction not in ("mean", "sum"):
         raise FedpaError(f"reduction = {objective.reduction!r}: must be 'mean' or 'sum'")

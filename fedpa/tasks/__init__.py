@@ -1,5 +1,6 @@
 """One file per task: data, model, metrics and defaults."""
 
-from fedpa.tasks.task import Defaults, Problem, Task, task_named, tasks
+from fedpa.tasks.options import TaskOptions
+from fedpa.tasks.task import Defaults, Preset, Problem, Task, task_named, tasks
 
-__all__ = ["Defaults", "Problem", "Task", "task_named", "tasks"]
+__all__ = ["Defaults", "Preset", "Problem", "Task", "TaskOptions", "task_named", "tasks"]

@@ -16,8 +16,9 @@ import optax
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import from_mapping
 from fedpa.data.partition import dirichlet_label_skew
-from fedpa.metrics.classification import classification
-from fedpa.tasks.task import Defaults, Problem, Task
+from fedpa.metrics.classification import classifier
+from fedpa.tasks.options import TaskOptions
+from fedpa.tasks.task import Defaults, Preset, Problem, Task
 from fedpa.types import Examples, Key, Losses
 
 CLIENTS = 100
@@ -39,8 +40,13 @@ def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"])
 
 
+def load(options: TaskOptions) -> Problem:
+    del options  # there is nothing to choose
+    return _loaded()
+
+
 @functools.cache
-def load() -> Problem:
+def _loaded() -> Problem:
     # Imported here: listing the tasks should not load scikit-learn.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -55,10 +61,13 @@ def load() -> Problem:
         f"client-{index:03d}": {"x": x_train[rows], "y": y_train[rows]}
         for index, rows in enumerate(dealt)
     }
-    return Problem(from_mapping(clients), model, loss, classification(logits, x_test, y_test))
+    test = from_mapping({"test": {"x": x_test, "y": y_test}})
+    metric = classifier(logits)
+    return Problem(from_mapping(clients), model, loss, metric, test, eval_batch_size=len(x_test))
 
 
 def defaults(method: str) -> Defaults:
+    del method  # one setting for all
     h = Hyperparameters(
         epochs=5,
         batch_size=5,
@@ -74,9 +83,8 @@ def defaults(method: str) -> Defaults:
 TASK = Task(
     summary="scikit-learn's 8×8 digits, 100 clients with Dirichlet(0.1) label skew (embedded)",
     load=load,
-    defaults=defaults,
+    presets={"laptop": Preset("150 rounds in seconds", defaults, targets=(0.8, 0.9), last=10)},
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",
-    targets=(0.8, 0.9),
-    last=10,
+    models={"perceptron": 2_410},
 )

@@ -1,29 +1,36 @@
 """A task ties data, model, metrics and default settings together; one file per task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import FederatedData
 from fedpa.discovery import defined
 from fedpa.errors import refuse
+from fedpa.metrics.metric import Metric
 from fedpa.objectives.objective import Reduction
 from fedpa.objectives.sparse_table import SparseTable
-from fedpa.types import Key, Loss, Regularizer
+from fedpa.tasks.options import TaskOptions
+from fedpa.types import Examples, Key, Loss, Losses, Regularizer
 
 
 class Problem(NamedTuple):
     """A task's data and model, loaded."""
 
     clients: FederatedData
+    """Who trains."""
     init: Callable[[Key], Any]
     """key → a fresh model, any pytree."""
     loss: Loss
-    evaluate: Callable[[Any], dict[str, float]]
-    """model → metrics on the held-out test split."""
+    metric: Metric
+    test: FederatedData
+    validation: FederatedData | None = None
+    """Who decides what is chosen."""
     regularizer: Regularizer | None = None
     reduction: Reduction = "mean"
     sparse: SparseTable | None = None
+    weight: Callable[[Examples], Losses] | None = None
+    eval_batch_size: int = 100
 
 
 class Defaults(NamedTuple):
@@ -32,21 +39,36 @@ class Defaults(NamedTuple):
     rounds: int
     clients_per_round: int
     hyperparameters: Hyperparameters
+    options: TaskOptions = TaskOptions()
+    eval_every: int = 1
 
 
-class Task(NamedTuple):
+class Preset(NamedTuple):
     summary: str
-    load: Callable[[], Problem]
     defaults: Callable[[str], Defaults]
-    """method → its default settings on this task."""
-    compared: tuple[str, ...]
-    """The methods `fedpa compare` runs if none are named."""
-    metric: str
-    """The metric that tables and curves show, higher being better."""
+    """method → its settings."""
     targets: tuple[float, ...]
     """Tables give the rounds until the metric's running average reaches each."""
     last: int
     """Final values are means of the evaluations in this many last rounds."""
+
+
+class Task(NamedTuple):
+    summary: str
+    load: Callable[[TaskOptions], Problem]
+    presets: Mapping[str, Preset]
+    """By name; the first is the default."""
+    compared: tuple[str, ...]
+    """The methods `fedpa compare` runs if none are named."""
+    metric: str
+    """The metric that tables and curves show, higher being better."""
+    takes: tuple[str, ...] = ()
+    """The fields of `TaskOptions` it knows."""
+    datasets: tuple[str, ...] = ()
+    """Names in the catalogue, any of which will do, the first that is found; () if it brings its
+    data along."""
+    models: Mapping[str, int] = {}
+    """Its models by name, with their numbers of parameters at full size."""
 
 
 def tasks() -> dict[str, Task]:
@@ -59,3 +81,13 @@ def task_named(name: str) -> Task:
     if name not in known:
         raise refuse("task", name, f"unknown task; choose from {', '.join(known)}")
     return known[name]
+
+
+def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
+    """The preset of this name; the task's first without one."""
+    presets = task_named(task).presets
+    if name is None:
+        name = next(iter(presets))
+    if name not in presets:
+        raise refuse("preset", name, f"task {task} has {', '.join(presets)}")
+    return name, presets[name]

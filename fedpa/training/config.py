@@ -16,7 +16,8 @@ from fedpa.algorithms.method import methods
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, refuse
-from fedpa.tasks.task import task_named, tasks
+from fedpa.tasks.options import TaskOptions, check_task_options
+from fedpa.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
 
 
@@ -39,6 +40,8 @@ class RunConfig:
     method: Annotated[str, tyro.conf.arg(metavar="METHOD", help=_listed("Algorithm", _METHODS))] = (
         "fedpa"
     )
+    preset: str | None = None
+    """Whose settings are the defaults: laptop (two cores, minutes) or paper; see fedpa tasks."""
     rounds: int = 100
     """Communication rounds."""
     clients_per_round: int = 20
@@ -52,6 +55,9 @@ class RunConfig:
     engine: str = "local"
     """Where clients run: local (chooses by model, clients and devices), per-client, vectorized,
     sharded (over devices), or debug (eager)."""
+    task_options: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=TaskOptions
+    )
     engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
         default_factory=EngineOptions
     )
@@ -60,11 +66,21 @@ class RunConfig:
     )
 
 
-def default_config(task: str, method: str) -> RunConfig:
-    """The task's defaults for a method."""
+def default_config(task: str, method: str, preset: str | None = None) -> RunConfig:
+    """The preset's settings for a method; the task's first preset if none is named."""
     check_names(task, method)
-    rounds, clients_per_round, hyperparameters = task_named(task).defaults(method)
-    return RunConfig(task, method, rounds, clients_per_round, hyperparameters=hyperparameters)
+    name, chosen = preset_named(task, preset)
+    defaults = chosen.defaults(method)
+    return RunConfig(
+        task,
+        method,
+        name,
+        defaults.rounds,
+        defaults.clients_per_round,
+        eval_every=defaults.eval_every,
+        task_options=defaults.options,
+        hyperparameters=methods()[method].defaults(defaults.hyperparameters),
+    )
 
 
 def check_names(task: str, method: str) -> None:
@@ -76,6 +92,8 @@ def check_names(task: str, method: str) -> None:
 def resolve(config: RunConfig) -> RunConfig:
     """Check every value and fill in what follows from others; the result is what runs."""
     check_names(config.task, config.method)
+    preset_named(config.task, config.preset)
+    check_task_options(config.task, config.task_options, task_named(config.task).takes)
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
@@ -95,9 +113,9 @@ def resolve(config: RunConfig) -> RunConfig:
 def write_toml(config: RunConfig) -> str:
     """The configuration as TOML; what is unset is left out."""
     values = dataclasses.asdict(config)
-    for table in ("engine_options", "hyperparameters"):
+    for table in ("task_options", "engine_options", "hyperparameters"):
         values[table] = {key: v for key, v in values[table].items() if v is not None}
-    return tomli_w.dumps(values)
+    return tomli_w.dumps({key: value for key, value in values.items() if value is not None})
 
 
 def read_toml(path: Path) -> RunConfig:
@@ -111,10 +129,12 @@ def read_toml(path: Path) -> RunConfig:
         raise FedpaError(f"config = {str(path)!r}: can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"config = {str(path)!r}: is not valid TOML: {error}") from None
-    for name in ("task", "method"):
+    for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
             raise refuse(f"{path}: {name}", values[name], "must be of type str")
-    base = default_config(values.get("task", "digits"), values.get("method", "fedpa"))
+    base = default_config(
+        values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
+    )
     config = _replace(base, values, str(path))
     # A resolved file states the number of samples even where it only follows from the epochs. Then
     # it must not hold against other epochs given on top of the file.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
+from fedpa.data.pooled import pooled
 from fedpa.engines.blocks import blocks, capacities
 from fedpa.engines.engine import Cohort
 from fedpa.engines.execution import run_blocks, usual_kind
@@ -16,8 +17,10 @@ from fedpa.engines.per_client import width as one_by_one
 from fedpa.engines.program import compiled
 from fedpa.engines.vectorized import gains
 from fedpa.engines.vectorized import width as side_by_side
+from fedpa.metrics.streaming import streamed
 from fedpa.tasks.task import task_named
 from fedpa.training.config import RunConfig
+from fedpa.training.evaluation import curve_split
 from fedpa.training.fit import bind
 
 REPEATS = 5
@@ -34,25 +37,38 @@ class Estimate(NamedTuple):
 
 def estimate(config: RunConfig) -> Estimate:
     """Compile each phase's client update for clients of median size and time a few of them."""
-    problem = task_named(config.task).load()
+    task = task_named(config.task)
+    problem = task.load(config.task_options)
+    data, per_round = problem.clients, config.clients_per_round
+    if methods()[config.method].pooled:
+        data, per_round = pooled(data, per_round, config.seed), 1
     params = problem.init(jax.random.key(config.seed))
     objective, theta, assemble = bind(
-        problem.loss, params, problem.regularizer, problem.reduction, problem.sparse
+        problem.loss,
+        params,
+        problem.regularizer,
+        problem.reduction,
+        problem.sparse,
+        problem.weight,
     )
     algorithm = methods()[config.method].build(config.hyperparameters)(objective)
     message = algorithm.broadcast(algorithm.init(theta), jnp.asarray(0))
-    ids = sorted(problem.clients.ids, key=problem.clients.num_examples)
+    ids = sorted(data.ids, key=data.num_examples)
     median = ids[len(ids) // 2]
-    clients = min(config.clients_per_round, len(ids))
-    cohort = _alike(median, problem.clients, algorithm.client_init(theta), clients)
+    clients = min(per_round, len(ids))
+    cohort = _alike(median, data, algorithm.client_init(theta), clients)
     width = side_by_side if gains(message, cohort) else one_by_one
     lanes, workers = width(message, cohort)
     # As many as run at a time; the others take their turns.
     few = min(lanes * workers, clients)
-    cohort = _alike(median, problem.clients, algorithm.client_init(theta), few)
+    cohort = _alike(median, data, algorithm.client_init(theta), few)
     made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
     kind = usual_kind(cohort)
-    evaluation = _seconds(lambda: problem.evaluate(assemble(theta)))
+    split = getattr(problem, curve_split(problem, config.task_options))
+    evaluate = streamed(
+        problem.metric, split, problem.eval_batch_size, config.task_options.eval_examples
+    )
+    evaluation = _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
     seconds, memory = {}, {}
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):
@@ -79,11 +95,11 @@ def _alike(name: str, data: FederatedData, state: Any, number: int) -> Cohort:
     return Cohort(ids, lambda _: examples, keys, dict.fromkeys(ids, state), [n] * number)
 
 
-def _seconds(work: Any) -> float:
+def _seconds(work: Any, repeats: int = REPEATS) -> float:
     """The median time of `work` once warm."""
     work()
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)

@@ -17,7 +17,7 @@ from fedpa.objectives.sparse_table import SparseTable
 from fedpa.training.callbacks import Callback
 from fedpa.training.evaluation import Evaluate, evaluation
 from fedpa.training.loop import Fit, check_counts, train
-from fedpa.types import Examples, Key, Loss, Params, Regularizer
+from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 
 
 def fit(
@@ -32,6 +32,7 @@ def fit(
     regularizer: Regularizer | None = None,
     reduction: Reduction = "mean",
     sparse: SparseTable | None = None,
+    weight: Callable[[Examples], Losses] | None = None,
     evaluate: Evaluate | None = None,
     eval_every: Any = 1,
     callbacks: Sequence[Callback] = (),
@@ -50,6 +51,7 @@ def fit(
     regularizer: a function of the parameters, added once to each mini-batch's loss.
     sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
         leave the others alone, as in `fedpa.models.bag_of_words.SPARSE`.
+    weight: a function of a batch that says how much each example counts in a mean (1 if not given).
     evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
     engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.
     min_success: the share of a round's clients that must succeed for the run to go on.
@@ -58,7 +60,7 @@ def fit(
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
-    problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse)
+    problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
     check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
     algorithm = method(problem) if callable(method) else None
@@ -88,6 +90,7 @@ def bind(
     regularizer: Regularizer | None,
     reduction: Reduction,
     sparse: SparseTable | None = None,
+    weight: Callable[[Examples], Losses] | None = None,
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
     params = jax.tree.map(lambda x: jnp.asarray(x) if _is_numeric(x) else x, params)
@@ -112,7 +115,7 @@ def bind(
         sparse = sparse._replace(
             loss=lambda theta, batch, key: of_rows(assemble(theta), batch, key)
         )
-    return Objective(bound_loss, penalty, reduction, sparse), theta, assemble
+    return Objective(bound_loss, penalty, reduction, sparse, weight), theta, assemble
 
 
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 
 from fedpa.algorithms.algorithm import Algorithm
 from fedpa.data.federated import FederatedData
-from fedpa.engines import local
+from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
+from fedpa.engines.local import local
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.training.callbacks import Callback, Event, Stop
 from fedpa.training.cohort import client_keys, select
@@ -65,43 +66,50 @@ def train(
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
     state = algorithm.init(theta)
-    population = [data.num_examples(name) for name in data.ids]
+    # All that matters of those to come is how many examples they may have.
+    population = sorted({data.num_examples(name) for name in data.ids})
     client_states: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
     warned: set[str] = set()
 
-    for t in range(rounds):
-        started = time.perf_counter()
-        ids = select(seed, t, data.ids, clients_per_round)
-        message = broadcast(state, jnp.asarray(t))
-        newcomers = {
-            name: algorithm.client_init(theta) for name in ids if name not in client_states
-        }
-        cohort = Cohort(
-            ids,
-            data.examples,
-            client_keys(seed, t, ids),
-            client_states | newcomers,
-            [data.num_examples(name) for name in ids],
-            data.packed,
-            population,
-        )
-        phase = algorithm.phase(t)
-        result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
-        _check_success(result, ids, t, min_success)
-        client_states.update(result.states)
-        state, info = server(state, result.aggregate, jnp.asarray(t))
+    def cohort_at(t: int) -> list[str]:
+        return select(seed, t, data.ids, clients_per_round) if t < rounds else []
 
-        record: dict[str, Any] = {"round": t + 1, "phase": phase, "seconds": 0.0}
-        record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
-        record["train/skipped"] = int(info.skipped)
-        _report(record, result.failures, warned)
-        record["seconds"] = time.perf_counter() - started
-        history.append(record)
-        event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
-        stops = [stop for callback in callbacks if (stop := _call(callback, event))]
-        if stops:
-            return Fit(event.params, history, state, stops[0].reason)
+    following = cohort_at(0)
+    with ahead(data, whole_cohort=jax.process_count() == 1) as reading:
+        for t in range(rounds):
+            started = time.perf_counter()
+            ids, following = following, cohort_at(t + 1)
+            reading.announce(ids, following)
+            message = broadcast(state, jnp.asarray(t))
+            newcomers = {
+                name: algorithm.client_init(theta) for name in ids if name not in client_states
+            }
+            cohort = Cohort(
+                ids,
+                reading.data.examples,
+                client_keys(seed, t, ids),
+                client_states | newcomers,
+                [data.num_examples(name) for name in ids],
+                data.packed,
+                population,
+            )
+            phase = algorithm.phase(t)
+            result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
+            _check_success(result, ids, t, min_success)
+            client_states.update(result.states)
+            state, info = server(state, result.aggregate, jnp.asarray(t))
+
+            record: dict[str, Any] = {"round": t + 1, "phase": phase, "seconds": 0.0}
+            record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
+            record["train/skipped"] = int(info.skipped)
+            _report(record, result.failures, warned)
+            record["seconds"] = time.perf_counter() - started
+            history.append(record)
+            event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
+            stops = [stop for callback in callbacks if (stop := _call(callback, event))]
+            if stops:
+                return Fit(event.params, history, state, stops[0].reason)
     return Fit(event.params, history, state)
 
 
@@ -154,6 +162,7 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
     }
     rejected = [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
     metrics["train/rejected"] = len(rejected)
+    metrics["train/empty"] = int((result.examples == 0)[result.accepted].sum())
     if rejected:
         metrics["train/rejected_clients"] = rejected
     return metrics

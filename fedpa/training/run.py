@@ -7,11 +7,13 @@ from pathlib import Path
 import jax
 
 from fedpa.algorithms.method import methods
+from fedpa.data.pooled import pooled
 from fedpa.engines import engines
 from fedpa.tasks.task import task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig, resolve
+from fedpa.training.evaluation import task_evaluation
 from fedpa.training.fit import fit
 from fedpa.training.loop import Fit
 
@@ -27,8 +29,14 @@ def run(
     config = resolve(config)
     if out is not None:
         run_directory.check_free(out, overwrite)
-    problem = task_named(config.task).load()
-    method = methods()[config.method].build(config.hyperparameters)
+    task = task_named(config.task)
+    problem = task.load(config.task_options)
+    evaluations = task_evaluation(problem, task.metric, config.task_options, config.eval_every)
+    named = methods()[config.method]
+    method = named.build(config.hyperparameters)
+    clients, clients_per_round = problem.clients, config.clients_per_round
+    if named.pooled:
+        clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1
     params = problem.init(jax.random.key(config.seed))
     with contextlib.ExitStack() as stack:
         if out is not None:
@@ -37,17 +45,16 @@ def run(
         result = fit(
             problem.loss,
             params,
-            problem.clients,
+            clients,
             method,
             rounds=config.rounds,
-            clients_per_round=config.clients_per_round,
+            clients_per_round=clients_per_round,
             seed=config.seed,
             regularizer=problem.regularizer,
             reduction=problem.reduction,
             sparse=problem.sparse,
-            evaluate=problem.evaluate,
-            eval_every=config.eval_every,
-            callbacks=callbacks,
+            weight=problem.weight,
+            callbacks=[*evaluations, *callbacks],
             engine=engines()[config.engine](config.engine_options),
             min_success=config.min_success,
         )

@@ -153,7 +153,8 @@ def load(directory: str | Path) -> Run:
         if not (out / name).is_file():
             raise FedpaError(f"{str(out)!r} holds no finished run: {name} is missing")
     config = resolve(read_toml(out / CONFIG))
-    skeleton = task_named(config.task).load().init(jax.random.key(config.seed))
+    problem = task_named(config.task).load(config.task_options)
+    skeleton = problem.init(jax.random.key(config.seed))
     stored = _read_params(out / PARAMS)
     if set(stored) != set(_arrays(skeleton)):
         raise FedpaError(f"{out / PARAMS} does not hold the arrays of task {config.task!r}")

@@ -122,7 +122,10 @@ def test_dry_run_prints_and_writes_nothing(tmp_path):
         (["run", "--samples", "0"], "samples = 0: must be a whole number"),
         (["run", "--samples", "9"], "one sample per epoch gives at most 5"),
         (["run", "--rouns", "3"], "unknown option --rouns: did you mean --rounds?"),
-        (["run", "--method", "fedprox"], "unknown method; choose from fedavg-1, fedavg, fedpa"),
+        (
+            ["run", "--method", "fedprox"],
+            "unknown method; choose from centralized, fedavg-1, fedavg, fedpa",
+        ),
         (["run", "mnist"], "unknown task; choose from digits"),
         (["run", "--rounds", "0"], "rounds = 0"),
         (["run", "--shrinkage", "lw"], "'fixed', 'oas', 'rblw'"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedpa import FedpaError
 from fedpa.data import dirichlet_label_skew, from_mapping
-from fedpa.tasks import task_named
+from fedpa.tasks import TaskOptions, task_named
 
 
 def client(n=3, value=1.0):
@@ -90,7 +90,7 @@ def test_bad_partitions_are_refused(num, concentration):
 
 
 def test_digits_are_a_skewed_federation_with_a_held_out_split():
-    problem = task_named("digits").load()
+    problem = task_named("digits").load(TaskOptions())
     assert len(problem.clients.ids) == 100
     sizes = [problem.clients.num_examples(name) for name in problem.clients.ids]
     assert sum(sizes) == 1437

@@ -139,9 +139,10 @@ def test_ctrl_c_abandons_the_round(tmp_path):
         assert process.stdout.readline().startswith("round 1 ")
         time.sleep(0.1)  # somewhere in a later round
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=120)
     finally:
         process.kill()
+        process.communicate()
     assert rest.splitlines()[-1] == "left []"
     assert process.returncode == 0
 

@@ -148,3 +148,26 @@ def test_laplace_of_a_small_classifier():
     p = 1 / (1 + np.exp(-(design @ np.array([0.1, 0.3, -0.2]))))
     expected = (design * (p * (1 - p))[:, None]).T @ design / 20
     np.testing.assert_allclose(q.hessian, expected, rtol=1e-4)
+
+
+def test_weights_make_a_mean_over_words_of_means_over_sentences():
+    """`weight` counts an example so often, in mini-batches and in f_i; padding not at all."""
+    words = jnp.asarray([3.0, 0.0, 1.0, 7.0])
+    batch = Minibatch(
+        {"l": jnp.asarray([1.0, 9.0, 2.0, 100.0]), "w": words}, jnp.asarray([1.0, 1, 1, 0])
+    )
+    objective = Objective(lambda theta, batch, key: theta * batch["l"], weight=lambda b: b["w"])
+    theta, key = jnp.asarray(2.0), jax.random.key(0)
+    assert float(minibatch_loss(objective, theta, batch, key)) == pytest.approx(2 * (3 + 2) / 4)
+    summed = objective._replace(reduction="sum")
+    assert float(minibatch_loss(summed, theta, batch, key)) == pytest.approx(2 * (3 + 2))
+    data = client_data(batch.examples)._replace(n=jnp.asarray(3, jnp.int32))
+    assert float(client_loss(objective, theta, data, key)) == pytest.approx(2 * (3 + 2) / 4)
+    nothing = batch._replace(weights=jnp.zeros(4))
+    assert float(minibatch_loss(objective, theta, nothing, key)) == 0
+
+
+def test_a_weight_of_another_shape_is_refused():
+    objective = Objective(lambda theta, batch, key: theta * batch["l"], weight=lambda b: 1.0)
+    with pytest.raises(FedpaError, match="weight returns shape"):
+        check_loss(objective, jnp.asarray(2.0), {"l": jnp.ones(3)})

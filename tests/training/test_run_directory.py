@@ -7,6 +7,7 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError
+from fedpa.metrics.streaming import streamed
 from fedpa.training import config as configuration
 from fedpa.training import run, run_directory
 from fedpa.training.config import default_config, read_toml, resolve, write_toml
@@ -30,6 +31,7 @@ KEYS = {
     "train/correction_cosine",
     "train/rho",
     "train/rejected",
+    "train/empty",
     "train/skipped",
     "comm/bytes_up",
     "comm/bytes_down",
@@ -48,8 +50,10 @@ def test_a_run_directory_holds_config_metrics_and_parameters(finished):
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3]
     assert [r["phase"] for r in records] == ["burn-in", "burn-in", "sampling"]
+    last = {"test/loss", "test/accuracy"}  # the whole test split, once, at the end
     for record in records:
-        assert set(record) == KEYS
+        assert set(record) == KEYS | (last if record["round"] == 3 else set())
+    assert records[2]["test/accuracy"] == records[2]["eval/accuracy"]
     assert records[0]["train/rho"] == 0.0
     assert records[2]["train/rho"] == pytest.approx(1.0)
     assert records[0]["train/correction_cosine"] == pytest.approx(1.0)
@@ -66,8 +70,9 @@ def test_load_gives_it_back(finished):
     )
     assert loaded.config == resolve(SMALL)
     assert loaded.metrics == fit.history
-    accuracy = fedpa.tasks.task_named("digits").load().evaluate(loaded.params)["accuracy"]
-    assert accuracy == fit.history[-1]["eval/accuracy"]
+    problem = fedpa.tasks.task_named("digits").load(loaded.config.task_options)
+    found = streamed(problem.metric, problem.test, 360)(loaded.params)
+    assert found.values["accuracy"] == fit.history[-1]["eval/accuracy"]
 
 
 def test_config_comes_back_from_its_file(finished):

@@ -14,7 +14,7 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.report.curves import draw_curves
 from fedpa.report.progress import watched
 from fedpa.report.table import as_csv, printed, rows
-from fedpa.tasks.task import task_named
+from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve
 from fedpa.training.run import run
@@ -46,6 +46,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     if command.seeds < 1:
         raise refuse("seeds", command.seeds, "must be at least 1")
     task = task_named(command.run.task)
+    _, preset = preset_named(command.run.task, command.run.preset)
     # Everything is checked before the first run starts.
     configs = {
         (name, seed): resolve(dataclasses.replace(config, seed=seed))
@@ -68,13 +69,13 @@ def main(argv: Sequence[str], console: Console) -> None:
             result = run(config, out / f"{name}-{seed}", callbacks=[progress])
         histories.setdefault(labels[name], []).append(result.history)
 
-    table = rows(histories, task.metric, task.targets, task.last)
+    table = rows(histories, task.metric, preset.targets, preset.last)
     run_directory.write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
     rounds = command.run.rounds
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
     title = f"{command.run.task}, {rounds} rounds, {seeds}"
-    draw_curves(histories, task.metric, task.targets, title, out / run_directory.CURVES)
-    console.print(printed(table, title, task.metric, min(task.last, rounds)))
+    draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
+    console.print(printed(table, title, task.metric, min(preset.last, rounds)))
     console.print(
         f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
         "one directory per run",

@@ -13,7 +13,7 @@ from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.report.progress import watched
 from fedpa.report.summary import curve, final
-from fedpa.tasks.task import task_named
+from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve, write_toml
 from fedpa.training.estimate import estimate
@@ -57,11 +57,9 @@ def main(argv: Sequence[str], console: Console) -> None:
     label = labelled(config.method, config.hyperparameters)
     with watched(console, label, config.rounds) as progress:
         result = run(config, out, overwrite=command.overwrite, callbacks=[progress])
-    task = task_named(config.task)
-    value = final(curve(result.history, f"eval/{task.metric}"), task.last)
-    console.print(
-        f"{task.metric} {value:.4f} (mean of the last {min(task.last, config.rounds)} rounds)"
-    )
+    task, last = task_named(config.task), preset_named(config.task, config.preset)[1].last
+    value = final(curve(result.history, f"eval/{task.metric}"), last)
+    console.print(f"{task.metric} {value:.4f} (mean of the last {min(last, config.rounds)} rounds)")
     console.print(f"written to {shown(out)}", soft_wrap=True, markup=False, highlight=False)
 
 

@@ -1,0 +1,98 @@
+"""Views of a federation: mapped, pooled, held out, read ahead."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa.data import FederatedData, from_mapping, mapped
+from fedpa.data.held_out import held_out
+from fedpa.data.pooled import pooled
+from fedpa.data.prefetch import ahead
+
+sizes = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)
+
+
+def federation(numbers):
+    start = np.cumsum([0, *numbers])
+    return from_mapping(
+        {f"{i:03d}": {"x": np.arange(start[i], start[i] + n)} for i, n in enumerate(numbers)}
+    )
+
+
+def rows(data):
+    return [x for name in data.ids for x in data.examples(name)["x"].tolist()]
+
+
+@given(sizes, st.integers(1, 5), st.integers(0, 3))
+def test_pools_hold_every_example_once(numbers, clients, seed):
+    data = federation(numbers)
+    pools = pooled(data, clients, seed)
+    assert sorted(rows(pools)) == sorted(rows(data))
+    assert [pools.num_examples(name) for name in pools.ids] == [
+        len(pools.examples(name)["x"]) for name in pools.ids
+    ]
+    assert len(pools.ids) == -(-len(numbers) // clients)
+    assert rows(pooled(data, clients, seed)) == rows(pools)
+
+
+@given(sizes, st.floats(0, 0.99))
+def test_held_out_clients_are_others(numbers, share):
+    data = federation(numbers)
+    train, validation = held_out(data, share)
+    kept = [] if validation is None else list(validation.ids)
+    assert sorted([*train.ids, *kept]) == list(data.ids)
+    assert len(kept) == min(round(share * len(numbers)), len(numbers) - 1)
+
+
+def test_mapped_takes_the_first_examples_and_names_the_client():
+    data = mapped(federation([3, 1]), lambda name, raw: {"y": raw["x"] * 10, "who": name}, most=2)
+    assert [data.num_examples(name) for name in data.ids] == [2, 1]
+    found = data.examples("000")
+    assert found["y"].tolist() == [0, 10]
+    assert found["who"] == "000"
+
+
+def lazy(read):
+    """Clients a … e, lazily; `read` is told who is read, and by which thread."""
+
+    def examples(name):
+        read.append((name, threading.current_thread().name))
+        if name == "e":
+            raise OSError("no such luck")
+        return {"x": np.ones(2)}
+
+    return FederatedData(list("abcde"), lambda name: 2, examples)
+
+
+def test_the_next_cohort_is_read_ahead_once_and_then_forgotten():
+    read = []
+    with ahead(lazy(read)) as reading:
+        reading.announce(["a", "b"], ["b", "c"])
+        for name in "abca":
+            assert reading.data.examples(name)["x"].shape == (2,)
+        assert [name for name, _ in read] == ["a", "b", "c"]
+        assert all("reading" in thread for _, thread in read)
+        reading.announce(["b", "c"], ["c"])
+        reading.announce(["c"], ["a"])
+        assert reading.data.examples("a") is not None
+        assert [name for name, _ in read] == ["a", "b", "c", "a"]
+    assert not [t for t in threading.enumerate() if "reading" in t.name]
+
+
+def test_what_can_not_be_read_ahead_fails_when_it_is_used():
+    with ahead(lazy([])) as reading:
+        reading.announce(["a"], ["e"])
+        assert reading.data.examples("a") is not None
+        with pytest.raises(OSError, match="no such luck"):
+            reading.data.examples("e")
+
+
+def test_nothing_is_read_ahead_for_others():
+    read = []
+    with ahead(lazy(read), whole_cohort=False) as reading:
+        reading.announce(["a"], ["b"])
+        assert reading.data.examples("a") is not None
+    assert [name for name, _ in read] == ["a"]

@@ -1,0 +1,108 @@
+"""Evaluation by streaming gives what all examples at once would give, overall and by client."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa.data import FederatedData, from_mapping
+from fedpa.errors import DataError
+from fedpa.metrics.metric import Counts, Metric
+from fedpa.metrics.streaming import distribution, streamed
+
+
+def measure(params, batch):
+    x = params * batch["x"]
+    return Counts({"x": x, "n": jnp.ones_like(x)}, {"both": jnp.stack([x, 2 * x], axis=1)})
+
+
+def values(sums):
+    return {"mean": sums["x"] / sums["n"] if sums["n"] else float("nan")}
+
+
+METRIC = Metric(measure, values, lambda vectors: {"twice": float(vectors["both"][1])})
+
+
+def federation(sizes):
+    start = np.cumsum([0, *sizes])
+    return {
+        f"{i:03d}": {"x": np.arange(start[i], start[i] + n).astype(np.float32)}
+        for i, n in enumerate(sizes)
+    }
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    st.integers(1, 12),
+    st.integers(1, 50) | st.none(),
+)
+def test_batches_change_nothing(sizes, batch_size, most):
+    clients = federation(sizes)
+    found = streamed(METRIC, from_mapping(clients), batch_size, most)(jnp.asarray(2.0))
+    x = np.concatenate([c["x"] for c in clients.values()])[:most]
+    assert found.values["mean"] == pytest.approx(2 * x.mean())
+    assert found.values["twice"] == pytest.approx(4 * x.sum())
+    assert found.examples == len(x)
+    left = len(x)
+    for place, client in enumerate(clients.values()):
+        own = client["x"][:left]
+        left -= len(own)
+        if len(own):
+            assert found.by_client["mean"][place] == pytest.approx(2 * own.mean())
+        elif place < len(found.by_client["mean"]):
+            assert np.isnan(found.by_client["mean"][place])
+    assert found.clients == sum(~np.isnan(found.by_client["mean"]))
+
+
+def test_a_second_evaluation_reads_nothing():
+    clients, read = federation([3, 4]), []
+
+    def examples(name):
+        read.append(name)
+        return clients[name]
+
+    data = FederatedData(list(clients), lambda name: len(clients[name]["x"]), examples)
+    evaluate = streamed(METRIC, data, 2)
+    first = evaluate(jnp.asarray(1.0))
+    assert read == ["000", "001"]
+    assert evaluate(jnp.asarray(1.0)).values == first.values
+    assert read == ["000", "001"]
+
+
+def test_one_program_for_all_batches(monkeypatch):
+    traced = []
+
+    def counting(params, batch):
+        traced.append(1)
+        return measure(params, batch)
+
+    evaluate = streamed(METRIC._replace(measure=counting), from_mapping(federation([7, 2, 8])), 4)
+    for scale in (1.0, 2.0):
+        evaluate(jnp.asarray(scale))
+    assert len(traced) == 1
+
+
+def test_fewer_examples_than_announced_are_an_error():
+    clients = federation([3])
+    data = FederatedData(["000"], lambda name: 4, clients.__getitem__)
+    with pytest.raises(DataError, match="client '000' has 3 examples where 4 were announced"):
+        streamed(METRIC, data, 2)(jnp.asarray(1.0))
+
+
+def test_distribution_over_clients():
+    found = streamed(METRIC, from_mapping(federation([1] * 11)), 4)(jnp.asarray(1.0))
+    assert distribution(found, ["mean"]) == {"mean_p10": 1.0, "mean_p50": 5.0, "mean_p90": 9.0}
+    alone = streamed(METRIC, from_mapping(federation([5])), 4)(jnp.asarray(1.0))
+    assert distribution(alone, ["mean"]) == {}
+
+
+def test_large_federations_are_not_kept(monkeypatch):
+    monkeypatch.setattr("fedpa.metrics.streaming.KEPT_UP_TO", 10)
+    clients, read = federation([3, 4]), []
+    data = FederatedData(
+        list(clients), lambda name: len(clients[name]["x"]), lambda n: read.append(n) or clients[n]
+    )
+    evaluate = streamed(METRIC, data, 2)
+    assert evaluate(jnp.asarray(1.0)).values == evaluate(jnp.asarray(1.0)).values
+    assert len(read) == 4
