@@ -1,6 +1,6 @@
-"""Metrics of classifiers: mean loss and accuracy over a data set."""
+"""Metrics of classifiers: mean loss and accuracy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -8,21 +8,46 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedpa.metrics.metric import Counts, Metric, ratio
+from fedpa.types import Examples
 
-def classification(
-    logits: Callable[[Any, jax.Array], jax.Array], x: Any, y: Any
-) -> Callable[[Any], dict[str, float]]:
-    """params → {"loss", "accuracy"} on (x, y); `logits(params, x)` has a row per example."""
+Logits = Callable[[Any, jax.Array], jax.Array]
+"""`logits(params, x)`: a row per example."""
+
+
+def classifier(logits: Logits) -> Metric:
+    """`loss` and `accuracy` of batches {"x", "y"}; y holds labels."""
+
+    def measure(params: Any, batch: Examples) -> Counts:
+        losses, right = _losses_and_right(logits(params, batch["x"]), batch["y"])
+        return Counts({"examples": jnp.ones_like(right), "loss": losses, "right": right})
+
+    return Metric(measure, _values)
+
+
+def classification(logits: Logits, x: Any, y: Any) -> Callable[[Any], dict[str, float]]:
+    """params → {"loss", "accuracy"} on (x, y), all at once."""
     x, y = jnp.asarray(x), jnp.asarray(y)
 
     @eqx.filter_jit
     def measure(params: Any) -> tuple[jax.Array, jax.Array]:
-        scores = logits(params, x)
-        loss = optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
-        return loss, jnp.mean((jnp.argmax(scores, axis=-1) == y).astype(jnp.float32))
+        losses, right = _losses_and_right(logits(params, x), y)
+        return losses.mean(), right.mean()
 
     def evaluate(params: Any) -> dict[str, float]:
         loss, accuracy = measure(params)
         return {"loss": float(loss), "accuracy": float(accuracy)}
 
     return evaluate
+
+
+def _losses_and_right(scores: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, y)
+    return losses, (jnp.argmax(scores, axis=-1) == y).astype(jnp.float32)
+
+
+def _values(sums: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "loss": ratio(sums["loss"], sums["examples"]),
+        "accuracy": ratio(sums["right"], sums["examples"]),
+    }
