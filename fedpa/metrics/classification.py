@@ -7,24 +7,30 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.metrics.metric import Counts, Metric
+from fedpa.metrics.metric import Counts, Metric, ratio
 from fedpa.types import Examples
 
+Logits = Callable[[Any, jax.Array], jax.Array]
+"""`logits(params, x)`: a row per example."""
 
-def classifier(logits: Callable[[Any, jax.Array], jax.Array]) -> Metric:
-    """Loss and accuracy of batches {"x", "y"}; `logits(params, x)` has a row per example."""
+
+def classifier(logits: Logits) -> Metric:
+    """`loss` and `accuracy` of batches {"x", "y"}; y holds labels."""
 
     def measure(params: Any, batch: Examples) -> Counts:
-        scores, labels = logits(params, batch["x"]), batch["y"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
-        right = (jnp.argmax(scores, axis=-1) == labels).astype(jnp.float32)
-        return Counts({"loss": losses, "right": right, "examples": jnp.ones_like(right)})
+        losses, right = _losses_and_right(logits(params, batch["x"]), batch["y"])
+        return Counts({"examples": jnp.ones_like(right), "loss": losses, "right": right})
 
-    def values(sums: Mapping[str, float]) -> dict[str, float]:
-        n = sums["examples"]
-        return {
-            "loss": sums["loss"] / n if n else float("nan"),
-            "accuracy": sums["right"] / n if n else float("nan"),
-        }
+    return Metric(measure, _values)
 
-    return Metric(measure, values)
+
+def _losses_and_right(scores: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, y)
+    return losses, (jnp.argmax(scores, axis=-1) == y).astype(jnp.float32)
+
+
+def _values(sums: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "loss": ratio(sums["loss"], sums["examples"]),
+        "accuracy": ratio(sums["right"], sums["examples"]),
+    }

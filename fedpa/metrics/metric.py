@@ -4,6 +4,7 @@ Sums can be taken over a client, over everybody, over batches in any order; so e
 and the same metric is known for each client and for all.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,3 +29,8 @@ class Metric(NamedTuple):
     by, a metric is NaN."""
     overall: Callable[[Mapping[str, np.ndarray]], dict[str, float]] = lambda vectors: {}
     """Sums of `vectors` → further metrics of all."""
+
+
+def ratio(part: float, whole: float, undefined: float = math.nan) -> float:
+    """part / whole; `undefined` where there is nothing to divide by."""
+    return float(part) / float(whole) if whole else undefined

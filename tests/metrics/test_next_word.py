@@ -1,0 +1,98 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa.metrics import next_words
+from fedpa.models import NextWordLSTM
+from fedpa.models.lstm import token_losses
+from tests.metrics.summing import owners, parts, sums, values
+
+WORDS, EXAMPLES, LENGTH = 3, 5, 4
+IDS = WORDS + 4
+OOV, BEGIN, END = 4, 5, 6
+
+METRIC = next_words(WORDS, lambda params, x: params[x[:, 0]])
+
+
+def case(seed):
+    """A model that has learnt the scores of every sentence by heart."""
+    rng = np.random.default_rng(seed)
+    params = jnp.asarray(rng.normal(size=(EXAMPLES, LENGTH, IDS)), jnp.float32)
+    lengths = rng.integers(0, LENGTH + 1, (EXAMPLES, 1))
+    y = np.where(np.arange(LENGTH) < lengths, rng.integers(1, IDS, (EXAMPLES, LENGTH)), 0)
+    x = np.repeat(np.arange(EXAMPLES)[:, None], LENGTH, axis=1)
+    return params, {"x": x.astype(np.int32), "y": y.astype(np.int32)}
+
+
+def plain(params, y):
+    """Target by target."""
+    scores = np.asarray(params, np.float64)
+    losses, right = [], []
+    for example, place in np.ndindex(y.shape):
+        z, target = scores[example, place], y[example, place]
+        if target != 0:
+            losses.append(np.log(np.exp(z).sum()) - z[target])
+        if target not in (0, OOV, BEGIN, END):
+            right.append(z.argmax() == target)
+    loss = np.mean(losses) if losses else math.nan
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "accuracy": np.mean(right) if right else math.nan,
+    }
+
+
+@given(st.integers(0, 9999))
+def test_values_are_means_over_targets(seed):
+    params, batch = case(seed)
+    found = values(METRIC, params, [batch])
+    assert found == pytest.approx(plain(params, batch["y"]), rel=1e-5, nan_ok=True)
+
+
+@given(st.integers(0, 9999), owners(EXAMPLES))
+def test_values_are_the_same_whatever_the_batches(seed, owner):
+    params, batch = case(seed)
+    apart, together = (values(METRIC, params, b) for b in (parts(batch, owner), [batch]))
+    assert apart == pytest.approx(together, rel=1e-6, nan_ok=True)
+    assert apart["accuracy"] == pytest.approx(together["accuracy"], rel=0, abs=0, nan_ok=True)
+
+
+def scores_of(guesses):
+    return 9 * jax.nn.one_hot(jnp.array([guesses]), IDS)
+
+
+@pytest.mark.parametrize(
+    ("targets", "guesses", "accuracy"),
+    [
+        ([1, 2, END, 0], [1, 3, END, 0], 1 / 2),
+        ([OOV, 2, END, 0], [OOV, 2, 1, 0], 1),
+        ([OOV, 2, END, 0], [OOV, OOV, END, 0], 0),
+        ([OOV, END, 0, 0], [OOV, END, 0, 0], math.nan),
+    ],
+)
+def test_accuracy_by_hand(targets, guesses, accuracy):
+    batch = {"x": np.zeros((1, 4), np.int32), "y": np.array([targets], np.int32)}
+    found = values(METRIC, scores_of(guesses), [batch])
+    assert found["accuracy"] == pytest.approx(accuracy, nan_ok=True)
+
+
+def test_a_diverged_model_has_infinite_perplexity():
+    found = METRIC.values({"targets": 1.0, "loss": 1e4, "words": 1.0, "right": 0.0})
+    assert found == {"loss": 1e4, "perplexity": math.inf, "accuracy": 0}
+    nothing = METRIC.values({"targets": 0.0, "loss": 0.0, "words": 0.0, "right": 0.0})
+    assert all(map(math.isnan, nothing.values()))
+
+
+def test_the_loss_is_the_models():
+    model = NextWordLSTM(WORDS, embedding=3, hidden=4, key=jax.random.key(0))
+    _, batch = case(1)
+    batch["x"] = np.roll(batch["y"], 1, axis=1)
+    each, _ = sums(next_words(WORDS), model, [batch])
+    losses, mask = jax.jit(token_losses)(model, batch)
+    assert each["loss"] == pytest.approx(float(losses.sum()), rel=1e-5)
+    assert each["targets"] == int(mask.sum())
