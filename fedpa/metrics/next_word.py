@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fedpa.metrics.metric import Counts, Metric, ratio
 from fedpa.models.kernels.cross_entropy import cross_entropy
@@ -29,21 +30,35 @@ def next_words(vocabulary: int, logits: Callable[[Any, Any], Any] = called) -> M
 
     def measure(params: Any, batch: Examples) -> Counts:
         y = batch["y"]
-        scores = logits(params, batch["x"])
-        rows = scores.reshape(-1, scores.shape[-1])
-        losses = cross_entropy(rows, y.reshape(-1)).reshape(y.shape)
-        guesses = jnp.argmax(rows, axis=-1).reshape(y.shape).astype(y.dtype)
+        # Time first, as recurrent models make them: no second copy of all logits is needed.
+        scores = logits(params, batch["x"]).swapaxes(0, 1)
+        rows, targets = scores.reshape(-1, scores.shape[-1]), y.T.reshape(-1)
+        losses, right = (
+            a.reshape(y.T.shape).T for a in (cross_entropy(rows, targets), _highest(rows, targets))
+        )
         target, word = y != PAD, (y > PAD) & (y <= vocabulary)
         return Counts(
             {
                 "targets": _number(target),
                 "loss": jnp.sum(jnp.where(target, losses, 0), axis=1),
                 "words": _number(word),
-                "right": _number(word & (guesses == y)),
+                "right": _number(word & right),
             }
         )
 
     return Metric(measure, _values)
+
+
+def _highest(rows: Float[Array, "n v"], targets: Int[Array, " n"]) -> Bool[Array, " n"]:
+    """Whether argmax(row) is the target, for each row.
+
+    Said as comparisons: on CPUs argmax takes a quarter of an evaluation's time, they a twentieth.
+    Of NaN they are false, and no guess is right then.
+    """
+    chosen = jnp.take_along_axis(rows, targets[:, None], axis=1)
+    own, ids = targets[:, None], jax.lax.broadcasted_iota(targets.dtype, rows.shape, 1)
+    below = jnp.where(ids < own, rows < chosen, (rows <= chosen) | (ids == own))
+    return jnp.all(below, axis=1)
 
 
 def _number(mask: Array) -> Array:

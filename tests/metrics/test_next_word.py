@@ -22,7 +22,8 @@ METRIC = next_words(WORDS, lambda params, x: params[x[:, 0]])
 def case(seed):
     """A model that has learnt the scores of every sentence by heart."""
     rng = np.random.default_rng(seed)
-    params = jnp.asarray(rng.normal(size=(EXAMPLES, LENGTH, IDS)), jnp.float32)
+    # Few values, so that many are equally high.
+    params = jnp.asarray(rng.integers(-2, 3, (EXAMPLES, LENGTH, IDS)), jnp.float32)
     lengths = rng.integers(0, LENGTH + 1, (EXAMPLES, 1))
     y = np.where(np.arange(LENGTH) < lengths, rng.integers(1, IDS, (EXAMPLES, LENGTH)), 0)
     x = np.repeat(np.arange(EXAMPLES)[:, None], LENGTH, axis=1)
@@ -79,6 +80,13 @@ def test_accuracy_by_hand(targets, guesses, accuracy):
     batch = {"x": np.zeros((1, 4), np.int32), "y": np.array([targets], np.int32)}
     found = values(METRIC, scores_of(guesses), [batch])
     assert found["accuracy"] == pytest.approx(accuracy, nan_ok=True)
+
+
+@pytest.mark.parametrize("where", [slice(None), 0, 2, 6])
+def test_no_guess_is_right_where_scores_are_no_numbers(where):
+    batch = {"x": np.zeros((1, 4), np.int32), "y": np.full((1, 4), 2, np.int32)}
+    scores = scores_of([2, 2, 2, 2]).at[..., where].set(jnp.nan)
+    assert values(METRIC, scores, [batch])["accuracy"] == 0
 
 
 def test_a_diverged_model_has_infinite_perplexity():
