@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
-from fedpa.metrics import classification, classifier
+from fedpa.metrics import classifier
 from tests.metrics.summing import owners, parts, values
 
 EXAMPLES, CLASSES = 6, 4
@@ -41,12 +41,6 @@ def test_values_are_those_of_scikit_learn(seed):
         },
         rel=1e-5,
     )
-
-
-def test_all_at_once_has_the_same_values():
-    params, batch = case(0)
-    at_once = classification(logits, batch["x"], batch["y"])(params)
-    assert values(METRIC, params, [batch]) == pytest.approx(at_once)
 
 
 @given(st.integers(0, 999), owners(EXAMPLES))
