@@ -47,7 +47,7 @@ def by_quantity(
 
 
 def _rounded(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers close to shares · total that add up to it: largest remainders are rounded up."""
+    """Whole numbers close to shares · total that add up to it: largest remainders go up."""
     exact = shares * total
     sizes = np.floor(exact).astype(np.int64)
     short = total - int(sizes.sum())

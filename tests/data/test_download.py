@@ -20,8 +20,8 @@ from fedpa.errors import DataError, FedpaError
 
 CONTENT = np.random.default_rng(0).bytes(3 * 10**6)
 SUM = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
-PAUSES: list[int] = []
-QUICK = Patience(attempts=3, timeout=5.0, pause=PAUSES.append)
+pauses: list[int] = []
+QUICK = Patience(attempts=3, timeout=5.0, pause=pauses.append)
 
 
 class Answer(NamedTuple):
@@ -88,7 +88,7 @@ def serving(answer=Answer()):
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    PAUSES.clear()
+    pauses.clear()
 
 
 def part_of(path: Path) -> Path:
@@ -142,7 +142,7 @@ def test_connections_that_end_early_are_resumed(tmp_path, ranges):
     assert (tmp_path / "a").read_bytes() == CONTENT
     expected = [None, "bytes=1000000-", "bytes=1500000-" if ranges else "bytes=500000-"]
     assert asked == expected
-    assert PAUSES == ([1, 1] if ranges else [1, 2])
+    assert pauses == ([1, 1] if ranges else [1, 2])
 
 
 def test_a_server_that_never_sends_all_is_given_up_and_what_came_is_no_file(tmp_path):
@@ -211,9 +211,9 @@ def test_a_busy_server_is_asked_again_a_missing_file_is_not(tmp_path):
 def test_nobody_listening(tmp_path):
     with serving() as (url, _):
         pass
-    with pytest.raises(FedpaError, match="can't be downloaded: .*refused"):
+    with pytest.raises(FedpaError, match=r"can.t be downloaded: .*refused"):
         download(url, tmp_path / "a", SUM, QUICK)
-    assert PAUSES == [1, 2]
+    assert pauses == [1, 2]
     assert not list(tmp_path.iterdir())
 
 
