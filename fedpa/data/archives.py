@@ -1,0 +1,208 @@
+"""Finding a data set's files: unpacked, or in archives that are unpacked once into the cache."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpa import places
+from fedpa.data.kept import settle, stamp, unwritable, whole
+from fedpa.data.progress import Told, progress
+from fedpa.errors import DataError, FedpaError, refuse
+
+OPENERS: dict[str, Callable[[Any], Any]] = {
+    ".bz2": bz2.open,
+    ".gz": gzip.open,
+    ".tgz": gzip.open,
+    ".xz": lzma.open,
+    ".lzma": lzma.open,  # the legacy format, and xz under that name: told apart by the first bytes
+    ".tar": lambda raw: raw,
+}
+ARCHIVES = (".tar.bz2", ".tar.gz", ".tgz", ".tar.xz", ".tar")
+COMPRESSED = (".lzma", ".xz", ".gz", ".bz2")
+CHUNK = 2**20
+LISTING = ".unpacked.json"
+"""In every unpacked directory: its files and their sizes."""
+
+
+def searched(data_dir: str | Path | None) -> list[Path]:
+    """Where data sets are looked for, in this order. A directory that was named is the only one."""
+    if data_dir is not None:
+        if not Path(data_dir).is_dir():
+            raise refuse("data_dir", str(data_dir), "must be a directory that exists")
+        return [Path(data_dir)]
+    own = os.environ.get("FEDPA_DATA")
+    return [*([Path(own)] if own else []), places.user_data()]
+
+
+def find(
+    files: Sequence[str], stems: Sequence[str], data_dir: str | Path | None
+) -> dict[str, Path] | None:
+    """Where each of `files` is, or None if none of the directories holds anything of them.
+
+    stems: names of the archives that hold them, without `.tar.bz2` and the like. What is loose, in
+    a directory or one level below, is preferred to archives.
+    """
+    for directory in searched(data_dir):
+        try:
+            found = _in_directory(directory, files, stems) if directory.is_dir() else None
+        except PermissionError as error:
+            raise FedpaError(f"{error.filename} can't be read: {error.strerror}") from None
+        if found:
+            return found
+    return None
+
+
+def _in_directory(
+    directory: Path, files: Sequence[str], stems: Sequence[str]
+) -> dict[str, Path] | None:
+    below = sorted(path for path in directory.iterdir() if path.is_dir())
+    for place in (directory, *below):
+        loose = _loose(place, files)
+        if len(loose) == len(files):
+            return {name: loose[name]() for name in files}
+    archives = [path for stem in stems if (path := _first(directory, stem, ARCHIVES))]
+    found = {name: path for path in archives for name, path in _from_archive(path, files).items()}
+    # Half a data set is told rather than passed over. A sub-directory is the data set's only if it
+    # bears its name: a train.bin may be anybody's.
+    homes = [directory, *(place for place in below if place.name in stems)]
+    partly = [place for place in homes if _loose(place, files)]
+    for place in partly:
+        for name, get in _loose(place, files).items():
+            found.setdefault(name, get())
+    missing = [name for name in files if name not in found]
+    if not missing:
+        return {name: found[name] for name in files}
+    if archives or partly:
+        holders = ", ".join(str(path) for path in [*archives, *partly])
+        raise DataError(f"{holders}: {', '.join(missing)} missing: the data set is incomplete")
+    return None
+
+
+class _Once(NamedTuple):
+    """A file as it lies there, or compressed: unpacked when it is asked for."""
+
+    path: Path
+    packed: bool
+
+    def __call__(self) -> Path:
+        if not self.packed:
+            return self.path
+        return _unpacked(self.path, self.path.stem, _decompress) / self.path.stem
+
+
+def _loose(place: Path, files: Sequence[str]) -> dict[str, _Once]:
+    found = {}
+    for name in files:
+        if (place / name).is_file():
+            found[name] = _Once(place / name, packed=False)
+        elif path := _first(place, name, COMPRESSED):
+            found[name] = _Once(path, packed=True)
+    return found
+
+
+def _first(place: Path, name: str, endings: Sequence[str]) -> Path | None:
+    paths = (place / f"{name}{ending}" for ending in endings)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _from_archive(archive: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Those of the files that the archive holds, at whatever depth."""
+    stem = next(archive.name.removesuffix(e) for e in ARCHIVES if archive.name.endswith(e))
+    directory = _unpacked(archive, stem, _extract)
+    found: dict[str, Path] = {}
+    for path in sorted(directory.rglob("*"), key=lambda path: len(path.parts)):
+        if path.name in files and path.is_file():
+            found.setdefault(path.name, path)
+    return found
+
+
+def _unpacked(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"], None]) -> Path:
+    """The directory in the cache that holds what is in `packed`."""
+    target = places.cache() / "unpacked" / f"{stem}-{stamp(packed)}"
+    if _is_complete(target):
+        return target
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        with whole(target) as beside:
+            inside = beside / "content"
+            inside.mkdir()
+            _unpack(packed, inside, unpack)
+            (inside / LISTING).write_text(json.dumps(_sizes(inside)))
+            settle(inside, target)
+    except OSError as error:
+        raise unwritable(target, error) from None
+    return target
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether all is there still: those who tidy caches take single files."""
+    try:
+        return bool(json.loads((directory / LISTING).read_text()) == _sizes(directory))
+    except (OSError, ValueError):
+        return False
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != LISTING)
+    return {str(path.relative_to(directory)): path.stat().st_size for path in files}
+
+
+def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"], None]) -> None:
+    try:
+        with progress(f"unpacking {packed.name}") as tell, packed.open("rb") as raw:
+            stream = OPENERS[packed.suffix](raw)
+            reading = _Reading(stream, raw, packed.stat().st_size, tell)
+            unpack(packed, inside, reading)
+            while reading.read(CHUNK):  # to the end, where the checksums are
+                pass
+            tell(reading.total, reading.total)
+    except tarfile.FilterError as error:
+        raise DataError(f"{packed} wants to write elsewhere: {error}") from None
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error):
+        raise _cut(packed) from None
+    except OSError as error:
+        if error.errno is None:  # what bz2 and gzip raise; the system's errors have a number
+            raise _cut(packed) from None
+        if error.filename == str(packed):
+            raise FedpaError(f"{packed} can't be read: {error.strerror}") from None
+        raise
+
+
+class _Reading:
+    """Reads a compressed file and tells how far it is, in bytes of that file."""
+
+    def __init__(self, stream: Any, raw: Any, total: int, tell: Told) -> None:
+        self.stream, self.raw, self.total, self.tell, self.told = stream, raw, total, tell, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data: bytes = self.stream.read(size)
+        if (at := self.raw.tell()) >= self.told + CHUNK:
+            self.told = at
+            self.tell(at, self.total)
+        return data
+
+
+def _extract(archive: Path, inside: Path, reading: _Reading) -> None:
+    # As a stream, for tarfile's own decompression takes a file that is cut for one that ends.
+    with tarfile.open(fileobj=reading, mode="r|") as tar:  # type: ignore[call-overload]
+        for member in tar:
+            tar.extract(member, inside, filter="data")
+        if archive.suffix == ".tar" and archive.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
+            raise _cut(archive)  # between two files, where only the closing block tells
+
+
+def _decompress(packed: Path, inside: Path, reading: _Reading) -> None:
+    with (inside / packed.stem).open("wb") as out:
+        shutil.copyfileobj(reading, out, CHUNK)
+
+
+def _cut(path: Path) -> DataError:
+    return DataError(f"{path} is cut or corrupt: download it again")

@@ -1,0 +1,42 @@
+"""CIFAR-100's binary records: coarse label, fine label, 3072 pixels channel by channel."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedpa.data.readers.clients import Arrays
+from fedpa.errors import DataError
+
+SIDE, CHANNELS = 32, 3
+RECORD = 2 + CHANNELS * SIDE * SIDE
+FINE, COARSE = 100, 20
+
+
+def read_cifar100(train: Path, test: Path) -> tuple[Arrays, Arrays]:
+    """Images uint8[n, 32, 32, 3], `label` and `coarse_label` of both files."""
+    return _read(train), _read(test)
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        raw = np.fromfile(path, np.uint8)
+    except FileNotFoundError:
+        raise DataError(f"{path} is not there") from None
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from None
+    if not len(raw) or len(raw) % RECORD:
+        raise DataError(f"{path} has {len(raw)} bytes: must be records of {RECORD}, it may be cut")
+    records = raw.reshape(-1, RECORD)
+    for column, classes, kind in ((0, COARSE, "coarse"), (1, FINE, "fine")):
+        bad = np.flatnonzero(records[:, column] >= classes)
+        if len(bad):
+            raise DataError(
+                f"{path}: record {bad[0]} has {kind} label {records[bad[0], column]}: must be "
+                f"below {classes}"
+            )
+    images = records[:, 2:].reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return {
+        "image": np.ascontiguousarray(images),
+        "label": records[:, 1].astype(np.int64),
+        "coarse_label": records[:, 0].astype(np.int64),
+    }

@@ -1,0 +1,62 @@
+"""Rows of a table by client, in the order in which they stand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpa.data.index import Index
+from fedpa.errors import DataError, refuse
+
+
+class Grouped(NamedTuple):
+    who: Index
+    rows: Callable[[str], np.ndarray]
+    """id → its rows, ascending."""
+
+
+def grouped(source: str, codes: np.ndarray, names: Sequence[Any]) -> Grouped:
+    """Clients by the number of each row's client among `names`."""
+    for name in names:
+        if not isinstance(name, str | int | np.integer) or isinstance(name, bool) or name == "":
+            raise DataError(f"{source} has client {name!r}: must be text or a whole number")
+    by_name = {str(name): code for code, name in enumerate(names)}
+    if len(by_name) != len(names):
+        raise DataError(f"{source} has clients that are the same as text")
+    counts = np.bincount(codes, minlength=len(names))
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(counts)
+    # A name without rows is a category that nobody is of.
+    ids = sorted(name for name, code in by_name.items() if counts[code])
+
+    def rows(name: str) -> np.ndarray:
+        code = by_name[name]
+        return order[ends[code] - counts[code] : ends[code]]
+
+    return Grouped(Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), rows)
+
+
+def check_column(client_column: str, columns: Sequence[str]) -> None:
+    """Refuse a column that is not there."""
+    if client_column not in columns:
+        shown = ", ".join(map(str, columns))
+        raise refuse("client_column", client_column, f"must be one of the columns {shown}")
+
+
+def column(what: str, values: np.ndarray) -> np.ndarray:
+    """Numbers as they are, lists of equal length as rows, text as objects."""
+    if values.dtype.kind in "biufc":
+        return values
+    if values.dtype.kind in "US":
+        return values.astype(object)
+    if values.dtype.kind != "O":
+        raise DataError(f"{what} is of type {values.dtype}: must be numbers, text or lists of them")
+    if all(isinstance(value, str) for value in values.flat):
+        return values
+    try:
+        stacked = np.stack([np.asarray(value) for value in values])
+    except ValueError:
+        raise DataError(f"{what} has lists that are not equally long") from None
+    if stacked.dtype.kind == "O" and stacked.ndim == 1:
+        raise DataError(f"{what} has values that are missing or of several kinds")
+    return column(what, stacked)

@@ -1,0 +1,165 @@
+"""TensorFlow Federated's HDF5: `/examples/<client>/<feature>`, first axis the examples."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fedpa.data.federated import FederatedData
+from fedpa.data.index import Index, indexed
+from fedpa.data.kept import settle, stamp, whole
+from fedpa.data.progress import progress
+from fedpa.data.readers.clients import Arrays, Features, federation, text, wanted
+from fedpa.errors import DataError, refuse
+
+ROOT = "examples"
+BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+"""What h5py raises, here or there, when a file is not as it should be."""
+
+
+def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
+    """The clients of a file. The first time it is gone through once to find their sizes.
+
+    features: which are read: names, or {the name it shall have: its name in the file}; all unless
+    told. Strings come as object arrays of `str`. The file is opened when the first client is read
+    and stays open; any thread may read.
+    """
+    path = Path(path)
+    index = indexed(path, "hdf5", lambda: _build(path))
+    handle = _held(path, stamp(path))
+
+    # Those of the first client that has any: all must have the same.
+    names = wanted(features, index.notes["features"].tolist(), str(path))
+
+    def read(name: str) -> Arrays:
+        try:
+            group = handle()[ROOT][name]
+            if not len(group):
+                return {}
+            return {new: _array(group[old]) for new, old in names.items()}
+        except DataError:
+            raise
+        except BROKEN as error:
+            raise DataError(f"{path}: client {name!r} can't be read: {_line(error)}") from None
+
+    return federation(path, index, read)
+
+
+def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Write (client, arrays by feature) in this layout. Text is kept as UTF-8 of any length.
+
+    The file appears under its name when it is whole. The system's errors come as they are.
+    """
+    path = Path(path)
+    with whole(path) as beside:
+        made = beside / "made.h5"
+        with h5py.File(made, "w") as file:
+            root = file.create_group(ROOT)
+            for name, arrays in clients:
+                if not name or name == "." or "/" in name or "\0" in name:
+                    raise refuse("client", name, "must be text without '/', and not '.' or empty")
+                if name in root:
+                    raise refuse("client", name, "is there twice")
+                group = root.create_group(name)
+                for feature, values in arrays.items():
+                    _write(group, feature, np.asarray(values))
+        settle(made, path)
+
+
+def _write(group: h5py.Group, feature: str, array: np.ndarray) -> None:
+    if array.dtype.kind in "OU":
+        group.create_dataset(feature, data=array.astype(object), dtype=h5py.string_dtype())
+    else:
+        group.create_dataset(feature, data=array)
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        # Read-only: locks would only stop those who read from places that can't be written.
+        return h5py.File(path, "r", locking=False)
+    except BROKEN as error:
+        raise DataError(
+            f"{path} can't be opened, it is cut or no HDF5 file: {_line(error)}"
+        ) from None
+
+
+def _held(path: Path, seen: str) -> Callable[[], h5py.File]:
+    """Opens the file once for every process: one that was forked opens it anew."""
+    lock = threading.Lock()
+    files: dict[int, h5py.File] = {}
+
+    def held() -> h5py.File:
+        process = os.getpid()
+        if process not in files:
+            with lock:
+                if process not in files:
+                    if stamp(path) != seen:
+                        raise DataError(f"{path} has changed since it was opened")
+                    files[process] = _open(path)
+        return files[process]
+
+    return held
+
+
+def _build(path: Path) -> Index:
+    """Low-level calls: there may be hundreds of thousands of clients."""
+    with _open(path) as file, progress(f"indexing {path.name}") as tell:
+        try:
+            root = file[ROOT].id
+            names = list(root) if isinstance(root, h5py.h5g.GroupID) else None
+        except BROKEN:
+            names = None
+        if names is None:
+            raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
+        ids, counts = [], np.zeros(len(names), np.int64)
+        features: list[bytes] = []
+        for i, name in enumerate(names):
+            client = name.decode(errors="surrogateescape")
+            try:
+                if not features:
+                    features = list(h5py.h5g.open(root, name))
+                counts[i] = _count(root, name, features)
+            except DataError as error:
+                raise DataError(f"{path}: client {client!r} {error}") from None
+            except BROKEN as error:
+                why = _line(error)
+                raise DataError(f"{path}: client {client!r} can't be read: {why}") from None
+            ids.append(client)
+            if i % 1000 == 0:
+                tell(i, len(names))
+        tell(len(names), len(names))
+    found = [feature.decode() for feature in features]
+    return Index(ids, counts, notes={"features": np.array(found, np.str_)})
+
+
+def _count(root: Any, name: bytes, features: list[bytes]) -> int:
+    """Examples of a client, by its first feature. A client without features has none."""
+    if not features:
+        return 0
+    try:
+        shape = h5py.h5d.open(root, name + b"/" + features[0]).shape
+    except KeyError:
+        if len(h5py.h5g.open(root, name)):
+            raise DataError(f"has no feature {features[0].decode()!r}") from None
+        return 0
+    if not shape:
+        raise DataError(f"has {features[0].decode()!r} of shape []: must have examples") from None
+    return int(shape[0])
+
+
+def _array(dataset: Any) -> np.ndarray:
+    array = np.asarray(dataset[()])
+    # Strings: of any length, or of a fixed one.
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return text(array.ravel().tolist(), array.shape)
+    return array
+
+
+def _line(error: Exception) -> str:
+    """The error's text on one line. A KeyError shows its text in quotes."""
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(message.split())

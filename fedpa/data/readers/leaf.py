@@ -1,0 +1,130 @@
+"""LEAF's JSON: users, their numbers of samples, and `user_data` with x and y of each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpa import places
+from fedpa.data.federated import FederatedData
+from fedpa.data.index import Index, refuse_twice
+from fedpa.data.kept import stamp, unwritable
+from fedpa.data.progress import Told, progress
+from fedpa.data.readers.clients import Arrays, federation
+from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
+from fedpa.errors import DataError
+
+
+def open_leaf(path: str | Path) -> FederatedData:
+    """The users of a JSON file, or of all of them in a folder.
+
+    JSON can only be read whole, so every file is read once and kept, client by client, in the
+    cache. Numbers with a point become float32, whole ones int64, text object arrays of `str`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} is not there")
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} has no .json files")
+    opened = [open_hdf5(_converted(file)) for file in files]
+    home = {_user(name): (data, name) for data in opened for name in data.ids}
+    ids = sorted(_user(name) for data in opened for name in data.ids)
+    refuse_twice(path, ids)
+    counts = [home[user][0].num_examples(home[user][1]) for user in ids]
+
+    def read(user: str) -> Arrays:
+        data, name = home[user]
+        arrays: Arrays = data.examples(name)
+        return arrays
+
+    return federation(path, Index(ids, np.array(counts, np.int64)), read)
+
+
+def _converted(file: Path) -> Path:
+    """The same in HDF5, in the cache."""
+    target = places.cache() / "leaf" / f"{file.stem}-{stamp(file)}.h5"
+    if not target.exists():
+        try:
+            with progress(f"converting {file.name}") as tell:
+                write_hdf5(target, _users(file, tell))
+        except OSError as error:
+            raise unwritable(target, error) from None
+    return target
+
+
+def _users(file: Path, tell: Told) -> Iterator[tuple[str, Arrays]]:
+    content = _parsed(file)
+    users, numbers, data = (content[key] for key in ("users", "num_samples", "user_data"))
+    if not users:
+        raise DataError(f"{file} has no users")
+    for user in users:
+        if not isinstance(user, str) or not user or "\0" in user:
+            raise DataError(f"{file}: user {user!r}: must be text")
+    refuse_twice(file, sorted(users))
+    if len(users) != len(numbers):
+        raise DataError(f"{file} has {len(users)} users and {len(numbers)} num_samples")
+    if strangers := sorted(set(data) - set(users)):
+        raise DataError(f"{file}: user {strangers[0]!r} has data but is not among the users")
+    for i, (user, number) in enumerate(zip(users, numbers, strict=True)):
+        if user not in data:
+            raise DataError(f"{file}: user {user!r} has no data")
+        yield _client(user), _arrays(f"{file}: user {user!r}", data.pop(user), number)
+        tell(i + 1, len(users))
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is cut or no JSON: {error}") from None
+    kinds = {"users": list, "num_samples": list, "user_data": dict}
+    for key, kind in kinds.items():
+        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+            raise DataError(f"{file} has no {key!r}: it is not in the layout of LEAF")
+    return dict(content)
+
+
+def _arrays(user: str, features: Any, number: Any) -> Arrays:
+    if not isinstance(features, dict) or not features:
+        raise DataError(f"{user} has no data")
+    arrays = {}
+    for feature, values in features.items():
+        if not isinstance(values, list) or len(values) != number:
+            length = len(values) if isinstance(values, list) else type(values).__name__
+            raise DataError(f"{user} has {length} of {feature!r}: num_samples says {number}")
+        arrays[feature] = _array(f"{user}, {feature!r}", values)
+    return arrays
+
+
+def _array(what: str, values: list[Any]) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except (ValueError, OverflowError):
+        raise DataError(f"{what} is ragged: samples must be of one shape") from None
+    if array.dtype.kind == "U" and _all_text(values):
+        return array.astype(object)
+    if array.dtype.kind == "f":
+        return array.astype(np.float32)
+    if array.dtype.kind in "bi":
+        return array
+    raise DataError(f"{what} is neither numbers nor text")
+
+
+def _all_text(values: list[Any]) -> bool:
+    """NumPy makes text of numbers that stand beside text."""
+    return all(_all_text(v) if isinstance(v, list) else isinstance(v, str) for v in values)
+
+
+def _client(user: str) -> str:
+    """A user's name as HDF5 takes it: there, `/` parts groups and `.` is the group itself."""
+    name = user.replace("%", "%25").replace("/", "%2F")
+    return "%2E" if name == "." else name
+
+
+def _user(client: str) -> str:
+    return client.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")

@@ -1,0 +1,252 @@
+"""TensorFlow Federated's SQLite: rows of serialized tf.train.Example, and a table of clients."""
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from fedpa.data.federated import FederatedData
+from fedpa.data.index import Index, indexed
+from fedpa.data.progress import progress
+from fedpa.data.readers.clients import Arrays, Features, federation, text, wanted
+from fedpa.data.readers.tf_example import Value, decode
+from fedpa.errors import DataError
+
+TABLES = {
+    "examples": {"split_name", "client_id", "serialized_example_proto"},
+    "client_metadata": {"client_id", "split_name", "num_examples"},
+}
+
+
+def open_sqlite(path: str | Path, split: str, features: Features = None) -> FederatedData:
+    """The clients of one split.
+
+    features: which are read: names, or {the name it shall have: its name in the file}; all unless
+    told. A feature is an array with one axis if every example has one value of it, else with two;
+    bytes come as `str` if all of a client's are UTF-8. Every thread has a connection of its own.
+    """
+    path = Path(path)
+    with _reading(path) as connection:
+        index = indexed(path, f"sqlite {split}", lambda: _build(path, connection, split))
+        by_client = _rows_of_client(connection)
+    connect = _connected(path)
+    position = {name: i for i, name in enumerate(index.ids)}
+
+    def rows(name: str) -> list[bytes]:
+        with _refusing(path, f": client {name!r} can't be read"):
+            if by_client is not None:
+                return [row for (row,) in connect().execute(by_client, (name, split))]
+            first, number = (index.aligned[key][position[name]] for key in ("first", "number"))
+            runs = index.notes["runs"][first : first + number].tolist()
+            return [
+                row
+                for begin, end in runs
+                for (row,) in connect().execute(ROWS_OF_RUN, (begin, end, name, split))
+            ]
+
+    def read(name: str) -> Arrays:
+        found = rows(name)
+        expected = index.counts[position[name]]
+        if len(found) != expected:
+            raise DataError(
+                f"{path}: client {name!r} has {len(found)} rows of split {split!r}: client_metadata"
+                f" says {expected}"
+            )
+        return _arrays(f"{path}: client {name!r}", found, features)
+
+    return federation(path, index, read)
+
+
+def sqlite_splits(path: str | Path) -> list[str]:
+    """The splits that have clients, sorted."""
+    with _reading(Path(path)) as connection:
+        return _splits(connection)
+
+
+def _splits(connection: sqlite3.Connection) -> list[str]:
+    found = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
+    return sorted(str(name) for (name,) in found)
+
+
+ROWS_OF_RUN = (
+    "SELECT serialized_example_proto FROM examples WHERE rowid BETWEEN ? AND ? "
+    "AND +client_id = ? AND +split_name = ? ORDER BY rowid"
+)
+
+
+def _rows_of_client(connection: sqlite3.Connection) -> str | None:
+    """The question for a client's rows, if an SQL index answers it."""
+    for _, index, *_ in connection.execute("PRAGMA index_list(examples)").fetchall():
+        columns = [row[2] for row in connection.execute(f'PRAGMA index_info("{index}")')]
+        if columns[:1] == ["client_id"]:
+            split = "+split_name"  # so that no index of splits is taken instead
+        elif columns[:2] == ["split_name", "client_id"]:
+            split = "split_name"
+        else:
+            continue
+        return (
+            "SELECT serialized_example_proto FROM examples "
+            f"WHERE client_id = ? AND {split} = ? ORDER BY rowid"
+        )
+    return None
+
+
+def _build(path: Path, connection: sqlite3.Connection, split: str) -> Index:
+    splits = _splits(connection)
+    if split not in splits:
+        raise DataError(f"{path} has no split {split!r}: there are {', '.join(splits) or 'none'}")
+    found = connection.execute(
+        "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?", (split,)
+    ).fetchall()
+    for name, number in found:
+        if not isinstance(name, str) or not isinstance(number, int) or number < 0:
+            raise DataError(f"{path}: client_metadata has client {name!r} of {number!r} examples")
+    index = Index([name for name, _ in found], np.array([n for _, n in found], np.int64))
+    if _rows_of_client(connection) is not None:
+        return index
+    return _with_runs(path, connection, split, index)
+
+
+def _with_runs(path: Path, connection: sqlite3.Connection, split: str, index: Index) -> Index:
+    """Where each client's rows lie: otherwise every one would be looked for in the whole table."""
+    runs: dict[str, list[tuple[int, int]]] = {name: [] for name in index.ids}
+    with progress(f"indexing {path.name}") as tell:
+        last = connection.execute("SELECT max(rowid) FROM examples").fetchone()[0]
+        client, begin, end = None, 0, 0
+        rows = connection.execute(
+            "SELECT rowid, client_id FROM examples WHERE +split_name = ? ORDER BY rowid", (split,)
+        )
+        for done, (row, name) in enumerate(rows):
+            if name != client:
+                if name not in runs:
+                    raise DataError(f"{path}: client {name!r} has rows but is no client of {split}")
+                if client is not None:
+                    runs[client].append((begin, end))
+                client, begin = name, row
+            end = row
+            if done % 100_000 == 0:
+                tell(row, last)
+        if client is not None:
+            runs[client].append((begin, end))
+    number = np.array([len(runs[name]) for name in index.ids], np.int64)
+    every = [run for name in index.ids for run in runs[name]]
+    return index._replace(
+        aligned={"first": np.cumsum(number) - number, "number": number},
+        notes={"runs": np.array(every, np.int64).reshape(-1, 2)},
+    )
+
+
+def _arrays(client: str, rows: list[bytes], features: Features) -> Arrays:
+    """Features by name, one row an example. All rows must have the same."""
+    decoded: list[dict[str, Value]] = []
+    for i, row in enumerate(rows):
+        if not isinstance(row, bytes):
+            raise DataError(f"{client}, row {i} is a {type(row).__name__}: must be bytes")
+        try:
+            decoded.append(decode(row))
+        except DataError as error:
+            raise DataError(f"{client}, row {i} is no tf.train.Example: {error}") from None
+    if not decoded:
+        return {}
+    names = wanted(features, list(decoded[0]), f"{client}, row 0")
+    return {new: _column(client, old, decoded) for new, old in names.items()}
+
+
+def _column(client: str, feature: str, rows: list[dict[str, Value]]) -> np.ndarray:
+    values = []
+    for i, row in enumerate(rows):
+        if feature not in row:
+            raise DataError(f"{client}, row {i} has no feature {feature!r}")
+        value = row[feature]
+        if (_kind(value), len(value)) != (_kind(rows[0][feature]), len(rows[0][feature])):
+            raise DataError(
+                f"{client}, row {i} has {feature!r} of {len(value)} {_kind(value)}: row 0 has "
+                f"{len(rows[0][feature])} {_kind(rows[0][feature])}"
+            )
+        values.append(value)
+    width = len(values[0])
+    shape = (len(rows),) if width == 1 else (len(rows), width)
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values).reshape(shape)
+    flat = [piece for value in values for piece in value]
+    return text(flat, shape) if all(map(_is_utf8, flat)) else _bytes(flat, shape)
+
+
+def _kind(value: Value) -> str:
+    return value.dtype.name if isinstance(value, np.ndarray) else "bytes"
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bytes(values: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
+    array = np.empty(shape, object)
+    array.ravel()[:] = values
+    return array
+
+
+def _connection(path: Path) -> sqlite3.Connection:
+    # Immutable: nothing is locked and nothing written, not even beside the file.
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    return sqlite3.connect(uri, uri=True, check_same_thread=False)
+
+
+class _Own:
+    """A thread's connection. It is closed when the thread ends, or nobody reads any more."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection, self.process = connection, os.getpid()
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
+def _connected(path: Path) -> Callable[[], sqlite3.Connection]:
+    """One connection for every thread of every process."""
+    local = threading.local()
+
+    def connect() -> sqlite3.Connection:
+        own: _Own | None = getattr(local, "own", None)
+        if own is None or own.process != os.getpid():
+            local.own = own = _Own(_connection(path))
+        return own.connection
+
+    return connect
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a file that has the tables."""
+    if not path.is_file():
+        raise DataError(f"{path} is not there")
+    with _refusing(path, " can't be read, it is cut or no SQLite file"):
+        connection = _connection(path)
+        try:
+            for table, columns in TABLES.items():
+                there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                if not there:
+                    raise DataError(f"{path} has no table {table}: it is not in the layout of TFF")
+                if columns - there:
+                    lacking = ", ".join(sorted(columns - there))
+                    raise DataError(f"{path}: table {table} has no column {lacking}")
+            yield connection
+        finally:
+            connection.close()
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise DataError(f"{path}{what}: {error}") from None
