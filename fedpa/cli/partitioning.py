@@ -232,8 +232,8 @@ def _label(command: PartitionCommand, arrays: Mapping[str, np.ndarray]) -> str |
 
 
 def _array(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> np.ndarray:
-    if name not in arrays:
-        shown_name = name if name is not None else ""
+    if name is None or name not in arrays:
+        shown_name = name or ""
         raise refuse(
             option, shown_name, f"the source has {', '.join(arrays)}: give --{option} NAME"
         )

@@ -93,7 +93,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         _files("fed_emnist", "train", "test"),
         _EMNIST,
         62,
-        {"train": Figures(3400, 198, 77), "test": Figures(3400, 23, 9)},
+        {"train": Figures(3400, 198.0, 77.0), "test": Figures(3400, 23.0, 9.0)},
         ("emnist_all.sqlite", {"train": "all_train", "test": "all_test"}),
         ("femnist", "leaf", "femnist/data"),
     ),
@@ -120,7 +120,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         _files("fed_cifar100", "train", "test"),
         _CIFAR,
         100,
-        {"train": Figures(500, 100, 0), "test": Figures(100, 100, 0)},
+        {"train": Figures(500, 100.0, 0.0), "test": Figures(100, 100.0, 0.0)},
         ("cifar100.sqlite", {"train": "train", "test": "test"}),
     ),
     CIFAR: DataSet(
@@ -149,7 +149,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         _files("stackoverflow", "train", "held_out", "test"),
         _TEXT | {"score": Feature((), "int64")},
         None,
-        {"train": Figures(342_477, 397, 1279), "test": Figures(204_088, 81, 301)},
+        {"train": Figures(342_477, 397.0, 1279.0), "test": Figures(204_088, 81.0, 301.0)},
         (
             "stackoverflow.sqlite",
             {"train": "train", "held_out": "held_out", "test": "test"},

@@ -20,25 +20,10 @@ def stream(seed: int, split: str) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def deal_pachinko(
-    split: str,
-    arrays: Mapping[str, np.ndarray],
-    seed: int,
-    num_clients: int | None = None,
-    examples_per_client: int = EACH,
-    alpha: float = ALPHA,
-    beta: float = BETA,
-) -> Dealt:
-    """The images of a split, to so many clients (500 to train, 100 to test unless told)."""
-    rows = pachinko(
-        arrays["coarse_label"],
-        arrays["label"],
-        CLIENTS[split] if num_clients is None else num_clients,
-        examples_per_client,
-        alpha,
-        beta,
-        stream(seed, split),
-    )
+def deal_pachinko(split: str, arrays: Mapping[str, np.ndarray], seed: int) -> Dealt:
+    """The images of a split."""
+    coarse, fine = arrays["coarse_label"], arrays["label"]
+    rows = pachinko(coarse, fine, CLIENTS[split], EACH, ALPHA, BETA, stream(seed, split))
     return Dealt(arrays, rows, numbered(len(rows)))
 
 

@@ -34,12 +34,15 @@ class Answer(NamedTuple):
     """Statuses given first, before it does what it should."""
     content: bytes = CONTENT
     wrong_range: bool = False
+    stalls_after: int | None = None
+    """Bytes after which it says nothing more until the test is over."""
 
 
 @contextmanager
 def serving(answer=Answer()):
     """(base url, the Range header of each request)."""
     asked: list[str | None] = []
+    over = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -69,6 +72,10 @@ def serving(answer=Answer()):
             self.end_headers()
             if number < len(answer.closes_after):
                 body = body[: answer.closes_after[number]]
+            if answer.stalls_after is not None:
+                self.wfile.write(body[: answer.stalls_after])
+                over.wait(60)
+                return
             self.wfile.write(body)
 
         def log_message(self, *_):
@@ -80,6 +87,7 @@ def serving(answer=Answer()):
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/", asked
     finally:
+        over.set()
         server.shutdown()
         server.server_close()
         thread.join()
