@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedpa.data.archives import find
+from fedpa.data.progress import shown_by
 from fedpa.data.readers import open_hdf5, write_hdf5
 from fedpa.errors import DataError, FedpaError
 
@@ -61,6 +63,20 @@ def test_a_later_open_reads_nothing_of_the_file(path, monkeypatch):
     open_hdf5(path)
     monkeypatch.setattr(h5py, "File", None)
     assert open_hdf5(path).num_examples("c:é") == 5
+
+
+def test_indexing_tells_how_far_it_is(path):
+    told = []
+
+    @contextlib.contextmanager
+    def listener(what):
+        told.append(what)
+        yield lambda done, total: told.append((done, total))
+
+    with shown_by(listener):
+        open_hdf5(path)
+        open_hdf5(path)
+    assert told == ["indexing set_train.h5", (0, 3), (3, 3)]
 
 
 def test_empty_clients_are_kept(tmp_path, cache):

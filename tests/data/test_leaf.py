@@ -61,10 +61,20 @@ def test_text_and_folders(tmp_path, cache):
     assert list(data.ids) == ["c", "d", "e"]
     assert data.examples("d")["x"].tolist() == ["to be", "or not"]
     assert data.num_examples("e") == 0
-    assert len(data.examples("e")["x"]) == 0
+    assert data.examples("e")["x"].shape == (0,)
+    assert data.examples("e")["x"].dtype == object
     write(folder / "2.json", content(TEXT))
     with pytest.raises(DataError, match="train: client 'c' is there twice"):
         open_leaf(folder)
+
+
+def test_an_empty_user_is_shaped_like_the_others(tmp_path, cache):
+    write(tmp_path / "0.json", content({"e": {"x": [], "y": []}}))
+    write(tmp_path / "1.json", content(ONE))
+    arrays = open_leaf(tmp_path).examples("e")
+    assert arrays["x"].shape == (0, 2)
+    assert arrays["x"].dtype == np.float32
+    assert arrays["y"].dtype == np.int64
 
 
 @pytest.mark.parametrize(
