@@ -97,6 +97,8 @@ def _taken(values: Any, rows: np.ndarray) -> np.ndarray:
     first, n = int(rows[0]), len(rows)
     together = rows[-1] - first == n - 1
     taken = values.slice(first, n) if together else values.take(rows)
+    if taken.null_count:  # seen to be missing, where Arrow would make them NaN
+        return np.array(taken.to_pylist(), object)
     return np.asarray(taken.to_numpy())
 
 
