@@ -20,7 +20,6 @@ from fedpa.data.catalogue import (
     counts_files,
     dataset_named,
     found,
-    missing,
     open_dataset,
     url_of,
 )
@@ -131,8 +130,6 @@ def info(argv: Sequence[str], console: Console) -> None:
 def _facts(name: str, data_dir: Path | None) -> dict[str, Any]:
     """All that `info` says, as JSON would have it."""
     dataset, path = dataset_named(name), found(name, data_dir)
-    if path is None:
-        raise missing(name, data_dir)
     notes = []
     if name == CIFAR:
         splits = _central(data_dir)

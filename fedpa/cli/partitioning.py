@@ -290,7 +290,7 @@ def _write(
 
 
 def _figure(command: PartitionCommand, dealt: Dealt, label: str | None, name: str) -> Any:
-    title = f"{name} by {command.scheme}, seed {command.seed}"
+    title = f"{name} (train) by {command.scheme}, seed {command.seed}"
     if label is None:
         counts = np.array([[len(rows)] for rows in dealt.rows])
         return draw_partition(counts, dealt.names, None, title)

@@ -321,7 +321,7 @@ def _sqlite(
     if dataset.sqlite is None:
         return None
     file, names = dataset.sqlite
-    where = archives.find([file], [], directory)
+    where = archives.find([file], [file], directory)
     if where is None:
         return None
     opened = {split: open_sqlite(where[file], there) for split, there in names.items()}

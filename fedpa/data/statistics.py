@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpa.data.federated import FederatedData
+from fedpa.data.progress import progress
 
 
 class Sizes(NamedTuple):
@@ -41,8 +42,10 @@ def sizes(data: FederatedData) -> Sizes:
 def num_labels(data: FederatedData, feature: str) -> int:
     """How many labels there are among all clients: reads them all."""
     seen: set[int] = set()
-    for name in data.ids:
-        seen.update(np.unique(data.examples(name)[feature]).tolist())
+    with progress(f"reading every {feature}") as tell:
+        for done, name in enumerate(data.ids, start=1):
+            seen.update(np.unique(data.examples(name)[feature]).tolist())
+            tell(done, len(data.ids))
     return len(seen)
 
 
