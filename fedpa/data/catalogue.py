@@ -84,7 +84,7 @@ def _archive(name: str, sha256: str) -> Archive:
 
 DATA_SETS: Mapping[str, DataSet] = {
     "fed_emnist": DataSet(
-        "characters by writer (EMNIST-62)",
+        "characters by writer",
         (
             _archive(
                 "fed_emnist", "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0"
@@ -124,7 +124,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("cifar100.sqlite", {"train": "train", "test": "test"}),
     ),
     CIFAR: DataSet(
-        "CIFAR-100, no clients yet",
+        "CIFAR-100, no clients",
         (
             Archive(
                 f"{CIFAR}.tar.gz",
