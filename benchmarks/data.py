@@ -25,7 +25,8 @@ import tyro
 from fedpa.data.readers.hdf5 import open_hdf5
 from fedpa.data.readers.sqlite import open_sqlite
 
-FEATURES = ("tags", "title", "tokens")
+FEATURES = ("creation_date", "tags", "title", "tokens", "type")
+"""Those of StackOverflow that are text."""
 COHORT = 100
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

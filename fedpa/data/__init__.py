@@ -1,6 +1,17 @@
 """Federated data sets, read by client."""
 
+from fedpa.data.catalogue import open_dataset
 from fedpa.data.federated import FederatedData, Splits, from_mapping, mapped
-from fedpa.data.partition import dirichlet_label_skew
+from fedpa.data.partition import by_column, by_quantity, dirichlet_label_skew, pachinko
 
-__all__ = ["FederatedData", "Splits", "dirichlet_label_skew", "from_mapping", "mapped"]
+__all__ = [
+    "FederatedData",
+    "Splits",
+    "by_column",
+    "by_quantity",
+    "dirichlet_label_skew",
+    "from_mapping",
+    "mapped",
+    "open_dataset",
+    "pachinko",
+]

@@ -75,7 +75,7 @@ def _keep(target: Path, index: Index) -> None:
 def _kept(target: Path) -> Index | None:
     """None if there is none, or one that is damaged."""
     try:
-        with np.load(target, allow_pickle=False) as arrays:
+        with target.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             ids = json.loads(arrays["ids"].tobytes())
             found = {name: arrays[name] for name in arrays.files if "." in name}
             index = Index(

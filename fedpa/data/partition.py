@@ -1,8 +1,58 @@
-"""Dealing a central data set to clients."""
+"""Dealing a central data set to clients: each way a function to the rows of every client."""
 
 import numpy as np
 
-from fedpa.errors import refuse
+from fedpa.errors import FedpaError, check_integer, refuse
+
+
+def by_column(values: np.ndarray) -> list[np.ndarray]:
+    """A client for each value, in the order of `numpy.unique(values)`, with all of its rows."""
+    if values.ndim != 1 or not len(values):
+        raise refuse("values", list(values.shape), "must be one value for each example")
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        row = int(np.flatnonzero(np.isnan(values))[0])
+        raise refuse("values", "nan", f"row {row} has no value: every example needs a client")
+    _, inverse = np.unique(values, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1)
+
+
+def by_quantity(
+    num_examples: int,
+    num_clients: int,
+    concentration: float | None = None,
+    sigma: float | None = None,
+    seed: int = 0,
+) -> list[np.ndarray]:
+    """Deal all examples, at random, to clients of unequal sizes, at least one to each.
+
+    Sizes are proportional to a Dirichlet(concentration) draw, or else to log-normal ones with this
+    sigma (1 if neither is given).
+    """
+    _check_clients(num_clients, num_examples)
+    if concentration is not None and sigma is not None:
+        raise refuse("sigma", sigma, "sizes follow from the concentration: give one of the two")
+    rng = np.random.default_rng(seed)
+    if concentration is not None:
+        _check_positive("concentration", concentration)
+        shares = rng.dirichlet(np.full(num_clients, concentration))
+    else:
+        sigma = 1.0 if sigma is None else sigma
+        if not 0 <= sigma < 10:  # e¹⁰ to a client is all there is
+            raise refuse("sigma", sigma, "must be a number from 0 to below 10")
+        draws = np.exp(sigma * rng.standard_normal(num_clients))
+        shares = draws / draws.sum()
+    sizes = 1 + _rounded(shares, num_examples - num_clients)
+    return np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1])
+
+
+def _rounded(shares: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers close to shares · total that add up to it: largest remainders go up."""
+    exact = shares * total
+    sizes = np.floor(exact).astype(np.int64)
+    short = total - int(sizes.sum())
+    sizes[np.argsort(sizes - exact, kind="stable")[:short]] += 1
+    return sizes
 
 
 def dirichlet_label_skew(
@@ -13,10 +63,8 @@ def dirichlet_label_skew(
     Clients are equally large (to one example) and every example is dealt exactly once: clients
     take turns drawing a label from their own proportions, among the labels that are left.
     """
-    if not 1 <= num_clients <= len(labels):
-        raise refuse("num_clients", num_clients, f"must be between 1 and {len(labels)} (examples)")
-    if not 0 < concentration < float("inf"):
-        raise refuse("concentration", concentration, "must be a finite number > 0")
+    _check_clients(num_clients, len(labels))
+    _check_positive("concentration", concentration)
     rng = np.random.default_rng(seed)
     classes = np.unique(labels)
     left = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
@@ -30,3 +78,107 @@ def dirichlet_label_skew(
         label = rng.choice(len(classes), p=weights / weights.sum())
         dealt[client].append(left[label].pop())
     return [np.array(rows, np.int64) for rows in dealt]
+
+
+def pachinko(
+    coarse: np.ndarray,
+    fine: np.ndarray,
+    num_clients: int,
+    examples_per_client: int,
+    alpha: float = 0.1,
+    beta: float = 10.0,
+    seed: int = 0,
+) -> list[np.ndarray]:
+    """Reddi et al.'s Pachinko allocation over coarse and fine labels.
+
+    A client draws its proportions of the coarse labels from Dirichlet(alpha) and, within each,
+    those of its fine labels from Dirichlet(beta); then its examples one by one, each a coarse
+    label, a fine label and an example of that, without replacement. A label that has run out is
+    removed for everybody and the others' proportions are renormalised. Clients draw in turn, so
+    the last ones get what is left.
+    """
+    if not len(coarse) == len(fine):
+        raise refuse("fine", len(fine), f"must be as many labels as coarse has ({len(coarse)})")
+    check_integer("num_clients", num_clients, 1)
+    check_integer("examples_per_client", examples_per_client, 1)
+    if num_clients * examples_per_client > len(fine):
+        raise refuse(
+            "examples_per_client",
+            examples_per_client,
+            f"{num_clients} clients need {num_clients * examples_per_client} examples, there are "
+            f"{len(fine)}",
+        )
+    _check_positive("alpha", alpha)
+    _check_positive("beta", beta)
+    rng = np.random.default_rng(seed)
+    kinds, first, inverse = np.unique(fine, return_index=True, return_inverse=True)
+    parents, parent = np.unique(coarse[first], return_inverse=True)
+    if not np.array_equal(parents[parent[inverse]], coarse):
+        row = int(np.flatnonzero(parents[parent[inverse]] != coarse)[0])
+        raise FedpaError(
+            f"fine label {fine[row]} is under coarse labels {coarse[first][inverse[row]]} and "
+            f"{coarse[row]}: every fine label belongs to one coarse label"
+        )
+    # A label's examples in random order: dealt from the end.
+    piles = [rng.permutation(np.flatnonzero(inverse == kind)) for kind in range(len(kinds))]
+    left = np.array([len(pile) for pile in piles])
+    children = [np.flatnonzero(parent == label) for label in range(len(parents))]
+    return [
+        _pachinko_client(rng, piles, left, children, examples_per_client, alpha, beta)
+        for _ in range(num_clients)
+    ]
+
+
+def _pachinko_client(
+    rng: np.random.Generator,
+    piles: list[np.ndarray],
+    left: np.ndarray,
+    children: list[np.ndarray],
+    num_examples: int,
+    alpha: float,
+    beta: float,
+) -> np.ndarray:
+    """One client's rows; `left` is what remains of each pile afterwards."""
+    upper = rng.dirichlet(np.full(len(children), alpha))
+    lower = [rng.dirichlet(np.full(len(own), beta)) for own in children]
+    rows = np.empty(num_examples, np.int64)
+    branch = _branch(upper, _sums(left, children))
+    leaves = [_branch(weights, left[own]) for weights, own in zip(lower, children, strict=True)]
+    for place, (u, v) in enumerate(rng.random((num_examples, 2))):
+        label = int(np.searchsorted(branch, u, side="right"))
+        own = children[label]
+        kind = own[np.searchsorted(leaves[label], v, side="right")]
+        left[kind] -= 1
+        rows[place] = piles[kind][left[kind]]
+        if left[kind] == 0:
+            leaves[label] = _branch(lower[label], left[own])
+            if not left[own].any():
+                branch = _branch(upper, _sums(left, children))
+    return rows
+
+
+def _sums(left: np.ndarray, children: list[np.ndarray]) -> np.ndarray:
+    return np.array([left[own].sum() for own in children])
+
+
+def _branch(weights: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Cumulative proportions of the branches that have examples left."""
+    weights = np.where(left > 0, weights, 0.0)
+    if weights.sum() == 0:  # nothing this client wants is left: what there is most of
+        weights = left.astype(float)
+    if weights.sum() == 0:  # all is dealt; nobody comes here any more
+        return np.ones(len(weights))
+    cumulative = np.cumsum(weights / weights.sum())
+    # Rounding must not leave a gap above the last branch that has something.
+    cumulative[np.flatnonzero(weights)[-1] :] = 1.0
+    return cumulative
+
+
+def _check_clients(num_clients: int, num_examples: int) -> None:
+    if not 1 <= num_clients <= num_examples:
+        raise refuse("num_clients", num_clients, f"must be between 1 and {num_examples} (examples)")
+
+
+def _check_positive(field: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise refuse(field, value, "must be a finite number > 0")

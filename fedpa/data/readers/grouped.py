@@ -51,12 +51,14 @@ def column(what: str, values: np.ndarray) -> np.ndarray:
         return values.astype(object)
     if values.dtype.kind != "O":
         raise DataError(f"{what} is of type {values.dtype}: must be numbers, text or lists of them")
-    if all(isinstance(value, str) for value in values.flat):
+    kinds = {type(value) for value in values.flat}
+    if all(issubclass(kind, str) for kind in kinds):
         return values
-    try:
-        stacked = np.stack([np.asarray(value) for value in values])
-    except ValueError:
-        raise DataError(f"{what} has lists that are not equally long") from None
-    if stacked.dtype.kind == "O" and stacked.ndim == 1:
+    if not all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         raise DataError(f"{what} has values that are missing or of several kinds")
-    return column(what, stacked)
+    try:
+        return column(what, np.stack([np.asarray(value) for value in values]))
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{what} has lists that are not equally long") from None

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -37,10 +37,10 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
 
     def read(name: str) -> Arrays:
         try:
-            group = handle()[ROOT][name]
+            group = h5py.h5g.open(handle().root, name.encode())
             if not len(group):
                 return {}
-            return {new: _array(group[old]) for new, old in names.items()}
+            return {new: _array(group, old.encode()) for new, old in names.items()}
         except DataError:
             raise
         except BROKEN as error:
@@ -87,19 +87,26 @@ def _open(path: Path) -> h5py.File:
         ) from None
 
 
-def _held(path: Path, seen: str) -> Callable[[], h5py.File]:
+class _Held(NamedTuple):
+    file: h5py.File
+    root: Any
+    """Its group of clients, opened once for all of them."""
+
+
+def _held(path: Path, seen: str) -> Callable[[], _Held]:
     """Opens the file once for every process: one that was forked opens it anew."""
     lock = threading.Lock()
-    files: dict[int, h5py.File] = {}
+    files: dict[int, _Held] = {}
 
-    def held() -> h5py.File:
+    def held() -> _Held:
         process = os.getpid()
         if process not in files:
             with lock:
                 if process not in files:
                     if stamp(path) != seen:
                         raise DataError(f"{path} has changed since it was opened")
-                    files[process] = _open(path)
+                    file = _open(path)
+                    files[process] = _Held(file, file[ROOT].id)
         return files[process]
 
     return held
@@ -151,11 +158,16 @@ def _count(root: Any, name: bytes, features: list[bytes]) -> int:
     return int(shape[0])
 
 
-def _array(dataset: Any) -> np.ndarray:
-    array = np.asarray(dataset[()])
+def _array(group: Any, feature: bytes) -> np.ndarray:
+    """Low-level calls again: a client's few rows are read in a third of the time."""
+    dataset = h5py.h5d.open(group, feature)
+    kind, shape = dataset.dtype, dataset.shape
+    array = np.empty(shape, kind)
+    if array.size:
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
     # Strings: of any length, or of a fixed one.
-    if h5py.check_string_dtype(dataset.dtype) is not None:
-        return text(array.ravel().tolist(), array.shape)
+    if h5py.check_string_dtype(kind) is not None:
+        return text(array.ravel().tolist(), shape)
     return array
 
 

@@ -98,7 +98,8 @@ def _arrays(user: str, features: Any, number: Any) -> Arrays:
             length = len(values) if isinstance(values, list) else type(values).__name__
             raise DataError(f"{user} has {length} of {feature!r}: num_samples says {number}")
         arrays[feature] = _array(f"{user}, {feature!r}", values)
-    return arrays
+    # An empty list tells neither shape nor type: those of the others are taken when it is read.
+    return arrays if number else {}
 
 
 def _array(what: str, values: list[Any]) -> np.ndarray:

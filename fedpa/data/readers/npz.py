@@ -31,7 +31,7 @@ def open_npz(directory: str | Path, features: Features = None) -> FederatedData:
     def read(name: str) -> Arrays:
         path = directory / f"{name}{ENDING}"
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 names = wanted(features, arrays.files, str(path))
                 return {new: _plain(arrays[old]) for new, old in names.items()}
         except DataError:

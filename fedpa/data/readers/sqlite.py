@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -37,7 +38,7 @@ def open_sqlite(path: str | Path, split: str, features: Features = None) -> Fede
     connect = _connected(path)
     position = {name: i for i, name in enumerate(index.ids)}
 
-    def rows(name: str) -> list[bytes]:
+    def rows(name: str) -> list[Any]:
         with _refusing(path, f": client {name!r} can't be read"):
             if by_client is not None:
                 return [row for (row,) in connect().execute(by_client, (name, split))]
@@ -141,7 +142,7 @@ def _with_runs(path: Path, connection: sqlite3.Connection, split: str, index: In
     )
 
 
-def _arrays(client: str, rows: list[bytes], features: Features) -> Arrays:
+def _arrays(client: str, rows: list[Any], features: Features) -> Arrays:
     """Features by name, one row an example. All rows must have the same."""
     decoded: list[dict[str, Value]] = []
     for i, row in enumerate(rows):

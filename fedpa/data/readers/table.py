@@ -27,7 +27,7 @@ def open_table(table: Any, client_column: str, features: Features = None) -> Fed
     source = "table"
     if isinstance(table, str | Path):
         source = str(table)
-        table = _read(Path(table), client_column)
+        table = read_table(Path(table), client_column)
     pandas = sys.modules.get("pandas")  # who has a DataFrame has imported it
     if pandas is not None and isinstance(table, pandas.DataFrame):
         by_client, take = _of_pandas(source, table, client_column)
@@ -97,6 +97,8 @@ def _taken(values: Any, rows: np.ndarray) -> np.ndarray:
     first, n = int(rows[0]), len(rows)
     together = rows[-1] - first == n - 1
     taken = values.slice(first, n) if together else values.take(rows)
+    if taken.null_count:  # seen to be missing, where Arrow would make them NaN
+        return np.array(taken.to_pylist(), object)
     return np.asarray(taken.to_numpy())
 
 
@@ -105,7 +107,8 @@ def _refuse_nulls(source: str, client_column: str, rows: np.ndarray) -> None:
         raise DataError(f"{source} has no client in row {rows[0]} (column {client_column!r})")
 
 
-def _read(path: Path, client_column: str) -> Any:
+def read_table(path: Path, client_column: str = "") -> Any:
+    """A file as a pyarrow.Table; in a CSV, the clients' column is not taken for numbers."""
     if path.suffix not in ENDINGS:
         raise refuse("table", str(path), f"must end in one of {', '.join(ENDINGS)}")
     pyarrow = _pyarrow()

@@ -5,7 +5,6 @@ Features { map<string, Feature> feature = 1; }    entries { key = 1; value = 2; 
 Feature  { BytesList = 1 | FloatList = 2 | Int64List = 3 }    each { repeated value = 1; }
 """
 
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -78,6 +77,8 @@ def _varints(data: bytes) -> np.ndarray:
     """Packed int64 numbers, seven bits a byte, lowest first; negative ones take all 64."""
     if not data:
         return np.zeros(0, np.int64)
+    if len(data) == 1 and data[0] < 0x80:  # a label: not worth the machinery below
+        return np.array([data[0]], np.int64)
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if not len(ends) or ends[-1] != len(raw) - 1:
@@ -91,32 +92,35 @@ def _varints(data: bytes) -> np.ndarray:
     return np.bitwise_or.reduceat(bits, starts).view(np.int64)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+def _fields(message: bytes) -> list[tuple[int, int, bytes]]:
     """(number, wire type, the value's bytes) of each field."""
-    at = 0
+    at, found = 0, []
     while at < len(message):
         tag, at = _varint(message, at)
         kind, start = tag & 7, at
-        if kind == VARINT:
+        if kind == LENGTH:
+            size, start = _varint(message, at)
+            at = start + size
+        elif kind == VARINT:
             _, at = _varint(message, at)
         elif kind == FIXED64:
             at += 8
         elif kind == FIXED32:
             at += 4
-        elif kind == LENGTH:
-            size, start = _varint(message, at)
-            at = start + size
         else:
             raise DataError(f"wire type {kind} at byte {start} is none of tf.train.Example")
         if at > len(message):
             raise DataError(f"a field at byte {start} is cut")
         if not tag >> 3:
             raise DataError(f"a field at byte {start} has number 0")
-        yield tag >> 3, kind, message[start:at]
+        found.append((tag >> 3, kind, message[start:at]))
+    return found
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """A number and where it ends."""
+    if at < len(message) and message[at] < 0x80:  # most are of one byte
+        return message[at], at + 1
     number = 0
     for i, byte in enumerate(message[at : at + LONGEST]):
         number |= (byte & 0x7F) << (7 * i)

@@ -1,0 +1,210 @@
+"""Downloads that resume where they broke off and are checked before they get their names."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fedpa.data.progress import Told, progress
+from fedpa.errors import DataError, FedpaError, refuse
+
+BLOCK = 2**18
+TRY_AGAIN = {408, 429, 500, 502, 503, 504}
+"""HTTP statuses of a server that may answer later."""
+
+
+class Patience(NamedTuple):
+    """How a broken connection is met."""
+
+    attempts: int = 4
+    """Connections in a row that bring nothing new before it is given up."""
+    timeout: float = 30.0
+    """Seconds without an answer after which a connection counts as broken."""
+    pause: Callable[[int], None] = lambda failures: time.sleep(2.0**failures / 2)
+    """Called with the number of failures in a row before the next attempt."""
+
+
+def download(url: str, path: Path, checksum: str, patience: Patience = Patience()) -> Path:
+    """The file behind `url`, as `path`, once its checksum is right.
+
+    checksum: "sha256:…" or "md5:…". Bytes gather in `<name>.part`, which a later call continues;
+    the file has its name only when it is whole. A `path` that is there already is kept if its
+    checksum is right, and refused otherwise: it may be somebody's own.
+    """
+    _kind(checksum)
+    if not url.startswith(("http://", "https://")):
+        raise refuse("url", url, "must begin with https:// or http://")
+    if _there(path, checksum):
+        return path
+    part = path.with_name(path.name + ".part")
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(part) as file:
+            if not _there(path, checksum):  # another process may have finished it meanwhile
+                _fetch(url, file, part, checksum, patience)
+                os.replace(part, path)
+    return path
+
+
+def checksum_of(path: Path, kind: str) -> str:
+    """The file's checksum as "sha256:…" or "md5:…"."""
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+def _there(path: Path, checksum: str) -> bool:
+    if not path.exists():
+        return False
+    found = checksum_of(path, _kind(checksum))
+    if found != checksum:
+        raise DataError(
+            f"{path} is there, but is another file: its checksum is {found}, the original's "
+            f"{checksum}; move it away to download the original"
+        )
+    return True
+
+
+def _kind(checksum: str) -> str:
+    kind, _, value = checksum.partition(":")
+    if kind not in ("sha256", "md5") or not value:
+        raise refuse("checksum", checksum, 'must be "sha256:…" or "md5:…"')
+    return kind
+
+
+@contextlib.contextmanager
+def _locked(part: Path) -> Iterator[BinaryIO]:
+    """The part, open at its end, ours alone until we close it or die. An empty one is removed."""
+    while True:
+        file = part.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise FedpaError(
+                f"{part}: another process is downloading this file: wait for it, or end it"
+            ) from None
+        # Between opening and locking, the file may have been finished (and so renamed) or removed.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                break
+        file.close()
+    with file:
+        try:
+            yield file
+        finally:
+            with contextlib.suppress(OSError):
+                if part.stat().st_size == 0:
+                    part.unlink()
+
+
+def _fetch(url: str, file: BinaryIO, part: Path, checksum: str, patience: Patience) -> None:
+    """Fill the part until it is whole and right."""
+    furthest, failures = _size(file), 0
+    with progress(f"downloading {part.stem}") as tell:
+        while True:
+            trouble = _receive(url, file, part, checksum, patience.timeout, tell)
+            if trouble is None:
+                break
+            # Only new ground counts as progress: a server that always starts over must not
+            # keep us here for ever.
+            failures = failures + 1 if _size(file) <= furthest else 1
+            furthest = max(furthest, _size(file))
+            if failures >= patience.attempts:
+                kept = f"; {_size(file):,} bytes are kept, trying again resumes" * (_size(file) > 0)
+                raise FedpaError(f"{url}: can't be downloaded: {trouble}{kept}")
+            patience.pause(failures)
+    os.fsync(file.fileno())
+    found = checksum_of(part, _kind(checksum))
+    if found != checksum:
+        part.unlink()
+        raise DataError(
+            f"{url}: the checksum of {part.stem} is {found}, should be {checksum}: what came is "
+            "not the original, or was damaged on the way; it is removed, try again"
+        )
+
+
+def _receive(
+    url: str, file: BinaryIO, part: Path, checksum: str, timeout: float, tell: Told
+) -> str | None:
+    """One connection's worth of bytes; what was the trouble if some are missing still."""
+    size = _size(file)
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
+    if size:
+        request.add_header("Range", f"bytes={size}-")
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            if size and not _continues(answer, size):
+                size = _emptied(file, part)
+                if answer.status == 206:
+                    return "the server sent another range than asked for"
+            length = answer.headers.get("Content-Length")
+            total = None if length is None else size + int(length)
+            _check_space(part, size, total)
+            tell(size, total)
+            while block := answer.read(BLOCK):
+                with _writing(part):
+                    file.write(block)
+                    file.flush()
+                size += len(block)
+                tell(size, total)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and size:  # there is nothing after what we have
+            if checksum_of(part, _kind(checksum)) == checksum:
+                return None
+            _emptied(file, part)
+            return "the part did not fit the file"
+        reason = f"HTTP {error.code} {error.reason}"
+        if error.code not in TRY_AGAIN:
+            raise FedpaError(f"{url}: can't be downloaded: {reason}") from None
+        return reason
+    except (OSError, http.client.HTTPException) as error:  # of the connection
+        return str(getattr(error, "reason", None) or error) or type(error).__name__
+    if total is not None and size < total:
+        return f"the connection ended after {size:,} of {total:,} bytes"
+    return None
+
+
+def _continues(answer: http.client.HTTPResponse, size: int) -> bool:
+    """Whether the answer is the rest of the file from `size` on."""
+    content = answer.headers.get("Content-Range", "")
+    return answer.status == 206 and content.removeprefix("bytes ").startswith(f"{size}-")
+
+
+def _emptied(file: BinaryIO, part: Path) -> int:
+    with _writing(part):
+        file.truncate(0)
+    return 0
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Errors of the disk, told from those of the connection."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        raise FedpaError(f"{path}: can't be written: {reason}") from None
+
+
+def _check_space(part: Path, size: int, total: int | None) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if total is not None and total - size > free:
+        raise FedpaError(
+            f"{part.parent}: the disk has {free:,} bytes free, {part.stem} needs {total - size:,} "
+            "more: make room or give another --data-dir"
+        )
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size

@@ -1,0 +1,263 @@
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fedpa.data import archives, kept
+from fedpa.data.archives import find, searched
+from fedpa.data.progress import shown_by
+from fedpa.errors import DataError, FedpaError
+
+FILES = ("set_train.h5", "set_test.h5")
+STEMS = ("set",)
+PACK = {
+    ".tar.bz2": bz2.compress,
+    ".tar.gz": gzip.compress,
+    ".tgz": gzip.compress,
+    ".tar.xz": lzma.compress,
+    ".tar": lambda data: data,
+}
+
+
+def tarred(contents):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def content():
+    noise = os.urandom(3000)  # so that compressed files are long enough to be cut anywhere
+    return {name: name.encode() + noise for name in FILES}
+
+
+def left_behind(cache):
+    return list((cache / "unpacked").rglob("*")) if cache.exists() else []
+
+
+@pytest.fixture
+def directory(homes):
+    path = homes / "data"
+    path.mkdir()
+    return path
+
+
+def test_nothing_is_found_where_nothing_is(homes, directory):
+    assert find(FILES, STEMS, None) is None
+    assert find(FILES, STEMS, directory) is None
+
+
+@pytest.mark.parametrize("below", ["", "set", "anything"])
+def test_loose_files(directory, below):
+    (directory / below).mkdir(exist_ok=True)
+    for name in FILES:
+        (directory / below / name).write_bytes(b"x")
+    assert find(FILES, STEMS, str(directory)) == {n: directory / below / n for n in FILES}
+
+
+def test_the_order_of_places(homes, monkeypatch):
+    share, own, named = homes / "share" / "fedpa", homes / "own", homes / "named"
+    assert searched(None) == [share]
+    monkeypatch.setenv("FEDPA_DATA", str(own))
+    assert searched(None) == [own, share]
+    named.mkdir()
+    assert searched(named) == [named]
+    for place in (share, own):
+        place.mkdir(parents=True)
+        for name in FILES:
+            (place / name).write_bytes(b"x")
+    assert find(FILES, STEMS, None)[FILES[0]].parent == own
+    assert find(FILES, STEMS, named) is None
+
+
+@pytest.mark.parametrize("name", ["absent", "file"])
+def test_a_data_dir_must_be_a_directory(homes, name):
+    (homes / "file").write_bytes(b"")
+    with pytest.raises(FedpaError, match=r"data_dir = .*must be a directory"):
+        find(FILES, STEMS, homes / name)
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("inside", ["", "some/depth/"])
+def test_archives_are_unpacked_once(directory, cache, ending, inside):
+    held = content()
+    packed = tarred({inside + name: data for name, data in held.items()})
+    (directory / f"set{ending}").write_bytes(PACK[ending](packed))
+    found = find(FILES, STEMS, directory)
+    assert {name: path.read_bytes() for name, path in found.items()} == held
+    assert all(path.is_relative_to(cache / "unpacked") for path in found.values())
+    before = found[FILES[0]].stat().st_ino
+    assert find(FILES, STEMS, directory) == found
+    assert found[FILES[0]].stat().st_ino == before
+
+
+def test_a_file_that_somebody_took_from_the_cache_is_unpacked_again(directory):
+    (directory / "set.tar").write_bytes(tarred(content()))
+    find(FILES, STEMS, directory)[FILES[0]].unlink()
+    assert find(FILES, STEMS, directory)[FILES[0]].is_file()
+
+
+def test_an_archive_that_changed_is_unpacked_anew(directory):
+    (directory / "set.tar").write_bytes(tarred(content()))
+    first = find(FILES, STEMS, directory)
+    (directory / "set.tar").write_bytes(tarred(dict.fromkeys(FILES, b"new")))
+    second = find(FILES, STEMS, directory)
+    assert first != second
+    assert second[FILES[1]].read_bytes() == b"new"
+
+
+def test_several_archives_together(directory):
+    for stem, name in zip(("one", "two"), FILES, strict=True):
+        (directory / f"{stem}.tar.gz").write_bytes(gzip.compress(tarred({name: b"x"})))
+    assert set(find(FILES, ("one", "two"), directory)) == set(FILES)
+    with pytest.raises(DataError, match=r"one\.tar\.gz: set_test\.h5 missing"):
+        find(FILES, ("one",), directory)
+
+
+@pytest.mark.parametrize(
+    ("ending", "compress"),
+    [
+        (".lzma", lambda data: lzma.compress(data, lzma.FORMAT_ALONE)),
+        (".lzma", lzma.compress),
+        (".xz", lzma.compress),
+        (".gz", gzip.compress),
+        (".bz2", bz2.compress),
+    ],
+)
+def test_single_files_are_decompressed(directory, cache, ending, compress):
+    data = os.urandom(2000)
+    packed = directory / f"set.sqlite{ending}"
+    packed.write_bytes(compress(data))
+    assert find(["set.sqlite"], [], directory)["set.sqlite"].read_bytes() == data
+    packed.write_bytes(compress(data)[:-7])
+    with pytest.raises(DataError, match="is cut or corrupt: download it again"):
+        find(["set.sqlite"], [], directory)
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_cut_archive_is_refused_and_nothing_is_left(directory, cache, ending, share):
+    whole = PACK[ending](tarred(content()))
+    if ending == ".tar":
+        whole = whole[:7168]  # without the padding to a record, of which any part may be missing
+    archive = directory / f"set{ending}"
+    archive.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(DataError, match=r"set\..* is cut or corrupt: download it again"):
+        find(FILES, STEMS, directory)
+    assert not left_behind(cache)
+
+
+def test_a_tar_that_ends_between_two_files_is_cut(directory):
+    whole = tarred(content())
+    (directory / "set.tar").write_bytes(whole[: 512 + 512 * 6])
+    with pytest.raises(DataError, match="is cut or corrupt"):
+        find(FILES, STEMS, directory)
+
+
+@pytest.mark.parametrize("ending", [".tar.bz2", ".tar.gz", ".tar.xz"])
+def test_a_damaged_archive_is_refused(directory, cache, ending):
+    data = bytearray(PACK[ending](tarred(content())))
+    data[len(data) // 2] ^= 0xFF
+    (directory / f"set{ending}").write_bytes(data)
+    with pytest.raises(DataError, match="is cut or corrupt"):
+        find(FILES, STEMS, directory)
+    assert not left_behind(cache)
+
+
+def test_no_archive_writes_elsewhere(directory, cache):
+    (directory / "set.tar").write_bytes(tarred({"../../escaped": b"x"}))
+    with pytest.raises(DataError, match=r"set\.tar wants to write elsewhere"):
+        find(FILES, STEMS, directory)
+    assert not left_behind(cache)
+
+
+@pytest.mark.parametrize("below", ["", "set"])
+def test_a_missing_split_is_told(directory, below):
+    (directory / below).mkdir(exist_ok=True)
+    (directory / below / FILES[0]).write_bytes(b"x")
+    with pytest.raises(DataError, match=r"data.*: set_test\.h5 missing"):
+        find(FILES, STEMS, directory)
+    (directory / "set.tar").write_bytes(tarred(content()))
+    assert find(FILES, STEMS, directory)[FILES[0]].read_bytes() != b"x"  # both of one kind
+
+
+def test_half_of_something_elsewhere_is_nothing(directory):
+    (directory / "other").mkdir()
+    (directory / "other" / FILES[0]).write_bytes(b"x")
+    assert find(FILES, STEMS, directory) is None
+
+
+def test_downloads_under_way_are_not_taken(directory):
+    (directory / "set.tar.bz2.part").write_bytes(bz2.compress(tarred(content())))
+    (directory / f"{FILES[0]}.part").write_bytes(b"x")
+    assert find(FILES, STEMS, directory) is None
+
+
+def test_two_at_once(directory):
+    (directory / "set.tar.gz").write_bytes(gzip.compress(tarred(content())))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: find(FILES, STEMS, directory), range(8)))
+    assert all(one == found[0] for one in found)
+    assert found[0][FILES[0]].is_file()
+
+
+def test_who_comes_second_takes_what_is_there(directory, monkeypatch):
+    """The other process settles between our look and our own settling."""
+    (directory / "set.tar").write_bytes(tarred(content()))
+
+    def slower(made, target):
+        target.mkdir()
+        (target / FILES[0]).write_bytes(b"theirs")
+        (target / FILES[1]).write_bytes(b"theirs")
+        kept.settle(made, target)
+
+    monkeypatch.setattr(archives, "settle", slower)
+    assert find(FILES, STEMS, directory)[FILES[0]].read_bytes() == b"theirs"
+
+
+def test_an_unwritable_cache_is_told(directory, cache):
+    (directory / "set.tar").write_bytes(tarred(content()))
+    cache.parent.write_bytes(b"a file where the directory would be")
+    with pytest.raises(FedpaError, match="XDG_CACHE_HOME to another directory"):
+        find(FILES, STEMS, directory)
+
+
+def test_a_full_disk_is_told(directory, cache, monkeypatch):
+    (directory / "set.tar").write_bytes(tarred(content()))
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", full)
+    with pytest.raises(FedpaError, match=r"No space left on device\): make room"):
+        find(FILES, STEMS, directory)
+    assert not left_behind(cache)
+
+
+def test_progress_is_in_bytes_of_the_archive(directory):
+    held = {name: os.urandom(3_000_000) for name in FILES}
+    archive = directory / "set.tar.gz"
+    archive.write_bytes(gzip.compress(tarred(held), 1))
+    told = []
+
+    @contextlib.contextmanager
+    def listener(what):
+        told.append(what)
+        yield lambda done, total: told.append((done, total))
+
+    with shown_by(listener):
+        find(FILES, STEMS, directory)
+    size = archive.stat().st_size
+    assert told[0] == "unpacking set.tar.gz"
+    assert told[-1] == (size, size)
+    assert len(told) > 4
+    assert [done for done, _ in told[1:]] == sorted(done for done, _ in told[1:])

@@ -1,0 +1,256 @@
+"""Data sets by name, from every form they come in."""
+
+import lzma
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+from fedpa.data import catalogue, cifar100
+from fedpa.data.catalogue import (
+    BASE,
+    DATA_SETS,
+    cifar_files,
+    counts_files,
+    found,
+    open_dataset,
+    url_of,
+)
+from fedpa.data.statistics import num_labels, sizes
+from fedpa.errors import DataError, FedpaError
+from tests.data import tiny
+
+REAL = os.environ.get("FEDPA_DATA")
+needs_data = pytest.mark.skipif(not REAL, reason="FEDPA_DATA names no directory of real data")
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDPA_DATA", raising=False)
+    monkeypatch.delenv("FEDPA_DATA_URL", raising=False)
+
+
+def check_same(data, make, number):
+    assert list(data.ids) == ["c0", "c1"]
+    for i, n in enumerate((3, 5)):
+        got, expected = data.examples(f"c{i}"), make(n, 10 * number + i)
+        assert data.num_examples(f"c{i}") == n
+        assert set(got) == set(expected)
+        for name, array in expected.items():
+            assert got[name].dtype == array.dtype, name
+            np.testing.assert_array_equal(got[name], array)
+
+
+MAKERS = {
+    "fed_emnist": tiny.emnist,
+    "fed_emnist_digitsonly": tiny.emnist,
+    "fed_cifar100": tiny.cifar,
+    "stackoverflow": tiny.posts,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("form", ["loose", "in a folder", "archive", "sqlite", "sqlite.lzma"])
+def test_every_form_gives_the_same_arrays(tmp_path, name, form):
+    where, make = tmp_path / "data", MAKERS[name]
+    where.mkdir()
+    splits = list(DATA_SETS[name].files)
+    if form.startswith("sqlite"):
+        file, names = DATA_SETS[name].sqlite
+        tiny.sqlite(where / file, [names[split] for split in splits], make)
+        if form == "sqlite.lzma":
+            packed = lzma.compress((where / file).read_bytes(), lzma.FORMAT_ALONE)
+            (where / f"{file}.lzma").write_bytes(packed)
+            (where / file).unlink()
+    else:
+        home = {"loose": where, "in a folder": where / name, "archive": tmp_path / "made"}[form]
+        tiny.hdf5(home, name, make, splits)
+        if form == "archive":
+            tiny.archive(where / f"{name}.tar.bz2", *home.glob("*.h5"))
+    path = found(name, where)
+    assert path is not None
+    assert path.is_relative_to(where)
+    assert not (tmp_path / "cache").exists()  # nothing was unpacked to look
+    opened = open_dataset(name, where)
+    check_same(opened.train, make, splits.index("train"))
+    check_same(opened.test, make, splits.index("test"))
+    if "held_out" in splits:
+        check_same(opened.validation, make, splits.index("held_out"))
+    else:
+        assert opened.validation is None
+    last = list(DATA_SETS[name].features)[-1]
+    assert set(open_dataset(name, where, features=[last]).test.examples("c0")) == {last}
+
+
+@pytest.mark.parametrize("folder", ["femnist", "leaf", "femnist/data"])
+def test_leafs_json(tmp_path, folder):
+    tiny.leaf(tmp_path / folder)
+    assert found("fed_emnist", tmp_path) == tmp_path / folder
+    opened = open_dataset("fed_emnist", tmp_path)
+    check_same(opened.train, tiny.emnist, 0)
+    check_same(opened.test, tiny.emnist, 1)
+
+
+def test_places_are_looked_at_in_turn(tmp_path, monkeypatch):
+    own, named, given = tmp_path / "home" / "fedpa", tmp_path / "named", tmp_path / "given"
+    for number, where in enumerate((own, named, given)):
+        tiny.hdf5(where, "fed_emnist", tiny.emnist, sizes=(1 + number,))
+    assert open_dataset("fed_emnist").train.num_examples("c0") == 1
+    monkeypatch.setenv("FEDPA_DATA", str(named))
+    assert open_dataset("fed_emnist").train.num_examples("c0") == 2
+    assert open_dataset("fed_emnist", given).train.num_examples("c0") == 3
+    assert found("fed_emnist") == named / "fed_emnist_train.h5"
+
+
+def test_missing_ones_say_where_and_how_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPA_DATA", str(tmp_path / "nowhere"))
+    for name in ("fed_emnist", "fed_cifar100", "stackoverflow"):
+        with pytest.raises(FedpaError) as caught:
+            open_dataset(name)
+        for words in (f"fedpa data get {name}", str(tmp_path / "nowhere"), str(tmp_path / "home")):
+            assert words in str(caught.value)
+        assert found(name) is None
+    with pytest.raises(FedpaError, match=r"stackoverflow.word_count .* fedpa data get stackoverfl"):
+        counts_files()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: open_dataset("femnist"), "data set = 'femnist': unknown; choose from fed_emnist"),
+        (lambda: open_dataset("cifar-100-binary"), "has no clients: open fed_cifar100"),
+        (lambda: open_dataset("fed_emnist", seed=-1), "seed = -1"),
+        (lambda: open_dataset("fed_emnist", features=["x"]), "fed_emnist has pixels, label"),
+        (lambda: open_dataset("fed_emnist", "/nowhere"), "must be a directory that exists"),
+        (lambda: cifar_files(), "fedpa data get cifar-100-binary"),
+    ],
+)
+def test_bad_requests_are_refused(call, words):
+    with pytest.raises(FedpaError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "has"),
+    [
+        (tiny.cifar, "image uint8"),
+        (lambda n, seed: {**tiny.emnist(n, seed), "pixels": np.zeros((n, 784), "f4")}, "[784]"),
+        (lambda n, seed: {**tiny.emnist(n, seed), "label": np.zeros(n, "f4")}, "label float32"),
+    ],
+)
+def test_files_of_another_data_set_are_refused(tmp_path, make, has):
+    tiny.hdf5(tmp_path / "d", "fed_emnist", make)
+    with pytest.raises(DataError, match="is not fed_emnist: client 'c0' has") as caught:
+        open_dataset("fed_emnist", tmp_path / "d")
+    assert has in str(caught.value)
+    assert "must have pixels float32[28, 28], label int32" in str(caught.value)
+
+
+def test_sqlite_of_another_data_set_is_refused(tmp_path):
+    tiny.sqlite(tmp_path / "emnist_all.sqlite", ["all_train", "all_test"], tiny.cifar)
+    with pytest.raises(DataError, match="is not fed_emnist: client 'c0' has"):
+        open_dataset("fed_emnist", tmp_path)
+
+
+def test_half_a_data_set_is_told(tmp_path):
+    tiny.hdf5(tmp_path / "d", "fed_emnist", tiny.emnist)
+    (tmp_path / "d" / "fed_emnist_test.h5").unlink()
+    with pytest.raises(DataError, match=r"fed_emnist_test.h5 missing"):
+        open_dataset("fed_emnist", tmp_path / "d")
+
+
+@pytest.fixture(name="small_deal")
+def _small_deal(monkeypatch):
+    """CIFAR-100 has 60,000 images; 900 are enough here."""
+    monkeypatch.setattr(cifar100, "CLIENTS", {"train": 6, "test": 3})
+
+
+def test_cifar_is_dealt_once_for_each_seed_and_then_read_lazily(tmp_path, small_deal, monkeypatch):
+    tiny.cifar_records(tmp_path / "d" / "cifar-100-binary")
+    assert found("fed_cifar100", tmp_path / "d") == found("cifar-100-binary", tmp_path / "d")
+    opened = open_dataset("fed_cifar100", tmp_path / "d")
+    assert sizes(opened.train)[:4] == (6, 600, 100.0, 0.0)
+    assert sizes(opened.test)[:4] == (3, 300, 100.0, 0.0)
+    assert num_labels(opened.train, "label") == 100
+    client = opened.train.examples(opened.train.ids[3])
+    assert client["image"].dtype == np.uint8
+    assert (client["coarse_label"] == client["label"] // 5).all()
+    kept = list((tmp_path / "cache").rglob("fed_cifar100_*.h5"))
+    assert len(kept) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(catalogue, "write_pachinko", None)  # not dealt again
+        again = open_dataset("fed_cifar100", tmp_path / "d").train
+    np.testing.assert_array_equal(again.examples(again.ids[3])["image"], client["image"])
+    other = open_dataset("fed_cifar100", tmp_path / "d", seed=1).train
+    assert not np.array_equal(other.examples(other.ids[3])["label"], client["label"])
+    assert len(list((tmp_path / "cache").rglob("fed_cifar100_*.h5"))) == 4
+
+
+def test_the_original_partition_is_preferred_to_a_deal_of_ours(tmp_path, monkeypatch):
+    tiny.cifar_records(tmp_path / "d" / "cifar-100-binary")
+    monkeypatch.setenv("FEDPA_DATA", str(tmp_path / "d"))
+    tiny.hdf5(tmp_path / "home" / "fedpa", "fed_cifar100", tiny.cifar)
+    assert list(open_dataset("fed_cifar100").train.ids) == ["c0", "c1"]
+
+
+def test_a_deal_that_fails_leaves_nothing(tmp_path, small_deal):
+    tiny.cifar_records(tmp_path / "d", per_label=(6, 1))  # too few to test
+    with pytest.raises(FedpaError, match="need 300 examples, there are 100"):
+        open_dataset("fed_cifar100", tmp_path / "d")
+    assert not list((tmp_path / "cache").rglob("*.h5"))
+
+
+def test_urls(monkeypatch):
+    (emnist,) = DATA_SETS["fed_emnist"].archives
+    (records,) = DATA_SETS["cifar-100-binary"].archives
+    assert url_of(emnist) == BASE + "fed_emnist.tar.bz2"
+    assert url_of(records) == "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+    monkeypatch.setenv("FEDPA_DATA_URL", "https://mirror.example/a")
+    assert url_of(records) == "https://mirror.example/a/cifar-100-binary.tar.gz"
+    assert url_of(emnist, "http://other/") == "http://other/fed_emnist.tar.bz2"
+    monkeypatch.setenv("FEDPA_DATA_URL", "here")
+    with pytest.raises(FedpaError, match="FEDPA_DATA_URL = 'here': must begin with https://"):
+        url_of(emnist)
+
+
+def test_every_archive_has_a_checksum():
+    for dataset in DATA_SETS.values():
+        for archive in dataset.archives:
+            kind, value = archive.checksum.split(":")
+            assert len(value) == {"sha256": 64, "md5": 32}[kind]
+            assert int(value, 16)
+
+
+@needs_data
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fed_emnist_digitsonly", [(836, 61_597), (836, 8_403)]),
+        ("stackoverflow", [(3_413, 116_047), (439, 19_513), (676, 28_200)]),
+        ("fed_cifar100", [(500, 50_000), (100, 10_000)]),
+    ],
+)
+def test_real_data(name, expected):
+    opened = open_dataset(name, REAL)
+    assert [sizes(data)[:2] for data in opened if data is not None] == expected
+    for data in (opened.train, opened.test):
+        for client in (data.ids[0], data.ids[-1]):
+            assert len(next(iter(data.examples(client).values()))) == data.num_examples(client)
+
+
+@needs_data
+def test_real_counts():
+    words, tags = counts_files(REAL)
+    assert words.read_text().splitlines()[1].split()[0] == "the"
+    assert tags.read_text().startswith("{")
+
+
+def test_files_are_in_tffs_layout(tmp_path):
+    tiny.hdf5(tmp_path / "d", "fed_emnist", tiny.emnist)
+    with h5py.File(tmp_path / "d" / "fed_emnist_train.h5") as file:
+        assert file["examples/c1/pixels"].shape == (5, 28, 28)

@@ -1,0 +1,247 @@
+import contextlib
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+
+from fedpa.data.archives import find
+from fedpa.data.progress import shown_by
+from fedpa.data.readers import open_hdf5, write_hdf5
+from fedpa.errors import DataError, FedpaError
+
+
+def client(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "pixels": rng.random((n, 4, 4), np.float32),
+        "label": rng.integers(0, 10, n).astype(np.int32),
+        "tokens": np.array([f"wörd {i}" for i in range(n)], object),
+    }
+
+
+CLIENTS = {"b": client(3, 1), "a": client(1, 2), "c:é": client(5, 3)}
+
+
+@pytest.fixture
+def path(tmp_path, cache):
+    path = tmp_path / "set_train.h5"
+    write_hdf5(path, CLIENTS.items())
+    return path
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_what_was_written_is_read(path):
+    for _ in range(2):  # with an index made, and with one kept
+        data = open_hdf5(path)
+        assert list(data.ids) == ["a", "b", "c:é"]
+        assert [data.num_examples(name) for name in data.ids] == [1, 3, 5]
+        for name, arrays in CLIENTS.items():
+            same(data.examples(name), arrays)
+    assert all(isinstance(word, str) for word in data.examples("b")["tokens"])
+
+
+def test_features_are_chosen_and_renamed(path):
+    assert set(open_hdf5(path, ["label"]).examples("a")) == {"label"}
+    same(
+        open_hdf5(path, {"x": "pixels", "y": "label"}).examples("b"),
+        {"x": CLIENTS["b"]["pixels"], "y": CLIENTS["b"]["label"]},
+    )
+    with pytest.raises(DataError, match=r"no feature 'image': there are label, pixels, tokens"):
+        open_hdf5(path, ["image"])
+
+
+def test_a_later_open_reads_nothing_of_the_file(path, monkeypatch):
+    open_hdf5(path)
+    monkeypatch.setattr(h5py, "File", None)
+    assert open_hdf5(path).num_examples("c:é") == 5
+
+
+def test_indexing_tells_how_far_it_is(path):
+    told = []
+
+    @contextlib.contextmanager
+    def listener(what):
+        told.append(what)
+        yield lambda done, total: told.append((done, total))
+
+    with shown_by(listener):
+        open_hdf5(path)
+        open_hdf5(path)
+    assert told == ["indexing set_train.h5", (0, 3), (3, 3)]
+
+
+def test_empty_clients_are_kept(tmp_path, cache):
+    write_hdf5(tmp_path / "a.h5", [("0", {}), ("1", client(2)), ("2", client(0)), ("3", {})])
+    data = open_hdf5(tmp_path / "a.h5")
+    assert [data.num_examples(name) for name in data.ids] == [0, 2, 0, 0]
+    for name in "023":
+        arrays = data.examples(name)
+        assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
+            "pixels": ((0, 4, 4), np.float32),
+            "label": ((0,), np.int32),
+            "tokens": ((0,), object),
+        }
+
+
+def test_strings_of_fixed_length_and_other_encodings(tmp_path, cache):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        group = file.create_group("examples/a")
+        group["fixed"] = np.array([b"one", b"two"])
+        group["odd"] = np.array([b"\xff", b"ok"], object)
+    arrays = open_hdf5(path).examples("a")
+    assert arrays["fixed"].tolist() == ["one", "two"]
+    assert arrays["odd"].tolist() == ["�", "ok"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.2, 0.5, 0.8, 0.99, 0.9999])
+def test_a_cut_file_is_refused(path, share):
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(DataError, match=r"set_train\.h5 can't be opened, it is cut") as caught:
+        open_hdf5(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_after_it_was_opened(path):
+    data = open_hdf5(path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match=r"set_train\.h5 has changed since it was opened"):
+        data.examples("a")
+
+
+def test_files_of_another_kind_are_refused(tmp_path, cache):
+    path = tmp_path / "a.h5"
+    with pytest.raises(DataError, match=r"a\.h5 is not there"):
+        open_hdf5(path)
+    path.write_bytes(b"something else" * 100)
+    with pytest.raises(DataError, match="no HDF5 file"):
+        open_hdf5(path)
+    with h5py.File(path, "w") as file:
+        file["other"] = np.ones(3)
+    with pytest.raises(DataError, match="has no group /examples"):
+        open_hdf5(path)
+    with h5py.File(path, "w") as file:
+        file["examples"] = np.ones(3)
+    with pytest.raises(DataError, match="has no group /examples"):
+        open_hdf5(path)
+    with h5py.File(path, "w") as file:
+        file.create_group("examples")
+    with pytest.raises(DataError, match="has no clients"):
+        open_hdf5(path)
+    with h5py.File(path, "w") as file:
+        file["examples/a"] = np.ones(3)
+    with pytest.raises(DataError, match="client 'a' can't be read"):
+        open_hdf5(path)
+
+
+def test_clients_that_differ_are_refused(tmp_path, cache):
+    path = tmp_path / "a.h5"
+    write_hdf5(path, [("a", {"x": np.ones(2), "y": np.ones(3)}), ("b", {"x": np.ones(2)})])
+    data = open_hdf5(path)
+    with pytest.raises(DataError, match=r"a\.h5: client 'a' has y of shape \[3\]: must have 2"):
+        data.examples("a")
+    with pytest.raises(DataError, match=r"a\.h5: client 'b' can't be read: .*'y'"):
+        data.examples("b")
+    with pytest.raises(FedpaError, match=r"a\.h5 has no client 'z'"):
+        data.examples("z")
+    write_hdf5(path, [("a", {"x": np.ones(2)}), ("b", {"y": np.ones(2)})])
+    with pytest.raises(DataError, match="client 'b' has no feature 'x'"):
+        open_hdf5(path)
+    write_hdf5(path, [("a", {"x": np.float32(2)})])
+    with pytest.raises(DataError, match="client 'a' has 'x' of shape"):
+        open_hdf5(path)
+
+
+def test_a_damaged_client_is_named(tmp_path, cache):
+    """Checksums of compressed chunks find it."""
+    path = tmp_path / "a.h5"
+    values = np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint8)
+    with h5py.File(path, "w") as file:
+        for name in "ab":
+            file.create_dataset(f"examples/{name}/x", data=values, fletcher32=True, chunks=(5000,))
+    content = bytearray(path.read_bytes())
+    content[content.rindex(values.tobytes()[:50]) + 7] ^= 0xFF
+    path.write_bytes(content)
+    data = open_hdf5(path)
+    np.testing.assert_array_equal(data.examples("a")["x"], values)
+    with pytest.raises(DataError, match=r"a\.h5: client 'b' can't be read"):
+        data.examples("b")
+
+
+@pytest.mark.parametrize("name", ["a/b", "", ".", "a\0b"])
+def test_names_that_hdf5_would_take_for_paths_are_refused(tmp_path, name):
+    with pytest.raises(FedpaError, match="client = "):
+        write_hdf5(tmp_path / "a.h5", [("ok", client(1)), (name, client(1))])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_client_is_written_once(tmp_path):
+    with pytest.raises(FedpaError, match="client = 'a': is there twice"):
+        write_hdf5(tmp_path / "a.h5", [("a", client(1)), ("a", client(1))])
+
+
+def test_several_threads_read(path):
+    data = open_hdf5(path)
+    with ThreadPoolExecutor(8) as pool:
+        names = list(CLIENTS) * 30
+        for name, arrays in zip(names, pool.map(data.examples, names), strict=True):
+            same(arrays, CLIENTS[name])
+
+
+def test_who_opens_it_again_closes_it_for_nobody(path, cache):
+    first = open_hdf5(path)
+    first.examples("a")
+    shutil.rmtree(cache)
+    second = open_hdf5(path)  # goes through the file, and closes it
+    same(first.examples("b"), CLIENTS["b"])
+    second.examples("a")
+    del second
+    same(first.examples("b"), CLIENTS["b"])
+
+
+def test_a_process_that_was_forked_opens_the_file_anew(path, monkeypatch):
+    data = open_hdf5(path)
+    data.examples("a")
+    opened = []
+    file = h5py.File
+    monkeypatch.setattr(h5py, "File", lambda *a, **k: opened.append(a) or file(*a, **k))
+    data.examples("a")
+    assert not opened
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    same(data.examples("b"), CLIENTS["b"])
+    assert len(opened) == 1
+
+
+def test_read_only_directories_will_do(path):
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        same(open_hdf5(path).examples("a"), CLIENTS["a"])
+    finally:
+        path.parent.chmod(0o755)
+
+
+@pytest.mark.long
+@pytest.mark.skipif("FEDPA_DATA" not in os.environ, reason="FEDPA_DATA names no real data")
+def test_the_real_digits(cache):
+    files = [f"fed_emnist_digitsonly_{split}.h5" for split in ("train", "test")]
+    found = find(files, ["fed_emnist_digitsonly"], None)
+    assert found is not None
+    train, test = (open_hdf5(found[name]) for name in files)
+    assert len(train.ids) == 836
+    assert sum(map(train.num_examples, train.ids)) == 61_597
+    assert sum(map(test.num_examples, test.ids)) == 8_403
+    arrays = train.examples(train.ids[0])
+    assert arrays["pixels"].shape == (train.num_examples(train.ids[0]), 28, 28)
+    assert arrays["pixels"].dtype == np.float32
+    assert set(arrays["label"]) <= set(range(10))

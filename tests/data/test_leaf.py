@@ -1,0 +1,121 @@
+import json
+
+import numpy as np
+import pytest
+
+from fedpa.data.readers import open_leaf
+from fedpa.errors import DataError, FedpaError
+
+
+def content(users):
+    return {
+        "users": list(users),
+        "num_samples": [len(data["y"]) for data in users.values()],
+        "user_data": users,
+    }
+
+
+ONE = {
+    "b": {"x": [[0.5, 1.0], [0.25, 2.0]], "y": [3, 4]},
+    "a/1%2F": {"x": [[1.5, 0.0]], "y": [5]},
+    ".": {"x": [[1.5, 0.0]], "y": [5]},
+}
+TEXT = {"c": {"x": ["to be", "or not"], "y": ["e", "t"]}}
+
+
+@pytest.fixture
+def path(tmp_path, cache):
+    return tmp_path / "all_data.json"
+
+
+def write(path, value):
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_users_are_clients(path):
+    write(path, content(ONE))
+    for _ in range(2):
+        data = open_leaf(path)
+        assert list(data.ids) == [".", "a/1%2F", "b"]
+        assert [data.num_examples(name) for name in data.ids] == [1, 1, 2]
+        arrays = data.examples("b")
+        assert arrays["x"].dtype == np.float32
+        assert arrays["x"].tolist() == ONE["b"]["x"]
+        assert arrays["y"].tolist() == [3, 4]
+        assert data.examples("a/1%2F")["y"].tolist() == [5]
+
+
+def test_it_is_parsed_once(path, monkeypatch):
+    open_leaf(write(path, content(ONE)))
+    monkeypatch.setattr("fedpa.data.readers.leaf._parsed", None)
+    assert open_leaf(path).examples("b")["y"].tolist() == [3, 4]
+
+
+def test_text_and_folders(tmp_path, cache):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    write(folder / "0.json", content(TEXT))
+    write(folder / "1.json", content({"d": TEXT["c"], "e": {"x": [], "y": []}}))
+    data = open_leaf(folder)
+    assert list(data.ids) == ["c", "d", "e"]
+    assert data.examples("d")["x"].tolist() == ["to be", "or not"]
+    assert data.num_examples("e") == 0
+    assert data.examples("e")["x"].shape == (0,)
+    assert data.examples("e")["x"].dtype == object
+    write(folder / "2.json", content(TEXT))
+    with pytest.raises(DataError, match="train: client 'c' is there twice"):
+        open_leaf(folder)
+
+
+def test_an_empty_user_is_shaped_like_the_others(tmp_path, cache):
+    write(tmp_path / "0.json", content({"e": {"x": [], "y": []}}))
+    write(tmp_path / "1.json", content(ONE))
+    arrays = open_leaf(tmp_path).examples("e")
+    assert arrays["x"].shape == (0, 2)
+    assert arrays["x"].dtype == np.float32
+    assert arrays["y"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"users": ["b"], "num_samples": [2]}, "user '.' has data but is not among the users"),
+        ({"users": [*ONE, "z"], "num_samples": [2, 1, 1, 1]}, "user 'z' has no data"),
+        ({"num_samples": [3, 1, 1]}, "user 'b' has 2 of 'x': num_samples says 3"),
+        ({"num_samples": [2, 1]}, "3 users and 2 num_samples"),
+        ({"users": ["b", "b", "."]}, "client 'b' is there twice"),
+        ({"users": [1, 2, 3]}, "user 1: must be text"),
+        ({"users": None}, "has no 'users'"),
+        ({"users": [], "num_samples": [], "user_data": {}}, "has no users"),
+        ({"user_data": {**ONE, "b": []}}, "user 'b' has no data"),
+        ({"user_data": {**ONE, "b": {"x": [[1], [2, 3]], "y": [1, 2]}}}, "user 'b', 'x' is ragged"),
+        ({"user_data": {**ONE, "b": {"x": [1, "a"], "y": [1, 2]}}}, "neither numbers nor text"),
+        ({"user_data": {**ONE, "b": {"x": [1, None], "y": [1, 2]}}}, "neither numbers nor text"),
+    ],
+)
+def test_bad_content_is_refused(path, cache, change, words):
+    with pytest.raises(DataError, match=r"all_data\.json.*" + words):
+        open_leaf(write(path, {**content(ONE), **change}))
+    assert not [p for p in cache.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", json.dumps(content(ONE))[:-20], "\xff"])
+def test_malformed_json_is_refused(path, text):
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"all_data\.json"):
+        open_leaf(path)
+
+
+def test_places_without_json_are_refused(tmp_path, cache):
+    with pytest.raises(DataError, match="absent is not there"):
+        open_leaf(tmp_path / "absent")
+    with pytest.raises(DataError, match=r"has no \.json files"):
+        open_leaf(tmp_path)
+
+
+def test_an_unwritable_cache_is_told(path, cache):
+    write(path, content(ONE))
+    cache.parent.write_bytes(b"a file where the directory would be")
+    with pytest.raises(FedpaError, match="XDG_CACHE_HOME"):
+        open_leaf(path)

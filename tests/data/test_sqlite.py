@@ -1,0 +1,189 @@
+import contextlib
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from fedpa.data.readers import open_sqlite, sqlite_splits
+from fedpa.errors import DataError
+from tests.data.examples import encoded
+
+INDICES = {
+    "no index": "",
+    "by client": "CREATE INDEX i ON examples (client_id);",
+    "by split and client": "CREATE INDEX i ON examples (split_name, client_id);",
+    "by split": "CREATE INDEX i ON examples (split_name);",
+    "both": "CREATE INDEX i ON examples (split_name); CREATE INDEX j ON examples (client_id);",
+}
+
+
+def row(label, text="wörds", width=4):
+    return encoded(
+        {
+            "label": np.array([label], np.int64),
+            "pixels": np.full(width, label / 2, np.float32),
+            "tokens": [text],
+            "raw": [b"\xff\xfe"],
+        }
+    )
+
+
+# Clients' rows do not lie together, and those of splits are mixed.
+ROWS = [
+    ("train", "b", row(0)),
+    ("train", "a", row(1)),
+    ("test", "b", row(2)),
+    ("train", "b", row(3)),
+    ("train", "b", row(4)),
+    ("train", "a", row(5)),
+    ("train", "one", row(6)),
+]
+COUNTS = [("b", "train", 3), ("a", "train", 2), ("one", "train", 1), ("none", "train", 0)]
+COUNTS += [("b", "test", 1)]
+
+
+def written(path, rows=ROWS, counts=COUNTS, index=""):
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            "CREATE TABLE examples (split_name, client_id, serialized_example_proto);"
+            "CREATE TABLE client_metadata (client_id, split_name, num_examples);" + index
+        )
+        connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
+        connection.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", counts)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path, cache):
+    return tmp_path / "set #1?.sqlite"
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_clients_have_their_rows(path, index):
+    written(path, index=index)
+    for _ in range(2):
+        data = open_sqlite(path, "train")
+        assert list(data.ids) == ["a", "b", "none", "one"]
+        assert [data.num_examples(name) for name in data.ids] == [2, 3, 0, 1]
+        labels = {name: data.examples(name)["label"].tolist() for name in data.ids}
+        assert labels == {"a": [1, 5], "b": [0, 3, 4], "none": [], "one": [6]}
+    assert open_sqlite(path, "test").examples("b")["label"].tolist() == [2]
+
+
+def test_features_become_arrays(path):
+    data = open_sqlite(written(path), "train")
+    arrays = data.examples("b")
+    assert {name: (array.shape, array.dtype) for name, array in arrays.items()} == {
+        "label": ((3,), np.int64),
+        "pixels": ((3, 4), np.float32),
+        "tokens": ((3,), object),
+        "raw": ((3,), object),
+    }
+    assert arrays["tokens"].tolist() == ["wörds"] * 3
+    assert arrays["raw"].tolist() == [b"\xff\xfe"] * 3
+    assert data.examples("none")["pixels"].shape == (0, 4)
+    chosen = open_sqlite(path, "train", {"y": "label"}).examples("a")
+    assert list(chosen) == ["y"]
+
+
+def test_splits(path):
+    assert sqlite_splits(written(path)) == ["test", "train"]
+    with pytest.raises(DataError, match=r"no split 'held_out': there are test, train"):
+        open_sqlite(path, "held_out")
+
+
+def test_nothing_is_written_beside_it(path):
+    before = written(path).read_bytes()
+    path.chmod(0o444)
+    open_sqlite(path, "train").examples("a")
+    assert {p.name for p in path.parent.iterdir()} == {path.name, "cache"}
+    assert path.read_bytes() == before
+
+
+def test_several_threads_read(path):
+    data = open_sqlite(written(path), "train")
+    with ThreadPoolExecutor(4) as pool:
+        for arrays in pool.map(data.examples, ["b"] * 40):
+            assert arrays["label"].tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (row(1)[:-3], r"client 'a', row 1 is no tf\.train\.Example"),
+        (b"\x00garbage", r"client 'a', row 1 is no tf\.train\.Example"),
+        ("text", r"client 'a', row 1 is a str: must be bytes"),
+        (None, r"client 'a', row 1 is a NoneType: must be bytes"),
+        (b"", r"client 'a', row 1 has no feature 'label'"),
+        (row(1, width=3), r"client 'a', row 1 has 'pixels' of 3 float32: row 0 has 4 float32"),
+    ],
+)
+def test_a_bad_row_is_named(path, bad, words):
+    written(path, [*ROWS[:5], ("train", "a", bad), ROWS[6]])
+    data = open_sqlite(path, "train")
+    assert data.examples("b")["label"].tolist() == [0, 3, 4]
+    with pytest.raises(DataError, match=r"set #1\?\.sqlite: " + words):
+        data.examples("a")
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_counts_that_do_not_agree_are_refused(path, index):
+    written(path, ROWS[:-2], index=index)
+    with pytest.raises(DataError, match=r"client 'a' has 1 rows .*client_metadata says 2"):
+        open_sqlite(path, "train").examples("a")
+
+
+def test_tables_that_do_not_agree_are_refused(path):
+    written(path, counts=COUNTS[:2])
+    with pytest.raises(DataError, match="client 'one' has rows but is no client of train"):
+        open_sqlite(path, "train")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (("a", "train", 2), "client 'a' is there twice"),
+        ((None, "train", 2), "client None"),
+        (("z", "train", "many"), "'many' examples"),
+        (("z", "train", -1), "-1 examples"),
+    ],
+)
+def test_bad_counts_are_refused(path, count, words):
+    written(path, counts=[*COUNTS, count], index=INDICES["by client"])
+    with pytest.raises(DataError, match=words):
+        open_sqlite(path, "train")
+
+
+def test_files_of_another_kind_are_refused(path):
+    with pytest.raises(DataError, match="is not there"):
+        open_sqlite(path, "train")
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(DataError, match="it is cut or no SQLite file"):
+        sqlite_splits(path)
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE examples (split_name, client_id)")
+    with pytest.raises(DataError, match="table examples has no column serialized_example_proto"):
+        open_sqlite(path, "train")
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE other (a)")
+    with pytest.raises(DataError, match="has no table examples"):
+        open_sqlite(path, "train")
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.95])
+def test_a_cut_file_is_refused(path, share):
+    rows = [("train", f"c{i}", row(i)) for i in range(300)]
+    written(path, rows, [(f"c{i}", "train", 1) for i in range(300)])
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+
+    def read_all():
+        cut = open_sqlite(path, "train")
+        for name in cut.ids:
+            cut.examples(name)
+
+    with pytest.raises(DataError, match=r"set #1\?\.sqlite"):
+        read_all()
