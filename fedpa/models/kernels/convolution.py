@@ -1,12 +1,18 @@
-"""Convolution without padding, stride 1, and the pooling after it.
+"""Convolution, and the pooling after it.
 
-    y[n, i, j, :] = Σ_{a,b} x[n, i+a, j+b, :] · w[a, b]
+    y[n, i, j, :] = Σ_{a,b} x[n, s i+a, s j+b, :] · w[a, b]
+
+with stride s, and with zeros around the image where padding is "SAME": as many as leave one output
+for every s pixels, an odd one at the lower right (Keras's and XLA's rule).
 
 XLA's own convolution is the fast one on accelerators and many times slower than a matrix product on
 a CPU, above all inside a loop. There the k×k patches of the image become the rows of one matrix,
 and all three convolutions of a training step are products with it. An image of one channel is too
 thin for that: its convolution is k² multiples of the shifted image, summed in one pass.
 """
+
+import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +22,32 @@ Images = Float[Array, "n h w c"]
 Smaller = Float[Array, "n h2 w2 d"]
 """What is left of images: fewer pixels, other channels."""
 Kernel = Float[Array, "k k c d"]
+Padding = Literal["VALID", "SAME"]
 
 
-@jax.custom_vjp
-def convolve(x: Images, kernel: Kernel) -> Smaller:
-    """The convolution of images with a kernel; `valid` in the usual vocabulary."""
-    return jax.lax.platform_dependent(x, kernel, cpu=by_patches, default=by_xla)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def convolve(x: Images, kernel: Kernel, stride: int = 1, padding: Padding = "VALID") -> Smaller:
+    """The convolution of images with a kernel."""
+    return jax.lax.platform_dependent(
+        x,
+        kernel,
+        cpu=functools.partial(by_patches, stride=stride, padding=padding),
+        default=functools.partial(by_xla, stride=stride, padding=padding),
+    )
 
 
-def _forward(x: Images, kernel: Kernel) -> tuple[Smaller, tuple[Images, Kernel]]:
+def _forward(
+    x: Images, kernel: Kernel, stride: int, padding: Padding
+) -> tuple[Smaller, tuple[Images, Kernel]]:
     # Only x is kept: the backward pass makes the same patches, and the compiler makes them once.
-    return convolve(x, kernel), (x, kernel)
+    return convolve(x, kernel, stride, padding), (x, kernel)
 
 
-def _backward(kept: tuple[Images, Kernel], dy: Smaller) -> tuple[Images, Kernel]:
+def _backward(
+    stride: int, padding: Padding, kept: tuple[Images, Kernel], dy: Smaller
+) -> tuple[Images, Kernel]:
     def transposed(form):  # type: ignore[no-untyped-def]
+        form = functools.partial(form, stride=stride, padding=padding)
         return lambda x, kernel, dy: jax.vjp(form, x, kernel)[1](dy)
 
     return jax.lax.platform_dependent(
@@ -41,43 +58,56 @@ def _backward(kept: tuple[Images, Kernel], dy: Smaller) -> tuple[Images, Kernel]
 convolve.defvjp(_forward, _backward)
 
 
-def by_xla(x: Images, kernel: Kernel) -> Smaller:
+def by_xla(x: Images, kernel: Kernel, stride: int = 1, padding: Padding = "VALID") -> Smaller:
     """XLA's convolution: the plain formulation."""
     return jax.lax.conv_general_dilated(
-        x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def by_patches(x: Images, kernel: Kernel) -> Smaller:
+def by_patches(x: Images, kernel: Kernel, stride: int = 1, padding: Padding = "VALID") -> Smaller:
     """Patches × matrix; for one channel, forwards, a sum of shifted images."""
+    x = _padded(x, kernel.shape[0], stride, padding, 0.0)
     if x.shape[-1] == 1:
-        return _single_channel(x, kernel)
-    return _product(x, kernel)
+        return _single_channel(x, kernel, stride)
+    return _product(x, kernel, stride)
 
 
-def _shifted(x: Images, k: int) -> list[Array]:
+def _padded(
+    x: Images, k: int, stride: int, padding: Padding, value: float
+) -> Float[Array, "n h2 w2 c"]:
+    sides = jax.lax.padtype_to_pads(x.shape[1:3], (k, k), (stride, stride), padding)
+    if not any(before or after for before, after in sides):
+        return x
+    widths = [(0, 0, 0), *((before, after, 0) for before, after in sides), (0, 0, 0)]
+    return jax.lax.pad(x, jnp.asarray(value, x.dtype), widths)
+
+
+def _shifted(x: Images, k: int, stride: int) -> list[Array]:
     height, width = x.shape[1] - k + 1, x.shape[2] - k + 1
-    return [x[:, a : a + height, b : b + width] for a in range(k) for b in range(k)]
+    return [
+        x[:, a : a + height : stride, b : b + width : stride] for a in range(k) for b in range(k)
+    ]
 
 
-def _product(x: Images, kernel: Kernel) -> Smaller:
+def _product(x: Images, kernel: Kernel, stride: int) -> Smaller:
     k, _, _, channels = kernel.shape
-    patches = jnp.concatenate(_shifted(x, k), axis=-1)
+    patches = jnp.concatenate(_shifted(x, k, stride), axis=-1)
     rows = patches.reshape(-1, patches.shape[-1])
     return (rows @ kernel.reshape(-1, channels)).reshape(*patches.shape[:-1], channels)
 
 
-@jax.custom_vjp
-def _single_channel(x: Images, kernel: Kernel) -> Smaller:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _single_channel(x: Images, kernel: Kernel, stride: int) -> Smaller:
     k, _, _, channels = kernel.shape
     weights = kernel.reshape(k * k, 1, 1, 1, channels)
-    return sum(image * w for image, w in zip(_shifted(x, k), weights, strict=True))
+    return sum(image * w for image, w in zip(_shifted(x, k, stride), weights, strict=True))
 
 
 _single_channel.defvjp(
-    lambda x, kernel: (_single_channel(x, kernel), (x, kernel)),
+    lambda x, kernel, stride: (_single_channel(x, kernel, stride), (x, kernel)),
     # Backwards, the kernel's gradient is a sum over all pixels: a product again.
-    lambda kept, dy: jax.vjp(_product, *kept)[1](dy),
+    lambda stride, kept, dy: jax.vjp(lambda x, w: _product(x, w, stride), *kept)[1](dy),
 )
 
 
@@ -89,3 +119,12 @@ def max_pool(x: Images) -> Float[Array, "n h2 w2 c"]:
     upper = jnp.maximum(blocks[:, :, 0, :, 0], blocks[:, :, 0, :, 1])
     lower = jnp.maximum(blocks[:, :, 1, :, 0], blocks[:, :, 1, :, 1])
     return jnp.maximum(upper, lower)
+
+
+def overlapping_max_pool(x: Images, k: int = 3, stride: int = 2) -> Float[Array, "n h2 w2 c"]:
+    """The largest of each k×k window, one every `stride` pixels, "SAME" padding left out of it."""
+    x = _padded(x, k, stride, "SAME", -jnp.inf)
+    height, width = x.shape[1] - k + 1, x.shape[2] - k + 1
+    # First down, then across: 2 (k − 1) maxima in place of k² − 1.
+    rows = functools.reduce(jnp.maximum, [x[:, a : a + height : stride] for a in range(k)])
+    return functools.reduce(jnp.maximum, [rows[:, :, b : b + width : stride] for b in range(k)])

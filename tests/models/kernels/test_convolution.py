@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
-from fedpa.models.kernels.convolution import by_patches, by_xla, convolve, max_pool
+from fedpa.models.kernels.convolution import (
+    by_patches,
+    by_xla,
+    convolve,
+    max_pool,
+    overlapping_max_pool,
+)
 from fedpa.models.kernels.dropout import dropout
 
 
@@ -20,19 +26,40 @@ from fedpa.models.kernels.dropout import dropout
     channels=st.sampled_from([1, 2, 5]),
     out=st.sampled_from([1, 4]),
     k=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    padding=st.sampled_from(["VALID", "SAME"]),
     seed=st.integers(0, 9),
 )
-def test_convolution_is_xlas(n, height, width, channels, out, k, seed):
+def test_convolution_is_xlas(n, height, width, channels, out, k, stride, padding, seed):
     rng = np.random.default_rng(seed)
     x = jnp.asarray(rng.standard_normal((n, height, width, channels)), jnp.float32)
     w = jnp.asarray(rng.standard_normal((k, k, channels, out)), jnp.float32)
-    expected, pull_back = jax.vjp(by_xla, x, w)
+    expected, pull_back = jax.vjp(lambda x, w: by_xla(x, w, stride, padding), x, w)
     dy = jnp.asarray(rng.standard_normal(expected.shape), jnp.float32)
     for form in (convolve, by_patches):
-        value, own = jax.vjp(form, x, w)
+        value, own = jax.vjp(lambda x, w, form=form: form(x, w, stride, padding), x, w)
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-4)
         for a, b in zip(own(dy), pull_back(dy), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("pixels", "k", "stride"), [(24, 7, 2), (12, 3, 2), (6, 3, 1), (7, 1, 2)])
+def test_same_padding_is_xlas_at_the_sizes_of_resnets(pixels, k, stride):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((2, pixels, pixels, 3)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((k, k, 3, 4)), jnp.float32)
+
+    def value_and_gradients(form):
+        def total(x, w):
+            y = form(x, w, stride, "SAME")
+            return jnp.sum(jnp.sin(y)), y
+
+        return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(x, w)
+
+    ours, xlas = value_and_gradients(convolve), value_and_gradients(by_xla)
+    assert ours[0][1].shape == (2, -(-pixels // stride), -(-pixels // stride), 4)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(xlas), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
 def test_convolution_over_clients_with_kernels_of_their_own():
@@ -58,6 +85,25 @@ def test_max_pool_is_xlas(shape):
     np.testing.assert_array_equal(
         *(jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2))(x) for f in (max_pool, plain))
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 12, 3), (1, 5, 8, 2), (1, 1, 1, 1)])
+def test_overlapping_max_pool_is_xlas(shape):
+    """Negative throughout: the padding must never win."""
+    x = jnp.asarray(-1 - np.random.default_rng(0).random(shape), jnp.float32)
+
+    def plain(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+    np.testing.assert_array_equal(overlapping_max_pool(x), plain(x))
+    for a, b in zip(
+        *(
+            jax.tree.leaves(jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2))(x))
+            for f in (overlapping_max_pool, plain)
+        ),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
