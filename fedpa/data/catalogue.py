@@ -223,6 +223,14 @@ def found(name: str, data_dir: str | Path | None = None) -> Path | None:
     return found(CIFAR, data_dir) if name == "fed_cifar100" else None
 
 
+def first_found(names: Sequence[str], data_dir: str | Path | None = None) -> str:
+    """The first of several data sets that is there."""
+    here = next((name for name in names if found(name, data_dir) is not None), None)
+    if here is None:
+        raise missing(names[0], data_dir)
+    return here
+
+
 def counts_files(data_dir: str | Path | None = None) -> tuple[Path, Path]:
     """StackOverflow's counts of words and of tags."""
     paths = []
@@ -258,11 +266,16 @@ def _nowhere(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
     )
 
 
-def check_features(name: str, data: FederatedData, where: object) -> None:
-    """Refuse files of another data set: the first client must have this one's features."""
-    client = data.ids[0]
+def check_features(
+    name: str, data: FederatedData, where: object, features: Sequence[str] | None = None
+) -> None:
+    """Refuse files of another data set: the first client must have the features asked for."""
+    client = next((each for each in data.ids if data.num_examples(each)), None)
+    if client is None:
+        raise DataError(f"{where} has no examples")
     there = data.examples(client)
-    expected = dataset_named(name).features
+    known = dataset_named(name).features
+    expected = {key: known[key] for key in (known if features is None else features)}
     fits = all(
         feature in there
         and there[feature].shape[1:] == wanted.shape
@@ -310,8 +323,13 @@ def _of_files(
     name: str, dataset: DataSet, paths: Mapping[str, Path], features: Sequence[str] | None
 ) -> Splits:
     for path in paths.values():
-        check_features(name, open_hdf5(path), path)
-    return _splits({split: open_hdf5(path, features) for split, path in paths.items()})
+        check_features(name, open_hdf5(path), path, features)
+    return _splits(
+        {
+            split: _sound(dataset, open_hdf5(path, features), path, features)
+            for split, path in paths.items()
+        }
+    )
 
 
 def _sqlite(
@@ -367,13 +385,32 @@ def _shaped(
 
     result = {split: mapped(data, shaped) for split, data in opened.items()}
     for data in result.values():
-        check_features(name, data, where)
-    if features is None:
-        return result
-    return {
-        split: mapped(data, lambda _, examples: {key: examples[key] for key in features})
-        for split, data in result.items()
-    }
+        check_features(name, data, where, features)
+    dataset = dataset_named(name)
+    return {split: _sound(dataset, data, where, features) for split, data in result.items()}
+
+
+def _sound(
+    dataset: DataSet, data: FederatedData, where: Path, features: Sequence[str] | None
+) -> FederatedData:
+    """The features asked for; a client without any has empty ones; labels are those there are."""
+    names = list(dataset.features) if features is None else list(features)
+    classes = dataset.classes
+
+    def sound(client: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not examples:
+            empty = ((name, dataset.features[name]) for name in names)
+            return {name: np.zeros((0, *own.shape), _dtype(own)) for name, own in empty}
+        labels = examples.get("label")
+        if labels is not None and classes is not None:
+            wrong = labels[(labels < 0) | (labels >= classes)]
+            if len(wrong):
+                raise DataError(
+                    f"{where}: client {client!r} has label {wrong[0]}: must be 0 to {classes - 1}"
+                )
+        return {name: examples[name] for name in names}
+
+    return mapped(data, sound)
 
 
 def _like(array: np.ndarray, feature: Feature | None) -> np.ndarray:

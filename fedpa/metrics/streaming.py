@@ -33,7 +33,7 @@ class Evaluated(NamedTuple):
     values: dict[str, float]
     """Over all examples."""
     by_client: dict[str, np.ndarray]
-    """Each metric for every client, in the order of `ids`; NaN for one without examples."""
+    """Each metric for every client taken, by name; NaN for one without examples."""
     clients: int
     """With at least one example."""
     examples: int
@@ -42,7 +42,11 @@ class Evaluated(NamedTuple):
 def streamed(
     metric: Metric, data: FederatedData, batch_size: int, most: int | None = None
 ) -> Callable[[Any], Evaluated]:
-    """params → the metric on the first `most` examples of the federation (all, if not given)."""
+    """params → the metric on `most` examples of the federation (all, if not given).
+
+    Those of the first clients, in a shuffled order that is always the same: in the order of their
+    names clients are often alike.
+    """
     chosen = _first(data, most)
     size = min(batch_size, max(sum(taken for _, taken in chosen), 1))
     kept: list[Batch] = []
@@ -101,17 +105,17 @@ def _evaluated(
 
 
 def _first(data: FederatedData, most: int | None) -> list[tuple[str, int]]:
-    """Clients in the order of their ids, and how many of their examples are taken."""
+    """Clients and how many of their examples are taken: all, or `most` of shuffled clients."""
+    if most is None:
+        return [(name, data.num_examples(name)) for name in data.ids]
     chosen: list[tuple[str, int]] = []
-    left = most
-    for name in data.ids:
-        taken = data.num_examples(name)
-        if left is not None:
-            taken, left = min(taken, left), left - min(taken, left)
-        chosen.append((name, taken))
-        if left == 0:
+    for place in np.random.default_rng(0).permutation(len(data.ids)).tolist():
+        taken = min(data.num_examples(data.ids[place]), most)
+        chosen.append((data.ids[place], taken))
+        most -= taken
+        if not most:
             break
-    return chosen
+    return sorted(chosen)
 
 
 def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) -> Iterator[Batch]:

@@ -43,7 +43,8 @@ def watched(console: Console, label: str, rounds: int) -> Iterator[Callback]:
 def _metrics(record: dict[str, Any]) -> str:
     shown = [record["phase"]]
     for key, value in record.items():
-        if key.startswith("eval/"):
+        # The distribution over clients is in the files: a line has room for few numbers.
+        if key.startswith("eval/") and not key.endswith(("_p10", "_p50", "_p90")):
             shown.append(f"{key.removeprefix('eval/')} {value:.4g}")
     if record["train/rejected"]:
         shown.append(f"rejected {record['train/rejected']}")

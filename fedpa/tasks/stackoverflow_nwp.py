@@ -1,0 +1,97 @@
+"""StackOverflow's next-word prediction: the next word of a user's sentences (appendix D).
+
+10,000 words; a sentence is cut to 20 words between a begin and an end (`fedpa.data.next_word`).
+The loss is the mean over the targets of a mini-batch, whichever sentence they are of. Accuracy
+leaves out padding, unknown words, begin and end.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.data.catalogue import counts_files, open_dataset
+from fedpa.data.federated import mapped
+from fedpa.data.next_word import inputs_and_targets
+from fedpa.data.vocabulary import words
+from fedpa.errors import refuse
+from fedpa.metrics.next_word import next_words
+from fedpa.models import lstm
+from fedpa.tasks.options import TaskOptions
+from fedpa.tasks.task import Defaults, Preset, Problem, Task
+from fedpa.types import Examples, Losses
+
+SIZES = {"lstm": (96, 670), "small-lstm": (64, 128)}
+"""Embedding and hidden units."""
+
+
+@functools.lru_cache(maxsize=4)
+def load(options: TaskOptions) -> Problem:
+    name = options.model or "lstm"
+    if name not in SIZES:
+        raise refuse("model", name, f"task stackoverflow-nwp has {', '.join(SIZES)}")
+    splits = open_dataset("stackoverflow", options.data_dir, features=["tokens"])
+    vocabulary = words(counts_files(options.data_dir)[0], options.vocabulary or 10_000)
+
+    def sentences(client: str, raw: dict[str, Any]) -> Any:
+        del client
+        return inputs_and_targets(raw["tokens"], vocabulary)
+
+    return Problem(
+        mapped(splits.train, sentences, options.max_examples),
+        lambda key: lstm.NextWordLSTM(vocabulary.size, *SIZES[name], key=key),
+        lstm.loss,
+        next_words(vocabulary.size),
+        mapped(splits.test, sentences),
+        None if splits.validation is None else mapped(splits.validation, sentences),
+        sparse=lstm.SPARSE,
+        weight=targets,
+    )
+
+
+def targets(batch: Examples) -> Losses:
+    """How many words of each sentence are to be told."""
+    return jnp.sum((batch["y"] != lstm.PAD).astype(jnp.float32), axis=1)
+
+
+PAPER = Hyperparameters(
+    epochs=5,
+    batch_size=16,
+    burn_in_rounds=800,
+    rho=0.01,
+    client_learning_rate=0.1,
+    server_optimizer="adam",
+    server_learning_rate=1.0,
+    server_b1=0.9,
+    server_b2=0.99,
+    server_tau=1e-3,
+)
+
+
+def paper(method: str) -> Defaults:
+    del method
+    return Defaults(1500, 10, PAPER, TaskOptions(max_examples=128, eval_split="test"))
+
+
+def laptop(method: str) -> Defaults:
+    del method
+    h = dataclasses.replace(PAPER, burn_in_rounds=40)
+    options = TaskOptions(model="small-lstm", max_examples=128, eval_examples=1_000)
+    return Defaults(80, 20, h, options, eval_every=4)
+
+
+TASK = Task(
+    summary="StackOverflow NWP: the next word of users' sentences, 10,000 words",
+    load=load,
+    presets={
+        "laptop": Preset("a small LSTM, 20 users a round, 80 rounds", laptop, (), last=10),
+        "paper": Preset("appendix D", paper, (0.22, 0.23), last=100),
+    },
+    compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
+    metric="accuracy",
+    takes=("data_dir", "model", "max_examples", "vocabulary"),
+    datasets=("stackoverflow",),
+    models={"small-lstm": 1_397_588, "lstm": lstm.MODEL.parameters},
+)
