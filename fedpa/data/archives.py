@@ -130,13 +130,17 @@ def _unpacked(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"],
     if _is_complete(target):
         return target
     try:
-        shutil.rmtree(target, ignore_errors=True)
         with whole(target) as beside:
             inside = beside / "content"
             inside.mkdir()
             _unpack(packed, inside, unpack)
             (inside / LISTING).write_text(json.dumps(_sizes(inside)))
             settle(inside, target)
+            if not _is_complete(target):
+                # What was there is damaged. Looked at only now: before, it might have been what
+                # another process had put there in the meantime.
+                shutil.rmtree(target)
+                settle(inside, target)
     except OSError as error:
         raise unwritable(target, error) from None
     return target

@@ -2,6 +2,7 @@ import bz2
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import os
 import tarfile
@@ -218,6 +219,7 @@ def test_who_comes_second_takes_what_is_there(directory, monkeypatch):
         target.mkdir()
         (target / FILES[0]).write_bytes(b"theirs")
         (target / FILES[1]).write_bytes(b"theirs")
+        (target / archives.LISTING).write_text(json.dumps(dict.fromkeys(FILES, len(b"theirs"))))
         kept.settle(made, target)
 
     monkeypatch.setattr(archives, "settle", slower)
