@@ -1,0 +1,186 @@
+"""The benchmarks on small files in the real layouts: they run, and refuse what can't be trusted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedpa.cli.main import main
+from fedpa.data.readers.hdf5 import write_hdf5
+from tests.data import tiny
+
+WORDS = ["the", "a", "code", "loop", "list", "sort", "file", "tree", "error", "test"]
+TAGS = ["python", "java", "c", "r"]
+
+
+@pytest.fixture(autouse=True)
+def _own_directories(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDPA_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def posts(n, seed=0):
+    rng = np.random.default_rng(seed)
+    sentences = [
+        " ".join(rng.choice([*WORDS, "unheard-of"], rng.integers(0, 25))) for _ in range(n)
+    ]
+    tags = ["|".join(rng.choice([*TAGS, "rare"], rng.integers(1, 3))) for _ in range(n)]
+    return {
+        "tokens": np.array(sentences, object),
+        "title": np.array(["the list"] * n, object),
+        "tags": np.array(tags, object),
+    }
+
+
+def stackoverflow(directory, sizes=(3, 0, 1, 30)):
+    """Clients without examples and with one are among them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for seed, split in enumerate(("train", "held_out", "test")):
+        clients = [(f"user-{i}", posts(n, 10 * seed + i)) for i, n in enumerate(sizes)]
+        write_hdf5(directory / f"stackoverflow_{split}.h5", clients)
+    counted = "\n".join(f"{word} {99 - i}" for i, word in enumerate(WORDS))
+    (directory / "stackoverflow.word_count").write_text(counted + "\n")
+    counts = {tag: 9 - i for i, tag in enumerate(TAGS)}
+    (directory / "stackoverflow.tag_count").write_text(json.dumps(counts))
+
+
+def last_record(out):
+    return json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+SHORT = ["--rounds", "2", "--burn-in-rounds", "1", "--epochs", "2", "--out", "out"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than:UserWarning")
+@pytest.mark.filterwarnings("ignore:clients_per_round:UserWarning")
+def test_stackoverflow_lr_across_the_switch_with_empty_and_single_clients(tmp_path, capsys):
+    stackoverflow(tmp_path / "data")
+    main(["run", "stackoverflow-lr", "--data-dir", "data", *SHORT])
+    said = capsys.readouterr()
+    assert "has 10 words, fewer than the 10000 asked for" in said.err
+    assert "has 4 tags, fewer than the 500 asked for" in said.err
+    assert "exceeds the 4 clients there are" in said.err
+    record = last_record(tmp_path / "out")
+    assert (record["phase"], record["train/empty"], record["train/rejected"]) == ("sampling", 1, 0)
+    for split in ("eval", "valid", "test"):
+        for name in ("loss", "precision", "recall_at_5", "macro_f1", "micro_f1"):
+            assert 0 <= record[f"{split}/{name}"] <= 1
+        assert record[f"{split}/recall_at_5_p10"] <= record[f"{split}/recall_at_5_p90"]
+    # Curves are those of validation, which has other examples than test.
+    assert record["eval/loss"] == record["valid/loss"] != record["test/loss"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than:UserWarning")
+@pytest.mark.filterwarnings("ignore:clients_per_round:UserWarning")
+def test_stackoverflow_nwp_and_its_central_reference(tmp_path):
+    stackoverflow(tmp_path / "data")
+    main(["run", "stackoverflow-nwp", "--data-dir", "data", "--eval-split", "test", *SHORT])
+    record = last_record(tmp_path / "out")
+    assert record["train/empty"] == 1
+    assert record["test/perplexity"] == pytest.approx(np.exp(record["test/loss"]))
+    assert record["eval/loss"] == record["test/loss"] != record["valid/loss"]
+    command = ["run", "stackoverflow-nwp", "--data-dir", "data", "--method", "centralized"]
+    main([*command, "--rounds", "1", "--out", "central"])
+    assert last_record(tmp_path / "central")["test/loss"] < np.log(14)
+
+
+def test_emnist_takes_all_characters_before_digits_only(tmp_path):
+    tiny.hdf5(tmp_path / "data", "fed_emnist_digitsonly", lambda n, s: tiny.emnist(n, s, 10))
+    main(EMNIST)
+    with np.load(tmp_path / "out" / "params.npz") as params:
+        assert params["biases/1"].shape == (10,)
+    tiny.hdf5(tmp_path / "data", "fed_emnist", tiny.emnist)
+    main([*EMNIST, "--overwrite"])
+    with np.load(tmp_path / "out" / "params.npz") as params:
+        assert params["biases/1"].shape == (62,)
+    assert {"eval/accuracy", "test/accuracy_p50"} <= set(last_record(tmp_path / "out"))
+
+
+EMNIST = ["run", "emnist", "--data-dir", "data", "--rounds", "1", "--epochs", "1", "--out", "out"]
+EMNIST += ["--clients-per-round", "2", "--validation-share", "0", "--method", "fedavg"]
+
+
+def test_cifar100_is_dealt_from_its_records(tmp_path):
+    """The central records will do: 500 clients are dealt once, and kept."""
+    tiny.cifar_records(tmp_path / "data", per_label=(500, 100))
+    command = ["run", "cifar100", "--data-dir", "data", "--rounds", "1", "--epochs", "1"]
+    main([*command, "--clients-per-round", "2", "--eval-examples", "100", "--dry-run"])
+    kept = list((tmp_path / "cache" / "fedpa" / "partitions").glob("*/fed_cifar100_train.h5"))
+    assert len(kept) == 1
+
+
+def refused(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(command)
+    assert leaving.value.code == 2
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    return lines[0]
+
+
+def wrong_label(directory):
+    clients = [
+        ("good", tiny.emnist(3)),
+        ("bad", {**tiny.emnist(2), "label": np.array([3, 62], "i4")}),
+    ]
+    write_hdf5(directory / "fed_emnist_train.h5", clients)
+    write_hdf5(directory / "fed_emnist_test.h5", clients[:1])
+
+
+def missing_split(directory):
+    write_hdf5(directory / "fed_emnist_train.h5", [("a", tiny.emnist(3))])
+
+
+def another_data_set(directory):
+    for split in ("train", "test"):
+        write_hdf5(directory / f"fed_emnist_{split}.h5", [("a", tiny.cifar(3))])
+
+
+def cut_file(directory):
+    tiny.hdf5(directory, "fed_emnist", tiny.emnist)
+    path = directory / "fed_emnist_train.h5"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def cut_archive(directory):
+    tiny.hdf5(directory / "there", "fed_emnist", tiny.emnist)
+    path = directory / "fed_emnist.tar.bz2"
+    tiny.archive(path, *(directory / "there").iterdir())
+    for file in (directory / "there").iterdir():
+        file.unlink()
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda directory: None, "fedpa data get fed_emnist"),
+        (wrong_label, "fed_emnist_train.h5: client 'bad' has label 62: must be 0 to 61"),
+        (missing_split, "fed_emnist_test.h5"),
+        (another_data_set, "is not fed_emnist: client 'a' has"),
+        (cut_file, "fed_emnist_train.h5"),
+        (cut_archive, "fed_emnist.tar.bz2"),
+    ],
+)
+def test_what_can_not_be_trusted_is_refused(make, says, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    make(tmp_path / "data")
+    assert says in refused(EMNIST, capsys)
+    assert not (tmp_path / "out" / "params.npz").exists()
+
+
+def test_tasks_are_listed(tmp_path, capsys):
+    tiny.hdf5(tmp_path / "data", "fed_emnist", tiny.emnist)
+    main(["tasks", "--json", "--data-dir", "data"])
+    listed = json.loads(capsys.readouterr().out)
+    assert set(listed) == {"digits", "emnist", "cifar100", "stackoverflow-nwp", "stackoverflow-lr"}
+    assert listed["emnist"]["data"]["found"]
+    assert not listed["cifar100"]["data"]["found"]
+    assert listed["cifar100"]["data"]["get"] == "fedpa data get fed_cifar100"
+    assert listed["stackoverflow-lr"]["models"] == {"bag-of-words": 5_000_500}
+    main(["tasks", "--data-dir", "data"])
+    shown = capsys.readouterr().out
+    assert "emnist" in shown
