@@ -227,6 +227,8 @@ def first_found(names: Sequence[str], data_dir: str | Path | None = None) -> str
     """The first of several data sets that is there."""
     here = next((name for name in names if found(name, data_dir) is not None), None)
     if here is None:
+        for name in names:  # says what is there only in part
+            archives.find(list(dataset_named(name).files.values()), [name], data_dir)
         raise missing(names[0], data_dir)
     return here
 

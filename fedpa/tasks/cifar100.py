@@ -6,7 +6,6 @@ small one for laptops. L2 1e-4 on kernels and the last layer.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ MODELS = {
 }
 
 
-@functools.lru_cache(maxsize=4)
 def load(options: TaskOptions) -> Problem:
     name = options.model or "resnet18"
     if name not in MODELS:

@@ -5,7 +5,6 @@ Where only the digits are there (`fed_emnist_digitsonly`), ten classes are told 
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from fedpa.tasks.task import Defaults, Preset, Problem, Task
 CLASSES = {"fed_emnist": 62, "fed_emnist_digitsonly": 10}
 
 
-@functools.lru_cache(maxsize=4)
 def load(options: TaskOptions) -> Problem:
     name = first_found(tuple(CLASSES), options.data_dir)
     splits = open_dataset(name, options.data_dir)

@@ -6,7 +6,6 @@ why the client's rate is 50.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
@@ -20,7 +19,6 @@ from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Defaults, Preset, Problem, Task
 
 
-@functools.lru_cache(maxsize=4)
 def load(options: TaskOptions) -> Problem:
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens", "title", "tags"])
     word_counts, tag_counts = counts_files(options.data_dir)

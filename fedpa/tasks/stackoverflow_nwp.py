@@ -6,7 +6,6 @@ leaves out padding, unknown words, begin and end.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,7 +26,6 @@ SIZES = {"lstm": (96, 670), "small-lstm": (64, 128)}
 """Embedding and hidden units."""
 
 
-@functools.lru_cache(maxsize=4)
 def load(options: TaskOptions) -> Problem:
     name = options.model or "lstm"
     if name not in SIZES:

@@ -37,6 +37,7 @@ def run(
     clients, clients_per_round = problem.clients, config.clients_per_round
     if named.pooled:
         clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1
+    engine = engines()[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
     with contextlib.ExitStack() as stack:
         if out is not None:
@@ -55,7 +56,7 @@ def run(
             sparse=problem.sparse,
             weight=problem.weight,
             callbacks=[*evaluations, *callbacks],
-            engine=engines()[config.engine](config.engine_options),
+            engine=engine,
             min_success=config.min_success,
         )
     if out is not None:

@@ -2,11 +2,15 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedpa.cli.main import main
 from fedpa.data.readers.hdf5 import write_hdf5
+from fedpa.objectives.minibatches import Minibatch
+from fedpa.tasks import TaskOptions, task_named
 from tests.data import tiny
 
 WORDS = ["the", "a", "code", "loop", "list", "sort", "file", "tree", "error", "test"]
@@ -53,8 +57,7 @@ def last_record(out):
 SHORT = ["--rounds", "2", "--burn-in-rounds", "1", "--epochs", "2", "--out", "out"]
 
 
-@pytest.mark.filterwarnings("ignore:.*fewer than:UserWarning")
-@pytest.mark.filterwarnings("ignore:clients_per_round:UserWarning")
+@pytest.mark.filterwarnings("default")  # the command prints them
 def test_stackoverflow_lr_across_the_switch_with_empty_and_single_clients(tmp_path, capsys):
     stackoverflow(tmp_path / "data")
     main(["run", "stackoverflow-lr", "--data-dir", "data", *SHORT])
@@ -65,50 +68,89 @@ def test_stackoverflow_lr_across_the_switch_with_empty_and_single_clients(tmp_pa
     record = last_record(tmp_path / "out")
     assert (record["phase"], record["train/empty"], record["train/rejected"]) == ("sampling", 1, 0)
     for split in ("eval", "valid", "test"):
-        for name in ("loss", "precision", "recall_at_5", "macro_f1", "micro_f1"):
+        assert record[f"{split}/loss"] > 0
+        for name in ("precision", "recall_at_5", "macro_f1", "micro_f1"):
             assert 0 <= record[f"{split}/{name}"] <= 1
         assert record[f"{split}/recall_at_5_p10"] <= record[f"{split}/recall_at_5_p90"]
     # Curves are those of validation, which has other examples than test.
     assert record["eval/loss"] == record["valid/loss"] != record["test/loss"]
+    main(["run", "stackoverflow-lr", "--data-dir", "data", "--method", "centralized", *CENTRAL])
+    # One pool of all that clients have: every example of everybody is seen once.
+    central = last_record(tmp_path / "central")
+    assert central["train/empty"] == 0
+    assert central["test/loss"] < np.log(2)
 
 
-@pytest.mark.filterwarnings("ignore:.*fewer than:UserWarning")
-@pytest.mark.filterwarnings("ignore:clients_per_round:UserWarning")
-def test_stackoverflow_nwp_and_its_central_reference(tmp_path):
+CENTRAL = ["--rounds", "2", "--out", "central"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_stackoverflow_nwp(tmp_path):
     stackoverflow(tmp_path / "data")
-    main(["run", "stackoverflow-nwp", "--data-dir", "data", "--eval-split", "test", *SHORT])
+    command = ["run", "stackoverflow-nwp", "--data-dir", "data", "--eval-split", "test"]
+    main([*command, "--method", "fedavg", "--rounds", "1", "--out", "out"])
     record = last_record(tmp_path / "out")
     assert record["train/empty"] == 1
     assert record["test/perplexity"] == pytest.approx(np.exp(record["test/loss"]))
     assert record["eval/loss"] == record["test/loss"] != record["valid/loss"]
-    command = ["run", "stackoverflow-nwp", "--data-dir", "data", "--method", "centralized"]
-    main([*command, "--rounds", "1", "--out", "central"])
-    assert last_record(tmp_path / "central")["test/loss"] < np.log(14)
+
+
+def test_a_mini_batch_of_sentences_counts_words(tmp_path):
+    """The loss is a mean over the batch's targets, not over its sentences' means."""
+    from fedpa.models.lstm import token_losses
+    from fedpa.objectives.objective import Objective, minibatch_loss
+
+    stackoverflow(tmp_path)
+    with pytest.warns(UserWarning, match="fewer than"):
+        problem = task_named("stackoverflow-nwp").load(TaskOptions(str(tmp_path), "small-lstm"))
+    key = jax.random.key(0)
+    params = problem.init(key)
+    batch = jax.tree.map(jnp.asarray, problem.clients.examples("user-3"))
+    objective = Objective(problem.loss, weight=problem.weight)
+    losses, mask = token_losses(params, batch)
+    found = minibatch_loss(objective, params, Minibatch(batch, jnp.ones(30)), key)
+    assert float(found) == pytest.approx(float(losses.sum()) / float(mask.sum()), rel=1e-5)
 
 
 def test_emnist_takes_all_characters_before_digits_only(tmp_path):
     tiny.hdf5(tmp_path / "data", "fed_emnist_digitsonly", lambda n, s: tiny.emnist(n, s, 10))
     main(EMNIST)
+    assert {"eval/accuracy", "test/accuracy_p50"} <= set(last_record(tmp_path / "out"))
     with np.load(tmp_path / "out" / "params.npz") as params:
         assert params["biases/1"].shape == (10,)
     tiny.hdf5(tmp_path / "data", "fed_emnist", tiny.emnist)
-    main([*EMNIST, "--overwrite"])
-    with np.load(tmp_path / "out" / "params.npz") as params:
-        assert params["biases/1"].shape == (62,)
-    assert {"eval/accuracy", "test/accuracy_p50"} <= set(last_record(tmp_path / "out"))
+    problem = task_named("emnist").load(TaskOptions("data"))
+    assert jax.eval_shape(problem.init, jax.random.key(0)).biases[1].shape == (62,)
 
 
 EMNIST = ["run", "emnist", "--data-dir", "data", "--rounds", "1", "--epochs", "1", "--out", "out"]
 EMNIST += ["--clients-per-round", "2", "--validation-share", "0", "--method", "fedavg"]
 
 
-def test_cifar100_is_dealt_from_its_records(tmp_path):
-    """The central records will do: 500 clients are dealt once, and kept."""
-    tiny.cifar_records(tmp_path / "data", per_label=(500, 100))
-    command = ["run", "cifar100", "--data-dir", "data", "--rounds", "1", "--epochs", "1"]
-    main([*command, "--clients-per-round", "2", "--eval-examples", "100", "--dry-run"])
-    kept = list((tmp_path / "cache" / "fedpa" / "partitions").glob("*/fed_cifar100_train.h5"))
-    assert len(kept) == 1
+@pytest.mark.parametrize("model", ["small-resnet", "resnet18"])
+def test_cifar100_has_its_models_and_their_decay(tmp_path, model):
+    tiny.hdf5(tmp_path, "fed_cifar100", tiny.cifar)
+    problem = task_named("cifar100").load(TaskOptions(str(tmp_path), model))
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    told = task_named("cifar100").models[model]
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == told
+    batch = problem.clients.examples("c0")
+    assert batch["x"].dtype == np.uint8
+    assert jax.eval_shape(problem.loss, params, batch, jax.random.key(0)).shape == (3,)
+    assert jax.eval_shape(problem.regularizer, params).shape == ()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["small-resnet", "resnet18"])
+def test_cifar100_runs(tmp_path, model):
+    tiny.hdf5(tmp_path / "data", "fed_cifar100", tiny.cifar, sizes=(20, 20))
+    command = ["run", "cifar100", "--data-dir", "data", "--model", model, "--rounds", "3"]
+    command += ["--method", "fedavg", "--epochs", "2", "--validation-share", "0", "--out", "out"]
+    with pytest.warns(UserWarning, match="clients_per_round"):
+        main(command)
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["train/loss"] for line in lines]
+    assert losses[-1] < losses[0]
 
 
 def refused(command, capsys):
