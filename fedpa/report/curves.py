@@ -5,7 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from fedpa.report.figures import COLOURS, STYLES, new_figure, rendered
-from fedpa.report.summary import WINDOW, Curve, curve, running_average, switch_round
+from fedpa.report.summary import (
+    WINDOW,
+    Curve,
+    curve,
+    running_average,
+    split_shown,
+    switch_round,
+)
 from fedpa.report.table import Histories
 
 
@@ -40,7 +47,8 @@ def draw_curves(
             color="0.35",
         )
     axes.set_xlabel("round")
-    axes.set_ylabel(f"test {metric} (×), {WINDOW}-round average (line)")
+    split = split_shown(next(iter(histories.values()))[0], metric)
+    axes.set_ylabel(f"{split} {metric} (×), {WINDOW}-round average (line)")
     axes.set_title(title, fontsize=10, loc="left")
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)

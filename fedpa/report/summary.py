@@ -30,6 +30,12 @@ def final(c: Curve, last: int) -> float:
     return float(np.mean(c.values[c.rounds > c.rounds[-1] - last])) if len(c.rounds) else np.nan
 
 
+def at_the_end(history: Sequence[Mapping[str, Any]], key: str) -> float:
+    """The last record's value of `key`; NaN if it has none."""
+    value = history[-1].get(key) if history else None
+    return np.nan if value is None else float(value)
+
+
 def running_average(c: Curve, window: int = WINDOW) -> Curve:
     """At each round from `window` on, the mean of the evaluations in the last `window` rounds."""
     rounds = c.rounds[c.rounds >= window]
@@ -42,6 +48,13 @@ def rounds_to(c: Curve, target: float) -> int | None:
     smooth = running_average(c)
     reached = smooth.rounds[smooth.values >= target]
     return int(reached[0]) if len(reached) else None
+
+
+def split_shown(history: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """Whose examples the curve is of."""
+    evaluated = [record for record in history if f"eval/{metric}" in record]
+    same = [record.get(f"valid/{metric}") == record[f"eval/{metric}"] for record in evaluated]
+    return "validation" if same and all(same) else "test"
 
 
 def switch_round(history: Sequence[Mapping[str, Any]]) -> int | None:

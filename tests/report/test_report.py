@@ -7,7 +7,14 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from fedpa.report.curves import draw_curves
-from fedpa.report.summary import curve, final, rounds_to, running_average, switch_round
+from fedpa.report.summary import (
+    curve,
+    final,
+    rounds_to,
+    running_average,
+    split_shown,
+    switch_round,
+)
 from fedpa.report.table import as_csv, printed, rows
 
 
@@ -77,3 +84,22 @@ def test_curves_are_drawn(tmp_path):
     colours = {tuple(np.round(c[:3] * 255).astype(int)) for c in image.reshape(-1, image.shape[2])}
     assert (0, 114, 178) in colours  # both lines are there
     assert (213, 94, 0) in colours
+
+
+def test_the_curve_says_whose_examples_it_is_of():
+    plain = history([0.1, 0.2])
+    assert split_shown(plain, "accuracy") == "test"
+    assert split_shown([r | {"valid/accuracy": r["eval/accuracy"]} for r in plain], "accuracy") == (
+        "validation"
+    )
+    assert split_shown([r | {"valid/accuracy": 0.7} for r in plain], "accuracy") == "test"
+
+
+def test_the_table_has_the_test_split_of_the_last_round():
+    first, last = history([0.1, 0.2])
+    table = rows({"A": [[first, last | {"test/accuracy": 0.75}]]}, "accuracy", (), 1)
+    assert table[0].test == 0.75
+    assert (
+        next(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))["test_accuracy"] == "0.750000"
+    )
+    assert np.isnan(rows({"A": [[first, last]]}, "accuracy", (), 1)[0].test)

@@ -81,7 +81,7 @@ def test_stackoverflow_lr_across_the_switch_with_empty_and_single_clients(tmp_pa
     assert central["test/loss"] < np.log(2)
 
 
-CENTRAL = ["--rounds", "2", "--out", "central"]
+CENTRAL = ["--rounds", "2", "--client-learning-rate", "0.5", "--out", "central"]
 
 
 @pytest.mark.filterwarnings("default")

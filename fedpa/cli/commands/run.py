@@ -1,9 +1,9 @@
 """`fedpa run`: train one method on one task."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -11,8 +11,9 @@ from rich.console import Console
 from fedpa.algorithms.method import labelled
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.engines.distributed import Processes, is_first, join
+from fedpa.metrics.streaming import PERCENTILES
 from fedpa.report.progress import watched
-from fedpa.report.summary import curve, final
+from fedpa.report.summary import at_the_end, curve, final
 from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve, write_toml
@@ -60,7 +61,17 @@ def main(argv: Sequence[str], console: Console) -> None:
     task, last = task_named(config.task), preset_named(config.task, config.preset)[1].last
     value = final(curve(result.history, f"eval/{task.metric}"), last)
     console.print(f"{task.metric} {value:.4f} (mean of the last {min(last, config.rounds)} rounds)")
+    console.print(_tested(result.history, task.metric), highlight=False)
     console.print(f"written to {shown(out)}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """The model at the end on the whole test split, and who is left behind."""
+    said = f"test {metric} {at_the_end(history, f'test/{metric}'):.4f}"
+    lower, middle, upper = (at_the_end(history, f"test/{metric}_p{p}") for p in PERCENTILES)
+    if middle == middle:
+        said += f" (clients: 10 % at most {lower:.3f}, half {middle:.3f}, 90 % {upper:.3f})"
+    return said
 
 
 def _dry_run(config: RunConfig, console: Console) -> None:
