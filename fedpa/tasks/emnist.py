@@ -64,16 +64,16 @@ def paper(method: str) -> Defaults:
 
 def laptop(method: str) -> Defaults:
     del method
-    h = dataclasses.replace(PAPER, burn_in_rounds=30)
+    h = dataclasses.replace(PAPER, burn_in_rounds=25)
     options = TaskOptions(validation_share=0.1, eval_examples=2_000)
-    return Defaults(60, 10, h, options, eval_every=2)
+    return Defaults(50, 10, h, options, eval_every=2)
 
 
 TASK = Task(
     summary="EMNIST-62: handwritten characters by writer (digits only where that is all there is)",
     load=load,
     presets={
-        "laptop": Preset("10 writers a round, 60 rounds", laptop, targets=(0.9, 0.95), last=10),
+        "laptop": Preset("10 writers a round, 50 rounds", laptop, targets=(0.9, 0.95), last=10),
         "paper": Preset("appendix D", paper, targets=(0.84, 0.86), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),

@@ -64,16 +64,16 @@ def paper(method: str) -> Defaults:
 def laptop(method: str) -> Defaults:
     del method
     # Without momentum rows of words that a client does not use stay untouched, which is faster.
-    h = dataclasses.replace(PAPER, burn_in_rounds=40, client_momentum=0.0)
-    options = TaskOptions(max_examples=1_000, eval_examples=2_000)
-    return Defaults(80, 20, h, options, eval_every=4)
+    h = dataclasses.replace(PAPER, burn_in_rounds=400, client_momentum=0.0)
+    options = TaskOptions(max_examples=128, eval_examples=5_000)
+    return Defaults(800, 10, h, options, eval_every=20)
 
 
 TASK = Task(
     summary="StackOverflow LR: the tags of users' posts, 10,000 words, 500 tags",
     load=load,
     presets={
-        "laptop": Preset("20 users a round, 80 rounds", laptop, (), last=10),
+        "laptop": Preset("10 users a round, 800 rounds", laptop, (0.6,), last=100),
         "paper": Preset("appendix D", paper, (0.6, 0.65), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
