@@ -13,7 +13,7 @@ import tyro
 
 from fedpa.algorithms.hyperparameters import SAMPLER_FIELDS
 from fedpa.algorithms.method import methods
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, refuse
 from fedpa.training.config import RunConfig, default_config, read_toml
 
 C = TypeVar("C")
@@ -30,12 +30,22 @@ def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None =
     first: Any = parse_words(command, words, prog, command(run=RunConfig()))  # type: ignore[call-arg]
     if first.config is not None:
         base = read_toml(first.config)
+        _refuse_others(first, base)
     else:
         base = default_config(first.run.task, method or first.run.method, first.run.preset)
     parsed: Any = parse_words(command, argv, prog, command(run=base))  # type: ignore[call-arg]
     if method is not None:
         parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
     return parsed
+
+
+def _refuse_others(first: Any, base: RunConfig) -> None:
+    """A file is of one task and preset: half of another's settings are nobody's."""
+    plain = RunConfig()
+    for field in ("task", "preset"):
+        named, of_file = getattr(first.run, field), getattr(base, field)
+        if named not in (getattr(plain, field), of_file):
+            raise refuse(field, named, f"{first.config} is of {field} {of_file}: leave one out")
 
 
 def refuse_unused_sampler(names: Sequence[str], argv: Sequence[str]) -> None:

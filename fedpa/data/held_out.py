@@ -9,10 +9,10 @@ HELD_OUT_SEED = 0
 
 
 def held_out(data: FederatedData, share: float) -> tuple[FederatedData, FederatedData | None]:
-    """(the others, a random share of the clients); None if the share is 0 or nobody is left."""
-    size = min(round(share * len(data.ids)), len(data.ids) - 1)
-    if size < 1:
+    """(the others, a random share of the clients, at least one); None if the share is 0."""
+    if not share or len(data.ids) == 1:
         return data, None
+    size = min(max(round(share * len(data.ids)), 1), len(data.ids) - 1)
     rng = np.random.default_rng(HELD_OUT_SEED)
     chosen = set(rng.choice(len(data.ids), size, replace=False).tolist())
     others = [name for place, name in enumerate(data.ids) if place not in chosen]

@@ -48,7 +48,10 @@ def streamed(
     names clients are often alike.
     """
     chosen = _first(data, most)
-    size = min(batch_size, max(sum(taken for _, taken in chosen), 1))
+    total = sum(taken for _, taken in chosen)
+    if not total:
+        raise DataError(f"none of the {len(data.ids)} clients to evaluate on has an example")
+    size = min(batch_size, total)
     kept: list[Batch] = []
 
     @eqx.filter_jit
@@ -62,7 +65,9 @@ def streamed(
     def evaluate(params: Any) -> Evaluated:
         sums: dict[str, np.ndarray] = {}
         vectors: dict[str, np.ndarray] = {}
-        for batch in kept or _kept(_batches(data, chosen, size), kept):
+        batches = _batches(data, chosen, size)
+        # What is evaluated again and again is read once; all of a federation is measured once.
+        for batch in batches if most is None else kept or _kept(batches, kept):
             rows = len(batch.owners)
             each, summed = jax.device_get(measure(params, batch.examples, jnp.asarray(rows)))
             for name, numbers in each.items():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
-from fedpa.data.catalogue import open_dataset
+from fedpa.data.catalogue import found, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.held_out import held_out
 from fedpa.errors import refuse
@@ -37,6 +37,7 @@ def load(options: TaskOptions) -> Problem:
     def init(key: Key) -> Any:
         return build(key=key, **groups)
 
+    dataset = _dataset(options)
     splits = open_dataset("fed_cifar100", options.data_dir, options.partition_seed or 0)
 
     def images(client: str, raw: dict[str, np.ndarray]) -> Any:
@@ -54,7 +55,22 @@ def load(options: TaskOptions) -> Problem:
         mapped(splits.test, images),
         validation,
         regularizer=module.regularizer,
+        dataset=dataset,
     )
+
+
+def _dataset(options: TaskOptions) -> str | None:
+    """The federation as published, where it is found, or CIFAR-100 itself, which is dealt."""
+    central = found("cifar-100-binary", options.data_dir)
+    there = found("fed_cifar100", options.data_dir)
+    dataset = "cifar-100-binary" if there is None or there == central else "fed_cifar100"
+    if options.dataset not in (None, dataset):
+        raise refuse("dataset", options.dataset, f"{dataset} is what would be opened")
+    if dataset == "fed_cifar100" and options.partition_seed is not None:
+        raise refuse(
+            "partition_seed", options.partition_seed, f"{there} is dealt already: leave it out"
+        )
+    return dataset
 
 
 PAPER = Hyperparameters(
@@ -90,7 +106,15 @@ TASK = Task(
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",
-    takes=("data_dir", "model", "groups", "max_examples", "partition_seed", "validation_share"),
-    datasets=("fed_cifar100",),
+    takes=(
+        "data_dir",
+        "dataset",
+        "model",
+        "groups",
+        "max_examples",
+        "partition_seed",
+        "validation_share",
+    ),
+    datasets=("fed_cifar100", "cifar-100-binary"),
     models={name: module.MODEL.parameters for name, (module, _) in MODELS.items()},
 )

@@ -15,6 +15,8 @@ class TaskOptions:
     data_dir: str | None = None
     """Where the data set lies, unpacked or as downloaded; FEDPA_DATA or the user's data directory
     if not given."""
+    dataset: str | None = None
+    """Which of the task's data sets (see fedpa tasks); the first that is found if not given."""
     model: str | None = None
     """The task's model, where it has several (see fedpa tasks)."""
     max_examples: int | None = None
@@ -35,7 +37,8 @@ class TaskOptions:
     """What curves (eval/…) show: validation clients, or the test split; auto: validation if there
     is any."""
     eval_examples: int = 10_000
-    """Examples of an evaluation during the run, the first of the split; all of them at the end."""
+    """Examples of an evaluation during the run, of the first clients in a shuffled order that is
+    always the same; at the end all of test are taken."""
 
 
 ALWAYS = ("eval_split", "eval_examples")

@@ -13,6 +13,7 @@ from fedpa.data.bag_of_words import WIDTH, bags
 from fedpa.data.catalogue import counts_files, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.vocabulary import tags, words
+from fedpa.errors import refuse
 from fedpa.metrics.tags import tagger
 from fedpa.models import bag_of_words
 from fedpa.tasks.options import TaskOptions
@@ -20,6 +21,8 @@ from fedpa.tasks.task import Defaults, Preset, Problem, Task
 
 
 def load(options: TaskOptions) -> Problem:
+    if options.dataset not in (None, "stackoverflow"):
+        raise refuse("dataset", options.dataset, "task stackoverflow-lr has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens", "title", "tags"])
     word_counts, tag_counts = counts_files(options.data_dir)
     vocabulary = words(word_counts, options.vocabulary or 10_000)
@@ -38,6 +41,7 @@ def load(options: TaskOptions) -> Problem:
         mapped(splits.test, posts),
         None if splits.validation is None else mapped(splits.validation, posts),
         reduction="sum",
+        dataset="stackoverflow",
         sparse=bag_of_words.SPARSE,
         eval_batch_size=500,
     )
@@ -65,8 +69,8 @@ def laptop(method: str) -> Defaults:
     del method
     # Without momentum rows of words that a client does not use stay untouched, which is faster.
     h = dataclasses.replace(PAPER, burn_in_rounds=400, client_momentum=0.0)
-    options = TaskOptions(max_examples=128, eval_examples=5_000)
-    return Defaults(800, 10, h, options, eval_every=20)
+    options = TaskOptions(max_examples=128, eval_examples=1_000)
+    return Defaults(800, 10, h, options, eval_every=5)
 
 
 TASK = Task(
@@ -78,7 +82,7 @@ TASK = Task(
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="recall_at_5",
-    takes=("data_dir", "max_examples", "vocabulary", "tags", "words"),
+    takes=("data_dir", "dataset", "max_examples", "vocabulary", "tags", "words"),
     datasets=("stackoverflow",),
     models={"bag-of-words": bag_of_words.MODEL.parameters},
 )

@@ -30,6 +30,8 @@ def load(options: TaskOptions) -> Problem:
     name = options.model or "lstm"
     if name not in SIZES:
         raise refuse("model", name, f"task stackoverflow-nwp has {', '.join(SIZES)}")
+    if options.dataset not in (None, "stackoverflow"):
+        raise refuse("dataset", options.dataset, "task stackoverflow-nwp has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens"])
     vocabulary = words(counts_files(options.data_dir)[0], options.vocabulary or 10_000)
 
@@ -44,6 +46,7 @@ def load(options: TaskOptions) -> Problem:
         next_words(vocabulary.size),
         mapped(splits.test, sentences),
         None if splits.validation is None else mapped(splits.validation, sentences),
+        dataset="stackoverflow",
         sparse=lstm.SPARSE,
         weight=targets,
     )
@@ -96,7 +99,7 @@ TASK = Task(
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",
-    takes=("data_dir", "model", "max_examples", "vocabulary"),
+    takes=("data_dir", "dataset", "model", "max_examples", "vocabulary"),
     datasets=("stackoverflow",),
     models={"small-lstm": 1_397_588, "lstm": lstm.MODEL.parameters},
 )

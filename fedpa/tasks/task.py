@@ -31,6 +31,8 @@ class Problem(NamedTuple):
     sparse: SparseTable | None = None
     weight: Callable[[Examples], Losses] | None = None
     eval_batch_size: int = 100
+    dataset: str | None = None
+    """Which of the task's data sets it is; None if the task brings its own."""
 
 
 class Defaults(NamedTuple):

@@ -93,7 +93,13 @@ def resolve(config: RunConfig) -> RunConfig:
     """Check every value and fill in what follows from others; the result is what runs."""
     check_names(config.task, config.method)
     preset_named(config.task, config.preset)
-    check_task_options(config.task, config.task_options, task_named(config.task).takes)
+    options = config.task_options
+    check_task_options(config.task, options, task_named(config.task).takes)
+    if options.data_dir is not None:  # to be found from anywhere, later
+        path = str(Path(options.data_dir).expanduser().absolute())
+        config = dataclasses.replace(
+            config, task_options=dataclasses.replace(options, data_dir=path)
+        )
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")

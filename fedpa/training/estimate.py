@@ -18,9 +18,9 @@ from fedpa.engines.program import compiled
 from fedpa.engines.vectorized import gains
 from fedpa.engines.vectorized import width as side_by_side
 from fedpa.metrics.streaming import streamed
-from fedpa.tasks.task import task_named
+from fedpa.tasks.task import Problem, task_named
 from fedpa.training.config import RunConfig
-from fedpa.training.evaluation import curve_split
+from fedpa.training.evaluation import evaluated_splits
 from fedpa.training.fit import bind
 
 REPEATS = 5
@@ -35,10 +35,10 @@ class Estimate(NamedTuple):
     """phase → bytes of a client's program: data, parameters, samples and temporaries."""
 
 
-def estimate(config: RunConfig) -> Estimate:
+def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     """Compile each phase's client update for clients of median size and time a few of them."""
-    task = task_named(config.task)
-    problem = task.load(config.task_options)
+    if problem is None:
+        problem = task_named(config.task).load(config.task_options)
     data, per_round = problem.clients, config.clients_per_round
     if methods()[config.method].pooled:
         data, per_round = pooled(data, per_round, config.seed), 1
@@ -64,11 +64,10 @@ def estimate(config: RunConfig) -> Estimate:
     cohort = _alike(median, data, algorithm.client_init(theta), few)
     made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
     kind = usual_kind(cohort)
-    split = getattr(problem, curve_split(problem, config.task_options))
-    evaluate = streamed(
-        problem.metric, split, problem.eval_batch_size, config.task_options.eval_examples
-    )
-    evaluation = _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
+    options, evaluation = config.task_options, 0.0
+    for split in evaluated_splits(problem, options).values():
+        evaluate = streamed(problem.metric, split, problem.eval_batch_size, options.eval_examples)
+        evaluation += _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
     seconds, memory = {}, {}
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):

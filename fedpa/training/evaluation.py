@@ -9,6 +9,7 @@ on validation.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedpa.data.federated import FederatedData
 from fedpa.errors import check_integer, refuse
 from fedpa.metrics.streaming import distribution, streamed
 from fedpa.tasks.options import TaskOptions
@@ -34,34 +35,41 @@ def evaluation(evaluate: Evaluate, every: Any = 1, prefix: str = "eval") -> Call
     return callback
 
 
-def task_evaluation(
-    problem: Problem, metric: str, options: TaskOptions, every: int
-) -> list[Callback]:
-    """The callbacks that evaluate a task: the split of curves, validation, and all of test."""
+def task_evaluation(problem: Problem, metric: str, options: TaskOptions, every: int) -> Callback:
+    """Every so many rounds and after the last: the split of the curves, and validation."""
     split = curve_split(problem, options)
-    during = {"validation": problem.validation, "test": problem.test}
     measured = {
         name: _measured(problem, data, metric, options.eval_examples)
-        for name, data in during.items()
-        if data is not None and name in (split, "validation")
+        for name, data in evaluated_splits(problem, options).items()
     }
-    # Where curves show all of the test split, that is the evaluation at the end, too.
-    sizes = (problem.test.num_examples(name) for name in problem.test.ids)
-    same = split == "test" and sum(sizes) <= options.eval_examples
-    at_the_end = measured["test"] if same else _measured(problem, problem.test, metric, None)
 
     def callback(event: Event) -> Mapping[str, float] | None:
-        found: dict[str, float] = {}
-        if _due(event, every):
-            values = {name: evaluate(event.params) for name, evaluate in measured.items()}
-            found |= _prefixed("eval", values[split])
-            if "validation" in values:
-                found |= _prefixed("valid", values["validation"])
-        if event.round == event.rounds:
-            found |= _prefixed("test", values["test"] if same else at_the_end(event.params))
-        return found or None
+        if not _due(event, every):
+            return None
+        values = {name: evaluate(event.params) for name, evaluate in measured.items()}
+        found = _prefixed("eval", values[split])
+        return found | _prefixed("valid", values.get("validation", {}))
 
-    return [callback]
+    return callback
+
+
+def evaluated_splits(problem: Problem, options: TaskOptions) -> dict[str, FederatedData]:
+    """What is evaluated during a run."""
+    there = {"validation": problem.validation, "test": problem.test}
+    wanted = (curve_split(problem, options), "validation")
+    return {name: data for name, data in there.items() if data is not None and name in wanted}
+
+
+def on_all_of_test(
+    problem: Problem, metric: str, options: TaskOptions, params: Any, record: Mapping[str, Any]
+) -> dict[str, float]:
+    """`test/…` of the final parameters; `record` is their round's."""
+    sizes = (problem.test.num_examples(name) for name in problem.test.ids)
+    whole = curve_split(problem, options) == "test" and sum(sizes) <= options.eval_examples
+    shown = {key: value for key, value in record.items() if key.startswith("eval/")}
+    if whole and shown:  # the curve's last point is that already
+        return {f"test/{key.removeprefix('eval/')}": value for key, value in shown.items()}
+    return _prefixed("test", _measured(problem, problem.test, metric, None)(params))
 
 
 def curve_split(problem: Problem, options: TaskOptions) -> str:

@@ -1,6 +1,7 @@
 """One run of a task from its configuration, written to a directory."""
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import jax
 from fedpa.algorithms.method import methods
 from fedpa.data.pooled import pooled
 from fedpa.engines import engines
-from fedpa.tasks.task import task_named
+from fedpa.tasks.task import Problem, task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig, resolve
-from fedpa.training.evaluation import task_evaluation
+from fedpa.training.evaluation import on_all_of_test, task_evaluation
 from fedpa.training.fit import fit
 from fedpa.training.loop import Fit
 
@@ -24,14 +25,21 @@ def run(
     *,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
+    problem: Problem | None = None,
 ) -> Fit:
-    """Train, writing `config.toml`, `metrics.jsonl` and `params.npz` to `out`, if there is one."""
+    """Train, writing `config.toml`, `metrics.jsonl` and `params.npz` to `out`, if there is one.
+
+    problem: the task, if it is loaded already.
+    """
     config = resolve(config)
     if out is not None:
         run_directory.check_free(out, overwrite)
     task = task_named(config.task)
-    problem = task.load(config.task_options)
-    evaluations = task_evaluation(problem, task.metric, config.task_options, config.eval_every)
+    problem = task.load(config.task_options) if problem is None else problem
+    # Which of the task's data sets it was is part of what decides the numbers.
+    options = dataclasses.replace(config.task_options, dataset=problem.dataset)
+    config = dataclasses.replace(config, task_options=options)
+    evaluation = task_evaluation(problem, task.metric, options, config.eval_every)
     named = methods()[config.method]
     method = named.build(config.hyperparameters)
     clients, clients_per_round = problem.clients, config.clients_per_round
@@ -55,10 +63,15 @@ def run(
             reduction=problem.reduction,
             sparse=problem.sparse,
             weight=problem.weight,
-            callbacks=[*evaluations, *callbacks],
+            callbacks=[evaluation, *callbacks],
             engine=engine,
             min_success=config.min_success,
         )
     if out is not None:
         run_directory.save_params(out, result.params)
+    # The last, so that a broken test split costs nothing but itself.
+    last = result.history[-1]
+    last |= on_all_of_test(problem, task.metric, options, result.params, last)
+    if out is not None:
+        run_directory.replace_last_record(out, last)
     return result

@@ -98,11 +98,20 @@ def metrics_file(out: Path) -> Iterator[Callback]:
     with (out / METRICS).open("w") as file:
 
         def callback(event: Event) -> None:
-            finite = {key: _json_value(value) for key, value in event.record.items()}
-            file.write(json.dumps(finite) + "\n")
+            file.write(_line(event.record))
             file.flush()
 
         yield callback
+
+
+def replace_last_record(out: Path, record: dict[str, Any]) -> None:
+    """The last line of `metrics.jsonl` anew, with what became known after it was written."""
+    lines = (out / METRICS).read_text().splitlines(keepends=True)
+    write_atomically(out / METRICS, "".join([*lines[:-1], _line(record)]).encode())
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps({key: _json_value(value) for key, value in record.items()}) + "\n"
 
 
 def _json_value(value: Any) -> Any:
@@ -158,6 +167,12 @@ def load(directory: str | Path) -> Run:
     stored = _read_params(out / PARAMS)
     if set(stored) != set(_arrays(skeleton)):
         raise FedpaError(f"{out / PARAMS} does not hold the arrays of task {config.task!r}")
+    for name, array in _arrays(skeleton).items():
+        if stored[name].shape != array.shape:
+            raise FedpaError(
+                f"{out / PARAMS}: {name} has shape {list(stored[name].shape)}: the model of task "
+                f"{config.task!r} has {list(array.shape)}; the data set may be another one"
+            )
     params = jax.tree_util.tree_map_with_path(
         lambda path, leaf: jnp.asarray(stored[_name(path)]) if _is_array(leaf) else leaf, skeleton
     )

@@ -126,7 +126,7 @@ def test_dry_run_prints_and_writes_nothing(tmp_path):
             ["run", "--method", "fedprox"],
             "unknown method; choose from centralized, fedavg-1, fedavg, fedpa",
         ),
-        (["run", "mnist"], "unknown task; choose from digits"),
+        (["run", "mnist"], "unknown task; choose from cifar100, digits"),
         (["run", "--rounds", "0"], "rounds = 0"),
         (["run", "--shrinkage", "lw"], "'fixed', 'oas', 'rblw'"),
         (["run", "--config", "missing.toml"], "can't be read"),

@@ -102,7 +102,9 @@ def test_a_mini_batch_of_sentences_counts_words(tmp_path):
 
     stackoverflow(tmp_path)
     with pytest.warns(UserWarning, match="fewer than"):
-        problem = task_named("stackoverflow-nwp").load(TaskOptions(str(tmp_path), "small-lstm"))
+        problem = task_named("stackoverflow-nwp").load(
+            TaskOptions(str(tmp_path), model="small-lstm")
+        )
     key = jax.random.key(0)
     params = problem.init(key)
     batch = jax.tree.map(jnp.asarray, problem.clients.examples("user-3"))
@@ -112,9 +114,12 @@ def test_a_mini_batch_of_sentences_counts_words(tmp_path):
     assert float(found) == pytest.approx(float(losses.sum()) / float(mask.sum()), rel=1e-5)
 
 
-def test_emnist_takes_all_characters_before_digits_only(tmp_path):
+@pytest.mark.filterwarnings("default")
+def test_emnist_takes_all_characters_before_digits_only(tmp_path, capsys):
     tiny.hdf5(tmp_path / "data", "fed_emnist_digitsonly", lambda n, s: tiny.emnist(n, s, 10))
     main(EMNIST)
+    assert "10 classes are told apart, not 62" in capsys.readouterr().err
+    assert 'dataset = "fed_emnist_digitsonly"' in (tmp_path / "out" / "config.toml").read_text()
     assert {"eval/accuracy", "test/accuracy_p50"} <= set(last_record(tmp_path / "out"))
     with np.load(tmp_path / "out" / "params.npz") as params:
         assert params["biases/1"].shape == (10,)
@@ -130,7 +135,7 @@ EMNIST += ["--clients-per-round", "2", "--validation-share", "0", "--method", "f
 @pytest.mark.parametrize("model", ["small-resnet", "resnet18"])
 def test_cifar100_has_its_models_and_their_decay(tmp_path, model):
     tiny.hdf5(tmp_path, "fed_cifar100", tiny.cifar)
-    problem = task_named("cifar100").load(TaskOptions(str(tmp_path), model))
+    problem = task_named("cifar100").load(TaskOptions(str(tmp_path), model=model))
     params = jax.eval_shape(problem.init, jax.random.key(0))
     told = task_named("cifar100").models[model]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == told
@@ -212,6 +217,43 @@ def test_what_can_not_be_trusted_is_refused(make, says, tmp_path, capsys):
     make(tmp_path / "data")
     assert says in refused(EMNIST, capsys)
     assert not (tmp_path / "out" / "params.npz").exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_broken_test_split_costs_nothing_but_itself(tmp_path, capsys):
+    """All of it is read at the very end: parameters and metrics are there by then."""
+    stackoverflow(tmp_path / "data")
+    bad = posts(3) | {"tags": np.array(["r"] * 2, object)}
+    write_hdf5(tmp_path / "data" / "stackoverflow_test.h5", [("a", posts(2)), ("bad", bad)])
+    command = ["run", "stackoverflow-lr", "--data-dir", "data", "--method", "fedavg"]
+    said = refused([*command, "--rounds", "2", "--out", "out"], capsys)
+    assert "stackoverflow_test.h5" in said
+    assert "'bad'" in said
+    assert (tmp_path / "out" / "params.npz").exists()
+    assert last_record(tmp_path / "out")["round"] == 2
+
+
+def test_nothing_is_replaced_or_made_where_data_is_missing(tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "out" / "fedavg-0").mkdir(parents=True)
+    for name in ("table.csv", "fedavg-0/config.toml"):
+        (tmp_path / "out" / name).write_text("of an earlier comparison")
+    command = ["compare", "emnist", "--data-dir", "data"]
+    refused([*command, "--out", "out", "--overwrite"], capsys)
+    assert (tmp_path / "out" / "table.csv").exists()
+    assert (tmp_path / "out" / "fedavg-0" / "config.toml").exists()
+    refused(["run", "emnist", "--data-dir", "data"], capsys)
+    refused(command, capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_of_one_preset_is_not_mixed_with_another(tmp_path, capsys):
+    (tmp_path / "c.toml").write_text('task = "cifar100"')
+    for words, field in [
+        (["--preset", "paper"], "preset = 'paper'"),
+        (["emnist"], "task = 'emnist'"),
+    ]:
+        assert field in refused(["run", *words, "--config", "c.toml"], capsys)
 
 
 def test_tasks_are_listed(tmp_path, capsys):

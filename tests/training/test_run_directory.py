@@ -165,7 +165,7 @@ def test_a_cut_file_is_named(finished, tmp_path, name, words):
         ("[hyperparameters]\nshrinkage = 'lw'", "shrinkage = 'lw': must be one of 'fixed', 'oas'"),
         ("[hyperparameters]\nsample_scale = 'x'", "must be one of 'none', 'sqrt-n' or a number"),
         ("hyperparameters = 3", "must be a table"),
-        ("task = 'nope'", "unknown task; choose from digits"),
+        ("task = 'nope'", "unknown task; choose from cifar100, digits"),
         ("task = 7", "must be of type str"),
         ("method = 'sgd'", "unknown method; choose from"),
         ("rounds =", "is not valid TOML"),

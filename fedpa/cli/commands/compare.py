@@ -10,10 +10,12 @@ from rich.console import Console
 
 from fedpa.algorithms.method import labelled, methods
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.cli.loading import loaded
 from fedpa.errors import FedpaError, refuse
 from fedpa.report.curves import draw_curves
 from fedpa.report.progress import watched
 from fedpa.report.table import as_csv, printed, rows
+from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve
@@ -54,6 +56,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
+    problems = {options: loaded(config) for options, config in _by_options(configs).items()}
     refuse_unused_sampler(list(dict.fromkeys(name for name, _ in configs)), argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
@@ -66,7 +69,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     for (name, seed), config in configs.items():
         shown_label = labels[name] if command.seeds == 1 else f"{labels[name]}, seed {seed}"
         with watched(console, f"{shown_label:<{width}}", config.rounds) as progress:
-            result = run(config, out / f"{name}-{seed}", callbacks=[progress])
+            problem = problems[config.task_options]
+            result = run(config, out / f"{name}-{seed}", callbacks=[progress], problem=problem)
         histories.setdefault(labels[name], []).append(result.history)
 
     table = rows(histories, task.metric, preset.targets, preset.last)
@@ -83,6 +87,11 @@ def main(argv: Sequence[str], console: Console) -> None:
         markup=False,
         highlight=False,
     )
+
+
+def _by_options(configs: dict[tuple[str, int], RunConfig]) -> dict[TaskOptions, RunConfig]:
+    """One of the configurations for each way to load the task."""
+    return {config.task_options: config for config in configs.values()}
 
 
 def _labels(configs: dict[tuple[str, int], RunConfig]) -> dict[str, str]:

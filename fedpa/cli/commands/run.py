@@ -10,11 +10,12 @@ from rich.console import Console
 
 from fedpa.algorithms.method import labelled
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.cli.loading import loaded
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.report.progress import watched
 from fedpa.report.summary import at_the_end, curve, final
-from fedpa.tasks.task import preset_named, task_named
+from fedpa.tasks.task import Problem, preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve, write_toml
 from fedpa.training.estimate import estimate
@@ -48,16 +49,19 @@ def main(argv: Sequence[str], console: Console) -> None:
     refuse_unused_sampler([config.method], argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
+    problem = loaded(config)  # before anything is made: the data may not be there
     if command.dry_run:
-        _dry_run(config, console)
+        _dry_run(config, problem, console)
         return
     if not is_first():
-        run(config, None)  # works for the first process, which writes and tells
+        run(config, None, problem=problem)  # works for the first process, which writes and tells
         return
     out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
     label = labelled(config.method, config.hyperparameters)
     with watched(console, label, config.rounds) as progress:
-        result = run(config, out, overwrite=command.overwrite, callbacks=[progress])
+        result = run(
+            config, out, overwrite=command.overwrite, callbacks=[progress], problem=problem
+        )
     task, last = task_named(config.task), preset_named(config.task, config.preset)[1].last
     value = final(curve(result.history, f"eval/{task.metric}"), last)
     console.print(f"{task.metric} {value:.4f} (mean of the last {min(last, config.rounds)} rounds)")
@@ -74,9 +78,9 @@ def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
     return said
 
 
-def _dry_run(config: RunConfig, console: Console) -> None:
+def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:
     console.print(write_toml(config), highlight=False, markup=False, end="")
-    cost = estimate(config)
+    cost = estimate(config, problem)
     console.print(f"\n# {cost.clients:,} clients, {cost.parameters:,} parameters", highlight=False)
     for phase, seconds in cost.seconds_per_round.items():
         console.print(
