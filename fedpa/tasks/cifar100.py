@@ -92,16 +92,24 @@ def paper(method: str) -> Defaults:
 
 def laptop(method: str) -> Defaults:
     del method
-    h = dataclasses.replace(PAPER, epochs=5, burn_in_rounds=40)
+    # In so few rounds momentum at the server overshoots: it stays near chance.
+    h = dataclasses.replace(
+        PAPER,
+        epochs=3,
+        burn_in_rounds=40,
+        client_learning_rate=0.03,
+        server_learning_rate=1.0,
+        server_momentum=0.0,
+    )
     options = TaskOptions(model="small-resnet", validation_share=0.1, eval_examples=2_000)
-    return Defaults(80, 10, h, options, eval_every=4)
+    return Defaults(80, 20, h, options, eval_every=4)
 
 
 TASK = Task(
     summary="CIFAR-100: images of 100 classes, 500 clients by Pachinko allocation",
     load=load,
     presets={
-        "laptop": Preset("a small ResNet, 10 clients a round, 80 rounds", laptop, (0.1,), last=10),
+        "laptop": Preset("a small ResNet, 20 clients a round, 80 rounds", laptop, (0.05,), last=10),
         "paper": Preset("appendix D", paper, (0.3, 0.4), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
