@@ -3,7 +3,15 @@
 from importlib.metadata import version
 
 from fedpa import algorithms, data, deltas, engines, objectives, samplers, server, tasks, training
-from fedpa.algorithms import LocalTraining, exact_posterior, fedavg, fedpa, mb_sgd, mean
+from fedpa.algorithms import (
+    LocalTraining,
+    centralized,
+    exact_posterior,
+    fedavg,
+    fedpa,
+    mb_sgd,
+    mean,
+)
 from fedpa.deltas import posterior_delta
 from fedpa.errors import FedpaError
 from fedpa.objectives import Objective, per_example
@@ -21,6 +29,7 @@ __all__ = [
     "Stop",
     "__version__",
     "algorithms",
+    "centralized",
     "data",
     "deltas",
     "engines",

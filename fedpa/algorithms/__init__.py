@@ -1,6 +1,7 @@
 """Federated algorithms, one file each, as assemblies of samplers, deltas and servers."""
 
 from fedpa.algorithms.algorithm import Algorithm, ClientResult, Method
+from fedpa.algorithms.centralized import centralized
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
@@ -17,6 +18,7 @@ __all__ = [
     "LocalTraining",
     "Method",
     "NamedMethod",
+    "centralized",
     "exact_posterior",
     "fedavg",
     "fedpa",

@@ -2,7 +2,9 @@
 
 from fedpa.data.catalogue import open_dataset
 from fedpa.data.federated import FederatedData, Splits, from_mapping, mapped
+from fedpa.data.held_out import held_out
 from fedpa.data.partition import by_column, by_quantity, dirichlet_label_skew, pachinko
+from fedpa.data.pooled import pooled
 
 __all__ = [
     "FederatedData",
@@ -11,7 +13,9 @@ __all__ = [
     "by_quantity",
     "dirichlet_label_skew",
     "from_mapping",
+    "held_out",
     "mapped",
     "open_dataset",
     "pachinko",
+    "pooled",
 ]

@@ -18,6 +18,7 @@ LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=3)
 SERVER = Server(server.sgd(0.5))
 CLIENTS, _, _ = least_squares_federation(sizes=(20, 8, 13, 30))
 METHODS = {
+    "centralized": fedpa.centralized(LOCAL),
     "fedavg": fedpa.fedavg(LOCAL, SERVER),
     "fedpa": fedpa.fedpa(LOCAL, SERVER, rho=0.1, burn_in_rounds=2),
     "fedpa-oas": fedpa.fedpa(LOCAL, SERVER, rho="oas"),

@@ -254,3 +254,22 @@ def test_figure_1_over_five_seeds():
         many, slow, rho=1.0, sampler=lambda objective, rate: exact(least_squares.posterior)
     )
     assert measured(exactly) < 0.1
+
+
+def test_centralised_training_is_sgd_on_everything_and_finds_the_global_optimum():
+    """What the federated number is read against: no bias, however many local steps there are."""
+    local = LocalTraining(optax.sgd(0.02), batch_size=10, epochs=20)
+    everyone = fedpa.data.pooled(from_mapping(CLIENTS), len(SIZES), seed=0)
+    assert list(everyone.ids) == ["pool-0"]
+
+    def trained(method, data):
+        return fedpa.train(method(OBJECTIVE), START, data, rounds=10, clients_per_round=1).params
+
+    central = trained(fedpa.centralized(local), everyone)
+    by_hand = trained(
+        fedpa.fedavg(local, Server(server.sgd(1.0))),
+        from_mapping({"pool-0": everyone.examples("pool-0")}),
+    )
+    np.testing.assert_allclose(central, by_hand, rtol=1e-6)
+    biased = run(fedpa.fedavg(local, Server(server.sgd(1.0))), 10).params
+    assert distance(central, GLOBAL.mean) < 0.2 * distance(biased, GLOBAL.mean)
