@@ -106,7 +106,7 @@ def laptop(method: str) -> Defaults:
 
 
 TASK = Task(
-    summary="CIFAR-100: images of 100 classes, 500 clients by Pachinko allocation",
+    summary="images of 100 classes, 500 clients by Pachinko allocation",
     load=load,
     presets={
         "laptop": Preset("a small ResNet, 20 clients a round, 80 rounds", laptop, (0.05,), last=10),

@@ -81,7 +81,7 @@ def laptop(method: str) -> Defaults:
 
 
 TASK = Task(
-    summary="EMNIST-62: handwritten characters by writer (digits only where that is all there is)",
+    summary="handwritten characters by writer (digits only, if that is all there is)",
     load=load,
     presets={
         "laptop": Preset("10 writers a round, 50 rounds", laptop, targets=(0.9, 0.95), last=10),

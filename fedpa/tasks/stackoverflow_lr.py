@@ -74,7 +74,7 @@ def laptop(method: str) -> Defaults:
 
 
 TASK = Task(
-    summary="StackOverflow LR: the tags of users' posts, 10,000 words, 500 tags",
+    summary="the 500 tags of users' posts from bags of 10,000 words",
     load=load,
     presets={
         "laptop": Preset("10 users a round, 800 rounds", laptop, (0.6,), last=100),

@@ -91,7 +91,7 @@ def laptop(method: str) -> Defaults:
 
 
 TASK = Task(
-    summary="StackOverflow NWP: the next word of users' sentences, 10,000 words",
+    summary="the next of 10,000 words in users' sentences",
     load=load,
     presets={
         "laptop": Preset("a small LSTM, 20 users a round, 80 rounds", laptop, (0.08,), last=10),

@@ -31,14 +31,17 @@ def main(argv: Sequence[str], console: Console) -> None:
     if command.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))
         return
-    view = Table(show_lines=True)
-    for column in ("task", "what it is", "models (parameters)", "presets", "data"):
-        view.add_column(column, overflow="fold")
     for name, task in described.items():
-        models = "\n".join(f"{model} ({size:,})" for model, size in task["models"].items())
-        presets = "\n".join(f"{key}: {text}" for key, text in task["presets"].items())
-        view.add_row(name, task["summary"], models, presets, _data(task["data"]))
-    console.print(view)
+        console.print(f"{name}: {task['summary']}", highlight=False, markup=False)
+        models = ", ".join(
+            f"{model} ({size:,} parameters)" for model, size in task["models"].items()
+        )
+        presets = "; ".join(f"{key} ({text})" for key, text in task["presets"].items())
+        facts = {"models": models, "presets": presets, "metric": task["metric"]}
+        view = Table.grid(padding=(0, 2, 0, 0))
+        for fact, text in (facts | {"data": _data(task["data"])}).items():
+            view.add_row(f"  {fact}", text)
+        console.print(view)
 
 
 def described_task(task: Task, data_dir: str | None) -> dict[str, Any]:
