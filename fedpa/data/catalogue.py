@@ -1,7 +1,8 @@
 """The benchmarks' data sets by name: what they hold, where they are got, how they are opened."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,8 +307,15 @@ def _kind(dtype: np.dtype[Any]) -> str:
     return {"u": "i", "S": "O", "U": "O"}.get(dtype.kind, dtype.kind)
 
 
-def _directories(data_dir: str | Path | None) -> Iterator[Path]:
-    return (path for path in archives.searched(data_dir) if path.is_dir())
+@archives.readable()
+def _directories(data_dir: str | Path | None) -> list[Path]:
+    return [path for path in archives.searched(data_dir) if path.is_dir()]
+
+
+def _lies(directory: Path, files: Sequence[str], stem: str) -> Path | None:
+    """The first of the files, or what it is packed in."""
+    where = archives.find(files, [stem], directory, look_only=True)
+    return None if where is None else where[files[0]]
 
 
 def _hdf5(
@@ -366,6 +374,7 @@ def _leaf(
     return _splits(_shaped(name, opened, folder, features))
 
 
+@archives.readable()
 def _leaf_folder(dataset: DataSet, directory: Path) -> Path | None:
     folders = (directory / folder for folder in dataset.leaf)
     whole_ones = (
@@ -441,28 +450,21 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
         return None
     key = stamp(where["train"], f"{stamp(where['test'])}|{seed}|{PARTITION}")
     target = places.cache() / "partitions" / key
-    if not target.is_dir():
+    paths = {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
+    if not _all_there(paths):
         try:
             with whole(target) as beside:
                 made = beside / "content"
                 made.mkdir()
                 write_pachinko(where["train"], where["test"], made, seed)
                 settle(made, target)
+                if not _all_there(paths):  # those who tidy caches take single files
+                    shutil.rmtree(target)
+                    settle(made, target)
         except OSError as error:
             raise unwritable(target, error) from None
-    return {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
+    return paths
 
 
-def _lies(directory: Path, files: Sequence[str], stem: str) -> Path | None:
-    """The first of the files, or the archive of them."""
-    below = sorted(path for path in directory.iterdir() if path.is_dir())
-    for place in (directory, *below):
-        paths = [_any(place, file, ("", *archives.COMPRESSED)) for file in files]
-        if all(paths):
-            return paths[0]
-    return _any(directory, stem, archives.ARCHIVES)
-
-
-def _any(place: Path, name: str, endings: Sequence[str]) -> Path | None:
-    paths = (place / f"{name}{ending}" for ending in endings)
-    return next((path for path in paths if path.is_file()), None)
+def _all_there(paths: Mapping[str, Path]) -> bool:
+    return all(path.is_file() for path in paths.values())

@@ -1,8 +1,10 @@
 """`fedpa data` as a user meets it: what it prints, what it writes, what it refuses."""
 
+import errno
 import hashlib
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -72,6 +74,32 @@ def test_list_says_where_or_how_to_get(capsys, tmp_path):
     assert [entry["name"] for entry in listed] == list(DATA_SETS)
     assert listed[0]["found"] == str(tmp_path / "home" / "fedpa" / "fed_emnist_train.h5")
     assert listed[-1]["found"] is None
+
+
+@pytest.mark.parametrize("way", ["iterdir", "is_dir", "is_file"])
+@pytest.mark.parametrize(
+    "words", [["data", "list"], ["tasks"], ["run", "emnist", "--out", "o"]], ids=" ".join
+)
+def test_directories_that_cant_be_read_are_told_in_one_line(
+    capsys, tmp_path, monkeypatch, words, way
+):
+    """For root nothing is unreadable: the system's answer is given in its place."""
+    locked = tmp_path / "locked"
+    (locked / "below").mkdir(parents=True)
+    usual = getattr(pathlib.Path, way)
+
+    def denied(path):
+        if path.is_relative_to(locked):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path)
+
+    monkeypatch.setenv("FEDPA_DATA", str(locked))
+    monkeypatch.setattr(pathlib.Path, way, denied)
+    with pytest.raises(SystemExit) as leaving:
+        main(words)
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: [^\n]+locked[^\n]* can't be read: Permission denied\n", error)
 
 
 def test_info_counts_and_sets_the_papers_figures_beside(capsys, tmp_path):

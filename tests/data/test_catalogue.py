@@ -13,6 +13,7 @@ from fedpa.data.catalogue import (
     DATA_SETS,
     cifar_files,
     counts_files,
+    first_found,
     found,
     open_dataset,
     url_of,
@@ -163,6 +164,16 @@ def test_half_a_data_set_is_told(tmp_path):
         open_dataset("fed_emnist", tmp_path / "d")
 
 
+def test_what_is_found_can_be_opened_and_the_reverse(tmp_path):
+    """Train in the data set's own folder, test beside it."""
+    tiny.hdf5(tmp_path / "d" / "fed_emnist", "fed_emnist", tiny.emnist)
+    own = tmp_path / "d" / "fed_emnist"
+    (own / "fed_emnist_test.h5").rename(tmp_path / "d" / "fed_emnist_test.h5")
+    check_same(open_dataset("fed_emnist", tmp_path / "d").train, tiny.emnist, 0)
+    assert found("fed_emnist", tmp_path / "d") == own / "fed_emnist_train.h5"
+    assert first_found(["fed_emnist"], tmp_path / "d") == "fed_emnist"
+
+
 @pytest.fixture(name="small_deal")
 def _small_deal(monkeypatch):
     """CIFAR-100 has 60,000 images; 900 are enough here."""
@@ -188,6 +199,20 @@ def test_cifar_is_dealt_once_for_each_seed_and_then_read_lazily(tmp_path, small_
     other = open_dataset("fed_cifar100", tmp_path / "d", seed=1).train
     assert not np.array_equal(other.examples(other.ids[3])["label"], client["label"])
     assert len(list((tmp_path / "cache").rglob("fed_cifar100_*.h5"))) == 4
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_deal_that_lost_a_file_is_made_again(tmp_path, small_deal, split):
+    tiny.cifar_records(tmp_path / "d")
+    before = open_dataset("fed_cifar100", tmp_path / "d").test.examples("1")["label"]
+    (lost,) = (tmp_path / "cache").rglob(f"fed_cifar100_{split}.h5")
+    lost.unlink()
+    again = open_dataset("fed_cifar100", tmp_path / "d").test.examples("1")["label"]
+    np.testing.assert_array_equal(again, before)
+    assert {path.name for path in lost.parent.iterdir()} == set(
+        DATA_SETS["fed_cifar100"].files.values()
+    )
+    assert len(list(lost.parent.parent.iterdir())) == 1
 
 
 def test_the_original_partition_is_preferred_to_a_deal_of_ours(tmp_path, monkeypatch):
