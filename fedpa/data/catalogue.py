@@ -38,6 +38,8 @@ class Feature(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     """NumPy's name, or "str"."""
+    bounds: tuple[float, float] | None = None
+    """Least and largest value there may be."""
 
 
 class Figures(NamedTuple):
@@ -66,7 +68,7 @@ class DataSet(NamedTuple):
     """Whether it is dealt to clients."""
 
 
-_EMNIST = {"pixels": Feature((28, 28), "float32"), "label": Feature((), "int32")}
+_EMNIST = {"pixels": Feature((28, 28), "float32", (0.0, 1.0)), "label": Feature((), "int32")}
 _CIFAR = {
     "image": Feature((32, 32, 3), "uint8"),
     "label": Feature((), "int64"),
@@ -276,21 +278,27 @@ def check_features(
     client = next((each for each in data.ids if data.num_examples(each)), None)
     if client is None:
         raise DataError(f"{where} has no examples")
-    there = data.examples(client)
     known = dataset_named(name).features
     expected = {key: known[key] for key in (known if features is None else features)}
+    if misfit := _misfit(client, data.examples(client), expected):
+        raise DataError(f"{where} is not {name}: {misfit}")
+
+
+def _misfit(
+    client: str, there: Mapping[str, np.ndarray], expected: Mapping[str, Feature]
+) -> str | None:
+    """What the client has and must have, if that is not the same in shape and kind."""
     fits = all(
         feature in there
         and there[feature].shape[1:] == wanted.shape
         and _kind(there[feature].dtype) == _kind(_dtype(wanted))
         for feature, wanted in expected.items()
     )
-    if not fits:
-        has = ", ".join(
-            f"{k} {_shown(Feature(a.shape[1:], a.dtype.name))}" for k, a in there.items()
-        )
-        should = ", ".join(f"{k} {_shown(feature)}" for k, feature in expected.items())
-        raise DataError(f"{where} is not {name}: client {client!r} has {has}; must have {should}")
+    if fits:
+        return None
+    has = ", ".join(f"{k} {_shown(Feature(a.shape[1:], a.dtype.name))}" for k, a in there.items())
+    should = ", ".join(f"{k} {_shown(feature)}" for k, feature in expected.items())
+    return f"client {client!r} has {has}; must have {should}"
 
 
 def _shown(feature: Feature) -> str:
@@ -404,24 +412,36 @@ def _shaped(
 def _sound(
     dataset: DataSet, data: FederatedData, where: Path, features: Sequence[str] | None
 ) -> FederatedData:
-    """The features asked for; a client without any has empty ones; labels are those there are."""
+    """The features asked for, of every client as they must be: shapes, kinds, values.
+
+    A client without examples has empty ones.
+    """
     names = list(dataset.features) if features is None else list(features)
-    classes = dataset.classes
+    expected = {name: dataset.features[name] for name in names}
+    bounds = {name: own.bounds for name, own in expected.items() if own.bounds is not None}
+    if "label" in expected and dataset.classes is not None:
+        bounds["label"] = (0.0, dataset.classes - 1.0)
 
     def sound(client: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if not examples:
-            empty = ((name, dataset.features[name]) for name in names)
-            return {name: np.zeros((0, *own.shape), _dtype(own)) for name, own in empty}
-        labels = examples.get("label")
-        if labels is not None and classes is not None:
-            wrong = labels[(labels < 0) | (labels >= classes)]
-            if len(wrong):
-                raise DataError(
-                    f"{where}: client {client!r} has label {wrong[0]}: must be 0 to {classes - 1}"
-                )
+        misfit = _misfit(client, examples, expected)
+        if misfit and not data.num_examples(client):
+            return {name: np.zeros((0, *own.shape), _dtype(own)) for name, own in expected.items()}
+        if misfit:
+            raise DataError(f"{where}: {misfit}")
+        for name, (least, most) in bounds.items():
+            _check_bounds(f"{where}: client {client!r}", name, examples[name], least, most)
         return {name: examples[name] for name in names}
 
     return mapped(data, sound)
+
+
+def _check_bounds(whose: str, name: str, values: np.ndarray, least: float, most: float) -> None:
+    """Refuse values beyond them, and NaN."""
+    if not values.size:
+        return
+    for value in (values.min(), values.max()):  # either is NaN if any is
+        if not least <= value <= most:
+            raise DataError(f"{whose} has {name} {value}: must be {least:g} to {most:g}")
 
 
 def _like(array: np.ndarray, feature: Feature | None) -> np.ndarray:

@@ -18,6 +18,7 @@ from fedpa.data.catalogue import (
     open_dataset,
     url_of,
 )
+from fedpa.data.readers.hdf5 import write_hdf5
 from fedpa.data.statistics import num_labels, sizes
 from fedpa.errors import DataError, FedpaError
 from tests.data import tiny
@@ -149,6 +150,72 @@ def test_files_of_another_data_set_are_refused(tmp_path, make, has):
         open_dataset("fed_emnist", tmp_path / "d")
     assert has in str(caught.value)
     assert "must have pixels float32[28, 28], label int32" in str(caught.value)
+
+
+def one_bad(good, **wrong):
+    """Clients of which the last one has something else; only it is named."""
+
+    def make(n, seed):
+        return {**good(n, seed), **({key: of(n) for key, of in wrong.items()} if n == 5 else {})}
+
+    return make
+
+
+BAD = {
+    "shape": (
+        {"pixels": lambda n: np.zeros((n, 14, 14), "f4")},
+        "must have pixels float32[28, 28]",
+    ),
+    "kind": ({"label": lambda n: np.zeros(n, "f4")}, "label float32"),
+    "text": ({"label": lambda n: np.array(["a"] * n, object)}, "label text"),
+    "NaN label": ({"label": lambda n: np.full(n, np.nan, "f4")}, "label float32"),
+    "label": ({"label": lambda n: np.arange(58, 58 + n, dtype="i4")}, "has label 62: must be 0 to"),
+    "less": (
+        {"label": lambda n: np.arange(-1, n - 1, dtype="i4")},
+        "has label -1: must be 0 to 61",
+    ),
+    "bytes": ({"pixels": lambda n: np.full((n, 28, 28), 255, "f4")}, "has pixels 255.0: must be 0"),
+    "negative": (
+        {"pixels": lambda n: np.full((n, 28, 28), -0.5, "f4")},
+        "pixels -0.5: must be 0 to",
+    ),
+    "NaN": ({"pixels": lambda n: np.full((n, 28, 28), np.nan, "f4")}, "pixels nan: must be 0 to 1"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "words"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("form", ["hdf5", "sqlite"])
+def test_every_client_is_checked_when_it_is_read(tmp_path, form, wrong, words):
+    make = one_bad(tiny.emnist, **wrong)
+    if form == "hdf5":
+        tiny.hdf5(tmp_path, "fed_emnist", make)
+        file = "fed_emnist_train.h5"
+    else:
+        file = "emnist_all.sqlite"
+        tiny.sqlite(tmp_path / file, ["all_train", "all_test"], make)
+    data = open_dataset("fed_emnist", tmp_path).train
+    assert len(data.examples("c0")["label"]) == 3
+    with pytest.raises(DataError) as caught:
+        data.examples("c1")
+    assert str(caught.value).startswith(f"{tmp_path / file}: client 'c1' ")
+    assert words in str(caught.value)
+
+
+def test_only_the_features_asked_for_are_checked(tmp_path):
+    tiny.hdf5(tmp_path, "fed_emnist", one_bad(tiny.emnist, **BAD["bytes"][0]))
+    data = open_dataset("fed_emnist", tmp_path, features=["label"]).train
+    assert list(data.examples("c1")) == ["label"]
+
+
+def test_clients_without_examples_are_empty_in_the_data_sets_form(tmp_path):
+    nothing = {"pixels": np.zeros(0), "label": np.zeros(0)}
+    for split in ("train", "test"):
+        clients = [("a", nothing), ("b", tiny.emnist()), ("c", {})]
+        write_hdf5(tmp_path / f"fed_emnist_{split}.h5", clients)
+    data = open_dataset("fed_emnist", tmp_path).train
+    for name in "ac":
+        assert data.examples(name)["pixels"].shape == (0, 28, 28)
+        assert data.examples(name)["label"].dtype == np.int32
 
 
 def test_sqlite_of_another_data_set_is_refused(tmp_path):

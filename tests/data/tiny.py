@@ -101,6 +101,7 @@ def _field(number, content):
 
 
 def _varint(number):
+    number &= 2**64 - 1
     out = b""
     while number > 127:
         out += bytes([number & 127 | 128])
