@@ -11,6 +11,7 @@ import numpy as np
 from fedpa import places
 from fedpa.data import archives
 from fedpa.data.cifar100 import write_pachinko
+from fedpa.data.download import check_url
 from fedpa.data.federated import FederatedData, Splits, mapped
 from fedpa.data.kept import settle, stamp, unwritable, whole
 from fedpa.data.readers.hdf5 import open_hdf5
@@ -172,9 +173,7 @@ def url_of(archive: Archive, mirror: str | None = None) -> str:
     base = mirror or os.environ.get("FEDPA_DATA_URL")
     if base is None or base == "":
         return archive.url or BASE + archive.name
-    if not base.startswith(("https://", "http://")):
-        field = "mirror" if mirror else "FEDPA_DATA_URL"
-        raise refuse(field, base, "must begin with https:// or http://")
+    check_url("mirror" if mirror else "FEDPA_DATA_URL", base)
     return f"{base.rstrip('/')}/{archive.name}"
 
 

@@ -210,6 +210,8 @@ def test_ctrl_c_leaves_a_part_and_says_that_it_resumes(tmp_path):
         (["get", "mnist"], "data set = 'mnist': unknown"),
         (["get", "fed_emnist", "nope"], "data set = 'nope': unknown"),
         (["get", "fed_emnist", "--mirror", "here"], "mirror = 'here': must begin with https://"),
+        (["get", "fed_emnist", "--mirror", "http://[x"], "mirror = 'http://[x': is no address"),
+        (["get", "fed_emnist", "--mirror", "http://host/ä"], "mirror = 'http://host/ä': must be"),
         (["get", "fed_emnist", "--miror", "here"], "did you mean --mirror?"),
         (["info"], "info needs a name"),
         (["info", "fed_emnist"], "fedpa data get fed_emnist"),
