@@ -354,6 +354,31 @@ def test_what_the_source_does_not_have_is_refused(capsys, tmp_path, source, word
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine.npz"]
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["dirichlet", "--label", "kind"], "label"),
+        (
+            ["pachinko", "--label", "age", "--coarse", "kind", "--examples-per-client", "5"],
+            "coarse",
+        ),
+    ],
+    ids=["dirichlet", "pachinko"],
+)
+def test_labels_that_a_table_lacks_are_refused_by_column_and_row(capsys, tmp_path, words, option):
+    lines = ["age,kind"] + [f"{i},{'' if i == 7 else i % 3}" for i in range(30)]
+    (tmp_path / "work" / "people.csv").write_text("\n".join(lines) + "\n")
+    words = ["partition", "people.csv", "--scheme", *words, "--clients", "3", "--out", "o"]
+    assert f"{option} = 'kind': row 7 has no value" in refused(capsys, *words)
+
+
+def test_an_array_that_is_called_npz_is_refused(capsys, tmp_path):
+    with (tmp_path / "work" / "mine.npz").open("wb") as file:
+        np.save(file, np.arange(10))
+    words = ["partition", "mine.npz", "--scheme", "quantity", "--clients", "3", "--out", "o"]
+    assert "mine.npz is one array without a name" in refused(capsys, *words)
+
+
 def test_cifar_by_pachinko_is_what_the_data_set_opens(capsys, tmp_path):
     """Three images of a label suffice: fewer clients than usual, named by the files as usual."""
     tiny.cifar_records(tmp_path / "d" / "cifar-100-binary", per_label=(6, 3))
