@@ -71,7 +71,7 @@ class DataSet(NamedTuple):
 
 _EMNIST = {"pixels": Feature((28, 28), "float32", (0.0, 1.0)), "label": Feature((), "int32")}
 _CIFAR = {
-    "image": Feature((32, 32, 3), "uint8"),
+    "image": Feature((32, 32, 3), "uint8", (0.0, 255.0)),
     "label": Feature((), "int64"),
     "coarse_label": Feature((), "int64"),
 }
@@ -449,7 +449,12 @@ def _like(array: np.ndarray, feature: Feature | None) -> np.ndarray:
         return array
     if array[:1].size == np.prod(feature.shape, dtype=int) * len(array[:1]):
         array = array.reshape(len(array), *feature.shape)
-    return array.astype(_dtype(feature), copy=False)
+    own = _dtype(feature)
+    if own.kind in "iu" and array.size and array.dtype != own:
+        held = np.iinfo(own)
+        if array.min() < held.min or array.max() > held.max:  # would become another number
+            return array
+    return array.astype(own, copy=False)
 
 
 def _splits(by_name: Mapping[str, FederatedData]) -> Splits:

@@ -322,6 +322,16 @@ def test_the_same_words_give_the_same_files_and_full_directories_are_refused(
     assert "out = 'one': is not empty" in refused(capsys, *words, "one")
 
 
+def test_a_partition_that_has_no_room_is_told_and_leaves_nothing(capsys, tmp_path, source):
+    words = ["partition", "mine.npz", "--scheme", "quantity", "--clients", "40", "--out", "new/o"]
+    with tiny.small_disk(), pytest.raises(SystemExit):
+        main(["data", *words])
+    progress, error = capsys.readouterr().err.splitlines()
+    assert progress == "writing mine_train.h5"
+    assert error == "error: out = 'new/o': can't be written: File too large"
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine.npz"]
+
+
 def test_partition_of_a_table_by_a_column_of_text(capsys, tmp_path):
     lines = ["who,age,label"] + [f"00{i % 3},{i},{'ab'[i % 2]}" for i in range(30)]
     (tmp_path / "work" / "people.csv").write_text("\n".join(lines) + "\n")

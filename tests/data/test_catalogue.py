@@ -201,6 +201,19 @@ def test_every_client_is_checked_when_it_is_read(tmp_path, form, wrong, words):
     assert words in str(caught.value)
 
 
+def test_numbers_that_are_too_large_do_not_become_others(tmp_path):
+    wrong = {"label": lambda n: np.full(n, 2**32 + 3)}
+    names = ["all_train", "all_test"]
+    tiny.sqlite(tmp_path / "emnist_all.sqlite", names, one_bad(tiny.emnist, **wrong))
+    with pytest.raises(DataError, match="client 'c1' has label 4294967299: must be 0 to 61"):
+        open_dataset("fed_emnist", tmp_path).train.examples("c1")
+    wrong = {"image": lambda n: np.full((n, 32, 32, 3), 300)}
+    names = ["train", "test"]
+    tiny.sqlite(tmp_path / "cifar100.sqlite", names, one_bad(tiny.cifar, **wrong))
+    with pytest.raises(DataError, match="client 'c1' has image 300: must be 0 to 255"):
+        open_dataset("fed_cifar100", tmp_path).train.examples("c1")
+
+
 def test_only_the_features_asked_for_are_checked(tmp_path):
     tiny.hdf5(tmp_path, "fed_emnist", one_bad(tiny.emnist, **BAD["bytes"][0]))
     data = open_dataset("fed_emnist", tmp_path, features=["label"]).train
@@ -280,6 +293,13 @@ def test_a_deal_that_lost_a_file_is_made_again(tmp_path, small_deal, split):
         DATA_SETS["fed_cifar100"].files.values()
     )
     assert len(list(lost.parent.parent.iterdir())) == 1
+
+
+def test_a_deal_on_a_full_disk_is_told_and_leaves_nothing(tmp_path, small_deal):
+    tiny.cifar_records(tmp_path / "d")
+    with tiny.small_disk(), pytest.raises(FedpaError, match=r"can't be written \(File too large\)"):
+        open_dataset("fed_cifar100", tmp_path / "d")
+    assert not list((tmp_path / "cache").rglob("*.h5"))
 
 
 def test_the_original_partition_is_preferred_to_a_deal_of_ours(tmp_path, monkeypatch):
