@@ -17,7 +17,13 @@ from fedpa.data.catalogue import CIFAR, cifar_files
 from fedpa.data.cifar100 import ALPHA, BETA, CLIENTS, EACH, stream
 from fedpa.data.dealt import Dealt, numbered, write_clients
 from fedpa.data.kept import whole
-from fedpa.data.partition import by_column, by_quantity, dirichlet_label_skew, pachinko
+from fedpa.data.partition import (
+    by_column,
+    by_quantity,
+    dirichlet_label_skew,
+    first_missing,
+    pachinko,
+)
 from fedpa.data.readers.central import read_central
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import sizes_of, table_of
@@ -201,14 +207,14 @@ def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray
         sigma = command.sigma
         rows = by_quantity(num_examples, num_clients, command.concentration, sigma, seed)
         return Dealt(arrays, rows, numbered(len(rows)))
-    labels = _array(arrays, "label", _label(command, arrays))
+    labels = _labels(arrays, "label", _label(command, arrays))
     alpha = ALPHA if command.concentration is None else command.concentration
     if command.scheme == "dirichlet":
         rows = dirichlet_label_skew(labels, num_clients, alpha, seed)
     else:
         each = EACH if command.examples_per_client is None else command.examples_per_client
         beta = BETA if command.fine_concentration is None else command.fine_concentration
-        coarse = _array(arrays, "coarse", command.coarse or "coarse_label")
+        coarse = _labels(arrays, "coarse", command.coarse or "coarse_label")
         rows = pachinko(coarse, labels, num_clients, each, alpha, beta, seed)
     return Dealt(arrays, rows, numbered(len(rows)))
 
@@ -240,6 +246,15 @@ def _array(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> n
     if arrays[name].ndim != 1:
         raise refuse(option, name, f"has shape {list(arrays[name].shape)}: must be one value each")
     return arrays[name]
+
+
+def _labels(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> np.ndarray:
+    """One for every example."""
+    values = _array(arrays, option, name)
+    row = first_missing(values)
+    if row is not None:
+        raise refuse(option, name, f"row {row} has no value: every example needs a label")
+    return values
 
 
 def _parted(dealt: Dealt, share: float, seed: int) -> dict[str, Dealt]:

@@ -1,6 +1,7 @@
 """Finding a data set's files: unpacked, or in archives that are unpacked once into the cache."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
@@ -8,7 +9,7 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,16 @@ LISTING = ".unpacked.json"
 """In every unpacked directory: its files and their sizes."""
 
 
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """A directory that can't be looked into is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise FedpaError(f"{error.filename} can't be read: {error.strerror}") from None
+
+
+@readable()
 def searched(data_dir: str | Path | None) -> list[Path]:
     """Where data sets are looked for, in this order. A directory that was named is the only one."""
     if data_dir is not None:
@@ -42,48 +53,58 @@ def searched(data_dir: str | Path | None) -> list[Path]:
     return [*([Path(own)] if own else []), places.user_data()]
 
 
+@readable()
 def find(
-    files: Sequence[str], stems: Sequence[str], data_dir: str | Path | None
+    files: Sequence[str],
+    stems: Sequence[str],
+    data_dir: str | Path | None,
+    look_only: bool = False,
 ) -> dict[str, Path] | None:
     """Where each of `files` is, or None if none of the directories holds anything of them.
 
     stems: names of the archives that hold them, without `.tar.bz2` and the like. What is loose, in
-    a directory or one level below, is preferred to archives.
+    a directory or one level below, is preferred to archives. look_only: nothing is unpacked: what
+    is packed is where its archive is, which is taken to be whole, and half a data set is None.
     """
     for directory in searched(data_dir):
-        try:
-            found = _in_directory(directory, files, stems) if directory.is_dir() else None
-        except PermissionError as error:
-            raise FedpaError(f"{error.filename} can't be read: {error.strerror}") from None
-        if found:
-            return found
+        if directory.is_dir():
+            found = _in_directory(directory, files, stems, look_only)
+            if found:
+                return found
     return None
 
 
 def _in_directory(
-    directory: Path, files: Sequence[str], stems: Sequence[str]
+    directory: Path, files: Sequence[str], stems: Sequence[str], look_only: bool
 ) -> dict[str, Path] | None:
     below = sorted(path for path in directory.iterdir() if path.is_dir())
     for place in (directory, *below):
         loose = _loose(place, files)
         if len(loose) == len(files):
-            return {name: loose[name]() for name in files}
+            return {name: _taken(loose[name], look_only) for name in files}
     archives = [path for stem in stems if (path := _first(directory, stem, ARCHIVES))]
+    if archives and look_only:
+        return dict.fromkeys(files, archives[0])
     found = {name: path for path in archives for name, path in _from_archive(path, files).items()}
     # Half a data set is told rather than passed over. A sub-directory is the data set's only if it
     # bears its name: a train.bin may be anybody's.
     homes = [directory, *(place for place in below if place.name in stems)]
     partly = [place for place in homes if _loose(place, files)]
     for place in partly:
-        for name, get in _loose(place, files).items():
-            found.setdefault(name, get())
+        for name, one in _loose(place, files).items():
+            if name not in found:
+                found[name] = _taken(one, look_only)
     missing = [name for name in files if name not in found]
     if not missing:
         return {name: found[name] for name in files}
-    if archives or partly:
+    if (archives or partly) and not look_only:
         holders = ", ".join(str(path) for path in [*archives, *partly])
         raise DataError(f"{holders}: {', '.join(missing)} missing: the data set is incomplete")
     return None
+
+
+def _taken(one: "_Once", look_only: bool) -> Path:
+    return one.path if look_only else one()
 
 
 class _Once(NamedTuple):

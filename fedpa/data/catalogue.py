@@ -1,7 +1,8 @@
 """The benchmarks' data sets by name: what they hold, where they are got, how they are opened."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from fedpa import places
 from fedpa.data import archives
 from fedpa.data.cifar100 import write_pachinko
+from fedpa.data.download import check_url
 from fedpa.data.federated import FederatedData, Splits, mapped
 from fedpa.data.kept import settle, stamp, unwritable, whole
 from fedpa.data.readers.hdf5 import open_hdf5
@@ -37,6 +39,8 @@ class Feature(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     """NumPy's name, or "str"."""
+    bounds: tuple[float, float] | None = None
+    """Least and largest value there may be."""
 
 
 class Figures(NamedTuple):
@@ -65,9 +69,9 @@ class DataSet(NamedTuple):
     """Whether it is dealt to clients."""
 
 
-_EMNIST = {"pixels": Feature((28, 28), "float32"), "label": Feature((), "int32")}
+_EMNIST = {"pixels": Feature((28, 28), "float32", (0.0, 1.0)), "label": Feature((), "int32")}
 _CIFAR = {
-    "image": Feature((32, 32, 3), "uint8"),
+    "image": Feature((32, 32, 3), "uint8", (0.0, 255.0)),
     "label": Feature((), "int64"),
     "coarse_label": Feature((), "int64"),
 }
@@ -169,9 +173,7 @@ def url_of(archive: Archive, mirror: str | None = None) -> str:
     base = mirror or os.environ.get("FEDPA_DATA_URL")
     if base is None or base == "":
         return archive.url or BASE + archive.name
-    if not base.startswith(("https://", "http://")):
-        field = "mirror" if mirror else "FEDPA_DATA_URL"
-        raise refuse(field, base, "must begin with https:// or http://")
+    check_url("mirror" if mirror else "FEDPA_DATA_URL", base)
     return f"{base.rstrip('/')}/{archive.name}"
 
 
@@ -275,21 +277,27 @@ def check_features(
     client = next((each for each in data.ids if data.num_examples(each)), None)
     if client is None:
         raise DataError(f"{where} has no examples")
-    there = data.examples(client)
     known = dataset_named(name).features
     expected = {key: known[key] for key in (known if features is None else features)}
+    if misfit := _misfit(client, data.examples(client), expected):
+        raise DataError(f"{where} is not {name}: {misfit}")
+
+
+def _misfit(
+    client: str, there: Mapping[str, np.ndarray], expected: Mapping[str, Feature]
+) -> str | None:
+    """What the client has and must have, if that is not the same in shape and kind."""
     fits = all(
         feature in there
         and there[feature].shape[1:] == wanted.shape
         and _kind(there[feature].dtype) == _kind(_dtype(wanted))
         for feature, wanted in expected.items()
     )
-    if not fits:
-        has = ", ".join(
-            f"{k} {_shown(Feature(a.shape[1:], a.dtype.name))}" for k, a in there.items()
-        )
-        should = ", ".join(f"{k} {_shown(feature)}" for k, feature in expected.items())
-        raise DataError(f"{where} is not {name}: client {client!r} has {has}; must have {should}")
+    if fits:
+        return None
+    has = ", ".join(f"{k} {_shown(Feature(a.shape[1:], a.dtype.name))}" for k, a in there.items())
+    should = ", ".join(f"{k} {_shown(feature)}" for k, feature in expected.items())
+    return f"client {client!r} has {has}; must have {should}"
 
 
 def _shown(feature: Feature) -> str:
@@ -306,8 +314,15 @@ def _kind(dtype: np.dtype[Any]) -> str:
     return {"u": "i", "S": "O", "U": "O"}.get(dtype.kind, dtype.kind)
 
 
-def _directories(data_dir: str | Path | None) -> Iterator[Path]:
-    return (path for path in archives.searched(data_dir) if path.is_dir())
+@archives.readable()
+def _directories(data_dir: str | Path | None) -> list[Path]:
+    return [path for path in archives.searched(data_dir) if path.is_dir()]
+
+
+def _lies(directory: Path, files: Sequence[str], stem: str) -> Path | None:
+    """The first of the files, or what it is packed in."""
+    where = archives.find(files, [stem], directory, look_only=True)
+    return None if where is None else where[files[0]]
 
 
 def _hdf5(
@@ -366,6 +381,7 @@ def _leaf(
     return _splits(_shaped(name, opened, folder, features))
 
 
+@archives.readable()
 def _leaf_folder(dataset: DataSet, directory: Path) -> Path | None:
     folders = (directory / folder for folder in dataset.leaf)
     whole_ones = (
@@ -395,24 +411,36 @@ def _shaped(
 def _sound(
     dataset: DataSet, data: FederatedData, where: Path, features: Sequence[str] | None
 ) -> FederatedData:
-    """The features asked for; a client without any has empty ones; labels are those there are."""
+    """The features asked for, of every client as they must be: shapes, kinds, values.
+
+    A client without examples has empty ones.
+    """
     names = list(dataset.features) if features is None else list(features)
-    classes = dataset.classes
+    expected = {name: dataset.features[name] for name in names}
+    bounds = {name: own.bounds for name, own in expected.items() if own.bounds is not None}
+    if "label" in expected and dataset.classes is not None:
+        bounds["label"] = (0.0, dataset.classes - 1.0)
 
     def sound(client: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if not examples:
-            empty = ((name, dataset.features[name]) for name in names)
-            return {name: np.zeros((0, *own.shape), _dtype(own)) for name, own in empty}
-        labels = examples.get("label")
-        if labels is not None and classes is not None:
-            wrong = labels[(labels < 0) | (labels >= classes)]
-            if len(wrong):
-                raise DataError(
-                    f"{where}: client {client!r} has label {wrong[0]}: must be 0 to {classes - 1}"
-                )
+        misfit = _misfit(client, examples, expected)
+        if misfit and not data.num_examples(client):
+            return {name: np.zeros((0, *own.shape), _dtype(own)) for name, own in expected.items()}
+        if misfit:
+            raise DataError(f"{where}: {misfit}")
+        for name, (least, most) in bounds.items():
+            _check_bounds(f"{where}: client {client!r}", name, examples[name], least, most)
         return {name: examples[name] for name in names}
 
     return mapped(data, sound)
+
+
+def _check_bounds(whose: str, name: str, values: np.ndarray, least: float, most: float) -> None:
+    """Refuse values beyond them, and NaN."""
+    if not values.size:
+        return
+    for value in (values.min(), values.max()):  # either is NaN if any is
+        if not least <= value <= most:
+            raise DataError(f"{whose} has {name} {value}: must be {least:g} to {most:g}")
 
 
 def _like(array: np.ndarray, feature: Feature | None) -> np.ndarray:
@@ -421,7 +449,12 @@ def _like(array: np.ndarray, feature: Feature | None) -> np.ndarray:
         return array
     if array[:1].size == np.prod(feature.shape, dtype=int) * len(array[:1]):
         array = array.reshape(len(array), *feature.shape)
-    return array.astype(_dtype(feature), copy=False)
+    own = _dtype(feature)
+    if own.kind in "iu" and array.size and array.dtype != own:
+        held = np.iinfo(own)
+        if array.min() < held.min or array.max() > held.max:  # would become another number
+            return array
+    return array.astype(own, copy=False)
 
 
 def _splits(by_name: Mapping[str, FederatedData]) -> Splits:
@@ -441,28 +474,21 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
         return None
     key = stamp(where["train"], f"{stamp(where['test'])}|{seed}|{PARTITION}")
     target = places.cache() / "partitions" / key
-    if not target.is_dir():
+    paths = {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
+    if not _all_there(paths):
         try:
             with whole(target) as beside:
                 made = beside / "content"
                 made.mkdir()
                 write_pachinko(where["train"], where["test"], made, seed)
                 settle(made, target)
+                if not _all_there(paths):  # those who tidy caches take single files
+                    shutil.rmtree(target)
+                    settle(made, target)
         except OSError as error:
             raise unwritable(target, error) from None
-    return {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
+    return paths
 
 
-def _lies(directory: Path, files: Sequence[str], stem: str) -> Path | None:
-    """The first of the files, or the archive of them."""
-    below = sorted(path for path in directory.iterdir() if path.is_dir())
-    for place in (directory, *below):
-        paths = [_any(place, file, ("", *archives.COMPRESSED)) for file in files]
-        if all(paths):
-            return paths[0]
-    return _any(directory, stem, archives.ARCHIVES)
-
-
-def _any(place: Path, name: str, endings: Sequence[str]) -> Path | None:
-    paths = (place / f"{name}{ending}" for ending in endings)
-    return next((path for path in paths if path.is_file()), None)
+def _all_there(paths: Mapping[str, Path]) -> bool:
+    return all(path.is_file() for path in paths.values())

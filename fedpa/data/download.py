@@ -2,13 +2,13 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import http.client
 import os
 import shutil
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,8 +41,7 @@ def download(url: str, path: Path, checksum: str, patience: Patience = Patience(
     checksum is right, and refused otherwise: it may be somebody's own.
     """
     _kind(checksum)
-    if not url.startswith(("http://", "https://")):
-        raise refuse("url", url, "must begin with https:// or http://")
+    check_url("url", url)
     if _there(path, checksum):
         return path
     part = path.with_name(path.name + ".part")
@@ -55,6 +54,21 @@ def download(url: str, path: Path, checksum: str, patience: Patience = Patience(
     return path
 
 
+def check_url(field: str, url: str) -> None:
+    """Refuse what is no address of the web."""
+    if not url.startswith(("http://", "https://")):
+        raise refuse(field, url, "must begin with https:// or http://")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise refuse(field, url, "must be ASCII without spaces: write other characters as %XX")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname, parts.port  # both are only looked at now
+    except ValueError as error:
+        raise refuse(field, url, f"is no address: {error}") from None
+    if not host:
+        raise refuse(field, url, "names no host")
+
+
 def checksum_of(path: Path, kind: str) -> str:
     """The file's checksum as "sha256:…" or "md5:…"."""
     with path.open("rb") as file:
@@ -62,9 +76,12 @@ def checksum_of(path: Path, kind: str) -> str:
 
 
 def _there(path: Path, checksum: str) -> bool:
-    if not path.exists():
+    try:
+        found = checksum_of(path, _kind(checksum))
+    except FileNotFoundError:
         return False
-    found = checksum_of(path, _kind(checksum))
+    except OSError as error:
+        raise FedpaError(f"{path}: can't be read: {error.strerror or error}") from None
     if found != checksum:
         raise DataError(
             f"{path} is there, but is another file: its checksum is {found}, the original's "
@@ -83,6 +100,12 @@ def _kind(checksum: str) -> str:
 @contextlib.contextmanager
 def _locked(part: Path) -> Iterator[BinaryIO]:
     """The part, open at its end, ours alone until we close it or die. An empty one is removed."""
+    try:
+        import fcntl
+    except ImportError:
+        raise FedpaError(
+            f"{part}: this system has no locks as downloads need them: get the file by other means"
+        ) from None
     while True:
         file = part.open("ab")
         try:

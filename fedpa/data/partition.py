@@ -9,9 +9,7 @@ def by_column(values: np.ndarray) -> list[np.ndarray]:
     """A client for each value, in the order of `numpy.unique(values)`, with all of its rows."""
     if values.ndim != 1 or not len(values):
         raise refuse("values", list(values.shape), "must be one value for each example")
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        row = int(np.flatnonzero(np.isnan(values))[0])
-        raise refuse("values", "nan", f"row {row} has no value: every example needs a client")
+    _check_values("values", values, "client")
     _, inverse = np.unique(values, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1)
@@ -65,6 +63,7 @@ def dirichlet_label_skew(
     """
     _check_clients(num_clients, len(labels))
     _check_positive("concentration", concentration)
+    _check_values("labels", labels, "label")
     rng = np.random.default_rng(seed)
     classes = np.unique(labels)
     left = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
@@ -110,6 +109,8 @@ def pachinko(
         )
     _check_positive("alpha", alpha)
     _check_positive("beta", beta)
+    _check_values("coarse", coarse, "label")
+    _check_values("fine", fine, "label")
     rng = np.random.default_rng(seed)
     kinds, first, inverse = np.unique(fine, return_index=True, return_inverse=True)
     parents, parent = np.unique(coarse[first], return_inverse=True)
@@ -172,6 +173,24 @@ def _branch(weights: np.ndarray, left: np.ndarray) -> np.ndarray:
     # Rounding must not leave a gap above the last branch that has something.
     cumulative[np.flatnonzero(weights)[-1] :] = 1.0
     return cumulative
+
+
+def first_missing(values: np.ndarray) -> int | None:
+    """The first row without a value: NaN or None, as tables have it."""
+    if values.dtype.kind in "fc":
+        missing = np.isnan(values)
+    elif values.dtype.kind == "O":  # only NaN differs from itself
+        missing = np.array([value is None or value != value for value in values.tolist()], bool)
+    else:
+        return None
+    return int(missing.argmax()) if missing.any() else None
+
+
+def _check_values(field: str, values: np.ndarray, what: str) -> None:
+    row = first_missing(values)
+    if row is not None:
+        shown = str(values[row])
+        raise refuse(field, shown, f"row {row} has no value: every example needs a {what}")
 
 
 def _check_clients(num_clients: int, num_examples: int) -> None:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedpa.data.next_word import PAD
 from fedpa.models.kernels.cross_entropy import cross_entropy
 from fedpa.models.kernels.dense import dense
 from fedpa.models.kernels.lstm import lstm
@@ -20,7 +21,6 @@ from fedpa.models.model import Model
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.types import Examples, Key, Losses
 
-PAD = 0
 SPECIAL_IDS = 4
 """Padding, out of vocabulary, begin and end of a sentence."""
 

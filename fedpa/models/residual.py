@@ -16,9 +16,12 @@ from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
 from fedpa.models.kernels.convolution import Images, Kernel, Smaller, convolve
+from fedpa.models.kernels.cross_entropy import cross_entropy
 from fedpa.models.kernels.group_norm import group_norm
 from fedpa.precision import widened
-from fedpa.types import Key, Scalar
+from fedpa.types import Examples, Key, Losses, Scalar
+
+DECAY = 1e-4
 
 
 class GroupNorm(eqx.Module):
@@ -93,3 +96,13 @@ def decay(params: Any, rate: float) -> Scalar:
     """Rate Σ w², Keras's `l2` (no half), over all weights but those of norms and biases."""
     squares = [jnp.sum(widened(w) ** 2) for w in jax.tree.leaves(params) if w.ndim > 1]
     return rate * jnp.sum(jnp.stack(squares))
+
+
+def loss(params: Any, batch: Examples, key: Key | None) -> Losses:
+    """Cross-entropy of each example; of the middle of its picture without a key."""
+    return cross_entropy(params(batch["x"], key), batch["y"])
+
+
+def regularizer(params: Any) -> Scalar:
+    """1e-4 Σ w² over the kernels and the last layer with its bias."""
+    return decay(params, DECAY) + DECAY * jnp.sum(widened(params.bias) ** 2)

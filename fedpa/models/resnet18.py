@@ -15,14 +15,13 @@ from jaxtyping import Array, Float
 
 from fedpa.models.kernels.augmentation import Pictures, seen
 from fedpa.models.kernels.convolution import Kernel, convolve, overlapping_max_pool
-from fedpa.models.kernels.cross_entropy import cross_entropy
 from fedpa.models.model import Model
-from fedpa.models.residual import Block, GroupNorm, decay, he_normal
-from fedpa.precision import widened
-from fedpa.types import Examples, Key, Losses, Scalar
+from fedpa.models.residual import Block, GroupNorm, he_normal, loss, regularizer
+from fedpa.types import Key
+
+__all__ = ["MODEL", "ResNet18", "loss", "regularizer"]
 
 STAGES, BLOCKS = 4, 2
-DECAY = 1e-4
 
 
 class ResNet18(eqx.Module):
@@ -58,16 +57,6 @@ class ResNet18(eqx.Module):
             h = block(h)
         h = jnp.mean(jax.nn.relu(self.final_norm(h)), axis=(1, 2))
         return h @ self.weight + self.bias[None]
-
-
-def loss(params: ResNet18, batch: Examples, key: Key | None) -> Losses:
-    """Cross-entropy of each example; of the middle of its picture without a key."""
-    return cross_entropy(params(batch["x"], key), batch["y"])
-
-
-def regularizer(params: ResNet18) -> Scalar:
-    """1e-4 Σ w² over the kernels and the last layer with its bias."""
-    return decay(params, DECAY) + DECAY * jnp.sum(widened(params.bias) ** 2)
 
 
 MODEL = Model(

@@ -12,13 +12,11 @@ from jaxtyping import Array, Float
 
 from fedpa.models.kernels.augmentation import Pictures, seen
 from fedpa.models.kernels.convolution import Kernel, convolve
-from fedpa.models.kernels.cross_entropy import cross_entropy
 from fedpa.models.model import Model
-from fedpa.models.residual import Block, GroupNorm, decay, he_normal
-from fedpa.precision import widened
-from fedpa.types import Examples, Key, Losses, Scalar
+from fedpa.models.residual import Block, GroupNorm, he_normal, loss, regularizer
+from fedpa.types import Key
 
-DECAY = 1e-4
+__all__ = ["MODEL", "SmallResNet", "loss", "regularizer"]
 
 
 class SmallResNet(eqx.Module):
@@ -51,16 +49,6 @@ class SmallResNet(eqx.Module):
             h = block(h)
         h = jnp.mean(jax.nn.relu(self.final_norm(h)), axis=(1, 2))
         return h @ self.weight + self.bias[None]
-
-
-def loss(params: SmallResNet, batch: Examples, key: Key | None) -> Losses:
-    """Cross-entropy of each example; of the middle of its picture without a key."""
-    return cross_entropy(params(batch["x"], key), batch["y"])
-
-
-def regularizer(params: SmallResNet) -> Scalar:
-    """ResNet-18's: 1e-4 Σ w² over the kernels and the last layer with its bias."""
-    return decay(params, DECAY) + DECAY * jnp.sum(widened(params.bias) ** 2)
 
 
 MODEL = Model(

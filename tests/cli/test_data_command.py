@@ -1,8 +1,10 @@
 """`fedpa data` as a user meets it: what it prints, what it writes, what it refuses."""
 
+import errno
 import hashlib
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -72,6 +74,32 @@ def test_list_says_where_or_how_to_get(capsys, tmp_path):
     assert [entry["name"] for entry in listed] == list(DATA_SETS)
     assert listed[0]["found"] == str(tmp_path / "home" / "fedpa" / "fed_emnist_train.h5")
     assert listed[-1]["found"] is None
+
+
+@pytest.mark.parametrize("way", ["iterdir", "is_dir", "is_file"])
+@pytest.mark.parametrize(
+    "words", [["data", "list"], ["tasks"], ["run", "emnist", "--out", "o"]], ids=" ".join
+)
+def test_directories_that_cant_be_read_are_told_in_one_line(
+    capsys, tmp_path, monkeypatch, words, way
+):
+    """For root nothing is unreadable: the system's answer is given in its place."""
+    locked = tmp_path / "locked"
+    (locked / "below").mkdir(parents=True)
+    usual = getattr(pathlib.Path, way)
+
+    def denied(path):
+        if path.is_relative_to(locked):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path)
+
+    monkeypatch.setenv("FEDPA_DATA", str(locked))
+    monkeypatch.setattr(pathlib.Path, way, denied)
+    with pytest.raises(SystemExit) as leaving:
+        main(words)
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: [^\n]+locked[^\n]* can't be read: Permission denied\n", error)
 
 
 def test_info_counts_and_sets_the_papers_figures_beside(capsys, tmp_path):
@@ -182,6 +210,8 @@ def test_ctrl_c_leaves_a_part_and_says_that_it_resumes(tmp_path):
         (["get", "mnist"], "data set = 'mnist': unknown"),
         (["get", "fed_emnist", "nope"], "data set = 'nope': unknown"),
         (["get", "fed_emnist", "--mirror", "here"], "mirror = 'here': must begin with https://"),
+        (["get", "fed_emnist", "--mirror", "http://[x"], "mirror = 'http://[x': is no address"),
+        (["get", "fed_emnist", "--mirror", "http://host/ä"], "mirror = 'http://host/ä': must be"),
         (["get", "fed_emnist", "--miror", "here"], "did you mean --mirror?"),
         (["info"], "info needs a name"),
         (["info", "fed_emnist"], "fedpa data get fed_emnist"),
@@ -292,6 +322,16 @@ def test_the_same_words_give_the_same_files_and_full_directories_are_refused(
     assert "out = 'one': is not empty" in refused(capsys, *words, "one")
 
 
+def test_a_partition_that_has_no_room_is_told_and_leaves_nothing(capsys, tmp_path, source):
+    words = ["partition", "mine.npz", "--scheme", "quantity", "--clients", "40", "--out", "new/o"]
+    with tiny.small_disk(), pytest.raises(SystemExit):
+        main(["data", *words])
+    progress, error = capsys.readouterr().err.splitlines()
+    assert progress == "writing mine_train.h5"
+    assert error == "error: out = 'new/o': can't be written: File too large"
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine.npz"]
+
+
 def test_partition_of_a_table_by_a_column_of_text(capsys, tmp_path):
     lines = ["who,age,label"] + [f"00{i % 3},{i},{'ab'[i % 2]}" for i in range(30)]
     (tmp_path / "work" / "people.csv").write_text("\n".join(lines) + "\n")
@@ -322,6 +362,31 @@ def test_what_the_source_does_not_have_is_refused(capsys, tmp_path, source, word
     error = refused(capsys, "partition", "mine.npz", "--scheme", *words, "--out", "new/o")
     assert expected in error
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine.npz"]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["dirichlet", "--label", "kind"], "label"),
+        (
+            ["pachinko", "--label", "age", "--coarse", "kind", "--examples-per-client", "5"],
+            "coarse",
+        ),
+    ],
+    ids=["dirichlet", "pachinko"],
+)
+def test_labels_that_a_table_lacks_are_refused_by_column_and_row(capsys, tmp_path, words, option):
+    lines = ["age,kind"] + [f"{i},{'' if i == 7 else i % 3}" for i in range(30)]
+    (tmp_path / "work" / "people.csv").write_text("\n".join(lines) + "\n")
+    words = ["partition", "people.csv", "--scheme", *words, "--clients", "3", "--out", "o"]
+    assert f"{option} = 'kind': row 7 has no value" in refused(capsys, *words)
+
+
+def test_an_array_that_is_called_npz_is_refused(capsys, tmp_path):
+    with (tmp_path / "work" / "mine.npz").open("wb") as file:
+        np.save(file, np.arange(10))
+    words = ["partition", "mine.npz", "--scheme", "quantity", "--clients", "3", "--out", "o"]
+    assert "mine.npz is one array without a name" in refused(capsys, *words)
 
 
 def test_cifar_by_pachinko_is_what_the_data_set_opens(capsys, tmp_path):

@@ -191,6 +191,28 @@ def test_a_missing_split_is_told(directory, below):
     assert find(FILES, STEMS, directory)[FILES[0]].read_bytes() != b"x"  # both of one kind
 
 
+def test_splits_may_lie_in_the_directory_and_the_data_sets_own(directory):
+    (directory / "set").mkdir()
+    paths = {FILES[0]: directory / "set" / FILES[0], FILES[1]: directory / FILES[1]}
+    for path in paths.values():
+        path.write_bytes(b"x")
+    assert find(FILES, STEMS, directory) == paths
+    assert find(FILES, STEMS, directory, look_only=True) == paths
+
+
+def test_who_only_looks_unpacks_nothing_and_finds_no_halves(directory, cache):
+    (directory / FILES[0]).write_bytes(b"x")
+    assert find(FILES, STEMS, directory, look_only=True) is None
+    (directory / f"{FILES[1]}.gz").write_bytes(gzip.compress(b"x"))
+    found = find(FILES, STEMS, directory, look_only=True)
+    assert found == {FILES[0]: directory / FILES[0], FILES[1]: directory / f"{FILES[1]}.gz"}
+    (directory / FILES[0]).unlink()
+    (directory / "set.tar").write_bytes(tarred(content()))
+    found = find(FILES, STEMS, directory, look_only=True)
+    assert found == dict.fromkeys(FILES, directory / "set.tar")
+    assert not cache.exists()
+
+
 def test_half_of_something_elsewhere_is_nothing(directory):
     (directory / "other").mkdir()
     (directory / "other" / FILES[0]).write_bytes(b"x")

@@ -13,10 +13,12 @@ from fedpa.data.catalogue import (
     DATA_SETS,
     cifar_files,
     counts_files,
+    first_found,
     found,
     open_dataset,
     url_of,
 )
+from fedpa.data.readers.hdf5 import write_hdf5
 from fedpa.data.statistics import num_labels, sizes
 from fedpa.errors import DataError, FedpaError
 from tests.data import tiny
@@ -150,6 +152,85 @@ def test_files_of_another_data_set_are_refused(tmp_path, make, has):
     assert "must have pixels float32[28, 28], label int32" in str(caught.value)
 
 
+def one_bad(good, **wrong):
+    """Clients of which the last one has something else; only it is named."""
+
+    def make(n, seed):
+        return {**good(n, seed), **({key: of(n) for key, of in wrong.items()} if n == 5 else {})}
+
+    return make
+
+
+BAD = {
+    "shape": (
+        {"pixels": lambda n: np.zeros((n, 14, 14), "f4")},
+        "must have pixels float32[28, 28]",
+    ),
+    "kind": ({"label": lambda n: np.zeros(n, "f4")}, "label float32"),
+    "text": ({"label": lambda n: np.array(["a"] * n, object)}, "label text"),
+    "NaN label": ({"label": lambda n: np.full(n, np.nan, "f4")}, "label float32"),
+    "label": ({"label": lambda n: np.arange(58, 58 + n, dtype="i4")}, "has label 62: must be 0 to"),
+    "less": (
+        {"label": lambda n: np.arange(-1, n - 1, dtype="i4")},
+        "has label -1: must be 0 to 61",
+    ),
+    "bytes": ({"pixels": lambda n: np.full((n, 28, 28), 255, "f4")}, "has pixels 255.0: must be 0"),
+    "negative": (
+        {"pixels": lambda n: np.full((n, 28, 28), -0.5, "f4")},
+        "pixels -0.5: must be 0 to",
+    ),
+    "NaN": ({"pixels": lambda n: np.full((n, 28, 28), np.nan, "f4")}, "pixels nan: must be 0 to 1"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "words"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("form", ["hdf5", "sqlite"])
+def test_every_client_is_checked_when_it_is_read(tmp_path, form, wrong, words):
+    make = one_bad(tiny.emnist, **wrong)
+    if form == "hdf5":
+        tiny.hdf5(tmp_path, "fed_emnist", make)
+        file = "fed_emnist_train.h5"
+    else:
+        file = "emnist_all.sqlite"
+        tiny.sqlite(tmp_path / file, ["all_train", "all_test"], make)
+    data = open_dataset("fed_emnist", tmp_path).train
+    assert len(data.examples("c0")["label"]) == 3
+    with pytest.raises(DataError) as caught:
+        data.examples("c1")
+    assert str(caught.value).startswith(f"{tmp_path / file}: client 'c1' ")
+    assert words in str(caught.value)
+
+
+def test_numbers_that_are_too_large_do_not_become_others(tmp_path):
+    wrong = {"label": lambda n: np.full(n, 2**32 + 3)}
+    names = ["all_train", "all_test"]
+    tiny.sqlite(tmp_path / "emnist_all.sqlite", names, one_bad(tiny.emnist, **wrong))
+    with pytest.raises(DataError, match="client 'c1' has label 4294967299: must be 0 to 61"):
+        open_dataset("fed_emnist", tmp_path).train.examples("c1")
+    wrong = {"image": lambda n: np.full((n, 32, 32, 3), 300)}
+    names = ["train", "test"]
+    tiny.sqlite(tmp_path / "cifar100.sqlite", names, one_bad(tiny.cifar, **wrong))
+    with pytest.raises(DataError, match="client 'c1' has image 300: must be 0 to 255"):
+        open_dataset("fed_cifar100", tmp_path).train.examples("c1")
+
+
+def test_only_the_features_asked_for_are_checked(tmp_path):
+    tiny.hdf5(tmp_path, "fed_emnist", one_bad(tiny.emnist, **BAD["bytes"][0]))
+    data = open_dataset("fed_emnist", tmp_path, features=["label"]).train
+    assert list(data.examples("c1")) == ["label"]
+
+
+def test_clients_without_examples_are_empty_in_the_data_sets_form(tmp_path):
+    nothing = {"pixels": np.zeros(0), "label": np.zeros(0)}
+    for split in ("train", "test"):
+        clients = [("a", nothing), ("b", tiny.emnist()), ("c", {})]
+        write_hdf5(tmp_path / f"fed_emnist_{split}.h5", clients)
+    data = open_dataset("fed_emnist", tmp_path).train
+    for name in "ac":
+        assert data.examples(name)["pixels"].shape == (0, 28, 28)
+        assert data.examples(name)["label"].dtype == np.int32
+
+
 def test_sqlite_of_another_data_set_is_refused(tmp_path):
     tiny.sqlite(tmp_path / "emnist_all.sqlite", ["all_train", "all_test"], tiny.cifar)
     with pytest.raises(DataError, match="is not fed_emnist: client 'c0' has"):
@@ -161,6 +242,16 @@ def test_half_a_data_set_is_told(tmp_path):
     (tmp_path / "d" / "fed_emnist_test.h5").unlink()
     with pytest.raises(DataError, match=r"fed_emnist_test.h5 missing"):
         open_dataset("fed_emnist", tmp_path / "d")
+
+
+def test_what_is_found_can_be_opened_and_the_reverse(tmp_path):
+    """Train in the data set's own folder, test beside it."""
+    tiny.hdf5(tmp_path / "d" / "fed_emnist", "fed_emnist", tiny.emnist)
+    own = tmp_path / "d" / "fed_emnist"
+    (own / "fed_emnist_test.h5").rename(tmp_path / "d" / "fed_emnist_test.h5")
+    check_same(open_dataset("fed_emnist", tmp_path / "d").train, tiny.emnist, 0)
+    assert found("fed_emnist", tmp_path / "d") == own / "fed_emnist_train.h5"
+    assert first_found(["fed_emnist"], tmp_path / "d") == "fed_emnist"
 
 
 @pytest.fixture(name="small_deal")
@@ -188,6 +279,27 @@ def test_cifar_is_dealt_once_for_each_seed_and_then_read_lazily(tmp_path, small_
     other = open_dataset("fed_cifar100", tmp_path / "d", seed=1).train
     assert not np.array_equal(other.examples(other.ids[3])["label"], client["label"])
     assert len(list((tmp_path / "cache").rglob("fed_cifar100_*.h5"))) == 4
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_deal_that_lost_a_file_is_made_again(tmp_path, small_deal, split):
+    tiny.cifar_records(tmp_path / "d")
+    before = open_dataset("fed_cifar100", tmp_path / "d").test.examples("1")["label"]
+    (lost,) = (tmp_path / "cache").rglob(f"fed_cifar100_{split}.h5")
+    lost.unlink()
+    again = open_dataset("fed_cifar100", tmp_path / "d").test.examples("1")["label"]
+    np.testing.assert_array_equal(again, before)
+    assert {path.name for path in lost.parent.iterdir()} == set(
+        DATA_SETS["fed_cifar100"].files.values()
+    )
+    assert len(list(lost.parent.parent.iterdir())) == 1
+
+
+def test_a_deal_on_a_full_disk_is_told_and_leaves_nothing(tmp_path, small_deal):
+    tiny.cifar_records(tmp_path / "d")
+    with tiny.small_disk(), pytest.raises(FedpaError, match=r"can't be written \(File too large\)"):
+        open_dataset("fed_cifar100", tmp_path / "d")
+    assert not list((tmp_path / "cache").rglob("*.h5"))
 
 
 def test_the_original_partition_is_preferred_to_a_deal_of_ours(tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import hashlib
 import http.server
+import importlib.util
 import re
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -265,10 +267,46 @@ def test_too_little_room_is_known_before_the_first_byte(tmp_path, monkeypatch):
     [
         ("ftp://here/a", SUM, "must begin with https://"),
         ("/etc/passwd", SUM, "must begin with https://"),
+        ("http://[x", SUM, r"url = 'http://\[x': is no address: Invalid IPv6"),
+        ("http://here:port/a", SUM, "is no address: Port"),
+        ("http:///a", SUM, "names no host"),
+        ("http://here/ä", SUM, "must be ASCII"),
+        ("http://here/a b", SUM, "must be ASCII without spaces"),
+        ("http://here/a\nb", SUM, "must be ASCII"),
         ("http://127.0.0.1:1/a", "crc:1", 'must be "sha256:…" or "md5:…"'),
     ],
 )
 def test_bad_requests_are_refused(tmp_path, url, checksum, words):
     with pytest.raises(FedpaError, match=words):
         download(url, tmp_path / "a", checksum, QUICK)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_in_the_files_place_is_told(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(FedpaError, match=r"a: can't be read: Is a directory") as caught:
+        download("http://127.0.0.1:1/a", tmp_path / "a", SUM, QUICK)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cant_be_read_is_told(tmp_path, monkeypatch):
+    """For root every file is readable: the system's answer is given in its place."""
+
+    def denied(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (tmp_path / "a").write_bytes(b"x")
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(FedpaError, match=r"a: can't be read: Permission denied"):
+        download("http://127.0.0.1:1/a", tmp_path / "a", SUM, QUICK)
+
+
+def test_without_locks_the_package_is_imported_and_downloads_are_refused(tmp_path, monkeypatch):
+    """As on Windows, which has no fcntl."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    spec = importlib.util.spec_from_file_location("fresh_download", module.__file__)
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    with pytest.raises(FedpaError, match="this system has no locks"):
+        fresh.download("http://127.0.0.1:1/a", tmp_path / "a", SUM)
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,9 @@
 import contextlib
+import errno
 import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -178,7 +181,52 @@ def test_a_damaged_client_is_named(tmp_path, cache):
         data.examples("b")
 
 
-@pytest.mark.parametrize("name", ["a/b", "", ".", "a\0b"])
+FULL = """
+import resource, sys
+import numpy as np
+from fedpa.data.readers.hdf5 import write_hdf5
+limit, size = map(int, sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    write_hdf5(sys.argv[1], ((str(i), {"x": np.ones(size), "t": ["a"]}) for i in range(200)))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("limit", "size"), [(0, 10), (3000, 10), (100_000, 10), (50_000, 20_000)])
+def test_a_full_disk_is_the_systems_error_and_nothing_else(tmp_path, limit, size):
+    """In a process of its own: HDF5 by itself would crash, or print errors nobody can catch."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path / "a.h5", str(limit), str(size)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"[Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}\n"
+    assert not list(tmp_path.iterdir())
+
+
+NAMES = ["a/b", "", ".", "a\0b", "\ud800", "a\udcffb"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_that_hdf5_would_not_give_back_are_refused(tmp_path, name):
+    with pytest.raises(FedpaError, match=r"feature = .*: of client 'c': must be text") as caught:
+        write_hdf5(tmp_path / "a.h5", [("c", {"ok": np.ones(2), name: np.ones(2)})])
+    assert str(caught.value).isprintable()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", b"a\0b"])
+def test_text_that_hdf5_would_not_give_back_is_refused(tmp_path, value):
+    with pytest.raises(FedpaError, match=r"words = .*: of client 'c': must be text in Unicode"):
+        write_hdf5(tmp_path / "a.h5", [("c", {"words": np.array(["ok", value], object)})])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_names_that_hdf5_would_take_for_paths_are_refused(tmp_path, name):
     with pytest.raises(FedpaError, match="client = "):
         write_hdf5(tmp_path / "a.h5", [("ok", client(1)), (name, client(1))])

@@ -5,6 +5,7 @@ import pytest
 
 from fedpa.data.readers import open_leaf
 from fedpa.errors import DataError, FedpaError
+from tests.data.tiny import small_disk
 
 
 def content(users):
@@ -44,6 +45,13 @@ def test_users_are_clients(path):
         assert arrays["x"].tolist() == ONE["b"]["x"]
         assert arrays["y"].tolist() == [3, 4]
         assert data.examples("a/1%2F")["y"].tolist() == [5]
+
+
+def test_a_full_disk_is_told(path, cache):
+    write(path, content({f"u{i}": {"x": [[0.5] * 100], "y": [1]} for i in range(50)}))
+    with small_disk(), pytest.raises(FedpaError, match=r"can't be written \(File too large\)"):
+        open_leaf(path)
+    assert not list(cache.rglob("*.h5"))
 
 
 def test_it_is_parsed_once(path, monkeypatch):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
-from fedpa.data.partition import by_column, by_quantity, pachinko
+from fedpa.data.partition import by_column, by_quantity, dirichlet_label_skew, pachinko
 
 
 def same(one, other):
@@ -152,3 +152,23 @@ def test_bad_partitions_are_refused(call, words):
     with pytest.raises(FedpaError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.array([0.0, 1.0, np.nan, 1.0]), np.array(["a", "b", None, "b"], object)],
+    ids=["NaN", "None"],
+)
+@pytest.mark.parametrize(
+    ("deal", "field"),
+    [
+        (by_column, "values"),
+        (lambda values: dirichlet_label_skew(values, 2, 1.0, 0), "labels"),
+        (lambda values: pachinko(values, np.arange(4), 2, 2), "coarse"),
+        (lambda values: pachinko(np.zeros(4), values, 2, 2), "fine"),
+    ],
+    ids=["column", "dirichlet", "coarse", "fine"],
+)
+def test_examples_without_a_label_are_refused(deal, field, values):
+    with pytest.raises(FedpaError, match=f"{field} = '(nan|None)': row 2 has no value"):
+        deal(values)

@@ -108,6 +108,20 @@ def test_several_threads_read(path):
             assert arrays["label"].tolist() == [0, 3, 4]
 
 
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_a_file_that_was_replaced_is_not_mixed_with_the_old_one(path, index):
+    data = open_sqlite(written(path, index=index), "train")
+    data.examples("a")
+    other = written(path.with_name("other"), [*ROWS, ("test", "b", row(9))], index=index)
+    other.replace(path)
+    assert data.examples("b")["label"].tolist() == [0, 3, 4]  # this thread has the old one
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(DataError, match=r"set #1\?\.sqlite has changed since it was opened"),
+    ):
+        pool.submit(data.examples, "b").result()
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -30,6 +31,17 @@ def posts(n=3, seed=0):
         for name in ("tokens", "title", "tags", "creation_date", "type")
     }
     return text | {"score": np.arange(n)}
+
+
+@contextlib.contextmanager
+def small_disk(limit=20_000):
+    """No file of this process grows beyond so many bytes."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
 def hdf5(directory, name, make, splits=("train", "test"), sizes=(3, 5)):
@@ -101,6 +113,7 @@ def _field(number, content):
 
 
 def _varint(number):
+    number &= 2**64 - 1
     out = b""
     while number > 127:
         out += bytes([number & 127 | 128])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpa.models import resnet18
 from fedpa.models.kernels.augmentation import seen
 from fedpa.models.kernels.convolution import by_xla
 from fedpa.models.small_resnet import SmallResNet, loss, regularizer
@@ -72,3 +73,7 @@ def test_learns_which_way_stripes_go():
 
     model = jax.jit(lambda key: SmallResNet(2, 8, 2, key=key), compiler_options=QUICK)(KEY)
     assert float(accuracy_after_training(model, KEY)) > 0.95
+
+
+def test_the_objective_is_resnet18s():
+    assert (loss, regularizer) == (resnet18.loss, resnet18.regularizer)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedpa.cli.arguments import parse_words, shown
+from fedpa.cli.directories import left_as_found
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.figures import rendered
 from fedpa.studies.study import (
@@ -66,7 +67,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     _check(command, chosen)
     out = command.out
     assert out is not None
-    with _prepared(out):
+    with left_as_found(out):
+        _make_writable(out)
         for name, study in chosen.items():
             directory = out / name if command.name == "all" else out
             if command.resume and (directory / f"{name}.csv").exists():
@@ -142,29 +144,14 @@ def _check_directory(out: Path, resume: bool) -> None:
         raise FedpaError(f"out = {str(out)!r}: is not empty: choose another directory")
 
 
-@contextlib.contextmanager
-def _prepared(out: Path) -> Iterator[None]:
-    """Make the directory before the work starts; take it away again if nothing came of it."""
-    fresh = [path for path in [out, *out.absolute().parents] if not path.exists()]
+def _make_writable(out: Path) -> None:
+    """Make the directory before the work starts, and see that it takes files."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        _remove_empty(fresh)
         raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
-    try:
-        yield
-    except BaseException:
-        _remove_empty(fresh)
-        raise
-
-
-def _remove_empty(directories: Sequence[Path]) -> None:
-    """The innermost first; what holds something stays."""
-    for directory in directories:
-        with contextlib.suppress(OSError):
-            directory.rmdir()
 
 
 def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Console) -> None:

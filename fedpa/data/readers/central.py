@@ -32,8 +32,13 @@ def read_central(path: Path, text_column: str = "") -> Arrays:
 
 def _npz(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is one array without a name: save it with numpy.savez")
+        with loaded as file:
             arrays = {name: file[name] for name in file.files}
+    except DataError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
         raise DataError(f"{path} can't be read, it is cut or no npz of arrays: {error}") from None
     return {

@@ -1,5 +1,6 @@
 """TensorFlow Federated's HDF5: `/examples/<client>/<feature>`, first axis the examples."""
 
+import io
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from fedpa.errors import DataError, refuse
 ROOT = "examples"
 BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """What h5py raises, here or there, when a file is not as it should be."""
+NAME = "text in Unicode without '/' or NUL, and not '.' or empty"
 
 
 def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
@@ -57,24 +59,109 @@ def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]
     path = Path(path)
     with whole(path) as beside:
         made = beside / "made.h5"
-        with h5py.File(made, "w") as file:
-            root = file.create_group(ROOT)
-            for name, arrays in clients:
-                if not name or name == "." or "/" in name or "\0" in name:
-                    raise refuse("client", name, "must be text without '/', and not '.' or empty")
-                if name in root:
-                    raise refuse("client", name, "is there twice")
-                group = root.create_group(name)
-                for feature, values in arrays.items():
-                    _write(group, feature, np.asarray(values))
+        with made.open("w+b", buffering=0) as raw:
+            disk = _Disk(raw)
+            with h5py.File(disk, "w") as file:
+                root = file.create_group(ROOT)
+                for name, arrays in clients:
+                    _write_client(root, name, arrays)
+                    if disk.error is not None:
+                        break
+            if disk.error is not None:
+                raise disk.error
         settle(made, path)
 
 
-def _write(group: h5py.Group, feature: str, array: np.ndarray) -> None:
-    if array.dtype.kind in "OU":
-        group.create_dataset(feature, data=array.astype(object), dtype=h5py.string_dtype())
-    else:
-        group.create_dataset(feature, data=array)
+class _Disk(io.RawIOBase):
+    """A file that does not fail while HDF5 has it: HDF5 may crash if it can't write what it must.
+
+    What the system refuses is held in memory instead, from the first error on.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self.raw, self.at, self.end = raw, 0, 0
+        self.error: OSError | None = None
+        self.held: list[tuple[int, bytes]] = []
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.end}[whence]
+        return self.at
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        if self.error is None:
+            try:
+                self.raw.seek(self.at)
+                done = 0
+                while done < size:  # a disk that is nearly full takes a part
+                    done += self.raw.write(data[done:])
+            except OSError as error:
+                self.error = error
+        if self.error is not None:
+            self.held.append((self.at, bytes(data)))
+        self.at += size
+        self.end = max(self.end, self.at)
+        return size
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(0, min(len(buffer), self.end - self.at))
+        self.raw.seek(self.at)
+        found = self.raw.read(size)
+        buffer[:size] = found + bytes(size - len(found))
+        for at, data in self.held:
+            first, last = max(at, self.at), min(at + len(data), self.at + size)
+            if first < last:
+                buffer[first - self.at : last - self.at] = data[first - at : last - at]
+        self.at += size
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        size = self.at if size is None else size
+        if self.error is None:
+            try:
+                self.raw.truncate(size)
+            except OSError as error:
+                self.error = error
+        self.end = size
+        return size
+
+
+def _write_client(root: h5py.Group, name: str, arrays: Mapping[str, Any]) -> None:
+    if not _is_name(name):
+        raise refuse("client", name, f"must be {NAME}")
+    if name in root:
+        raise refuse("client", name, "is there twice")
+    group = root.create_group(name)
+    for feature, values in arrays.items():
+        if not _is_name(feature):
+            raise refuse("feature", feature, f"of client {name!r}: must be {NAME}")
+        array = np.asarray(values)
+        if array.dtype.kind not in "OU":
+            group.create_dataset(feature, data=array)
+            continue
+        array = array.astype(object)
+        bad = next((value for value in array.flat if not _is_text(value)), None)
+        if bad is not None:
+            raise refuse(feature, bad, f"of client {name!r}: must be text in Unicode without NUL")
+        group.create_dataset(feature, data=array, dtype=h5py.string_dtype())
+
+
+def _is_name(name: str) -> bool:
+    """Whether HDF5 takes it for one name, and gives it back as it was."""
+    return name not in ("", ".") and "/" not in name and _is_text(name)
+
+
+def _is_text(value: object) -> bool:
+    """Text without NUL, where HDF5's ends, or halves of characters. Bytes are taken as they are."""
+    if isinstance(value, bytes):
+        return b"\0" not in value
+    if not isinstance(value, str):
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
 
 
 def _open(path: Path) -> h5py.File:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpa.data.federated import FederatedData
 from fedpa.data.index import Index, indexed
+from fedpa.data.kept import stamp
 from fedpa.data.progress import progress
 from fedpa.data.readers.clients import Arrays, Features, federation, text, wanted
 from fedpa.data.readers.tf_example import Value, decode
@@ -32,10 +33,11 @@ def open_sqlite(path: str | Path, split: str, features: Features = None) -> Fede
     bytes come as `str` if all of a client's are UTF-8. Every thread has a connection of its own.
     """
     path = Path(path)
+    seen = stamp(path)
     with _reading(path) as connection:
         index = indexed(path, f"sqlite {split}", lambda: _build(path, connection, split))
         by_client = _rows_of_client(connection)
-    connect = _connected(path)
+    connect = _connected(path, seen)
     position = {name: i for i, name in enumerate(index.ids)}
 
     def rows(name: str) -> list[Any]:
@@ -212,13 +214,15 @@ class _Own:
         self.connection.close()
 
 
-def _connected(path: Path) -> Callable[[], sqlite3.Connection]:
-    """One connection for every thread of every process."""
+def _connected(path: Path, seen: str) -> Callable[[], sqlite3.Connection]:
+    """One connection for every thread of every process, all to the file that was seen."""
     local = threading.local()
 
     def connect() -> sqlite3.Connection:
         own: _Own | None = getattr(local, "own", None)
         if own is None or own.process != os.getpid():
+            if stamp(path) != seen:
+                raise DataError(f"{path} has changed since it was opened")
             local.own = own = _Own(_connection(path))
         return own.connection
 
