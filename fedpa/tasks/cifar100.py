@@ -96,20 +96,20 @@ def laptop(method: str) -> Defaults:
     h = dataclasses.replace(
         PAPER,
         epochs=3,
-        burn_in_rounds=40,
+        burn_in_rounds=30,
         client_learning_rate=0.03,
         server_learning_rate=1.0,
         server_momentum=0.0,
     )
     options = TaskOptions(model="small-resnet", validation_share=0.1, eval_examples=2_000)
-    return Defaults(80, 20, h, options, eval_every=4)
+    return Defaults(60, 20, h, options, eval_every=4)
 
 
 TASK = Task(
     summary="images of 100 classes, 500 clients by Pachinko allocation",
     load=load,
     presets={
-        "laptop": Preset("a small ResNet, 20 clients a round, 80 rounds", laptop, (0.05,), last=10),
+        "laptop": Preset("a small ResNet, 20 clients a round, 60 rounds", laptop, (0.05,), last=10),
         "paper": Preset("appendix D", paper, (0.3, 0.4), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
