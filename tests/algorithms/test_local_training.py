@@ -92,7 +92,8 @@ def test_resolving_fills_in_the_samples():
 
 
 def test_methods_are_found_and_build():
-    assert list(methods()) == ["fedavg-1", "fedavg", "fedpa", "mb-sgd", "mean", "mean-scaled"]
+    known = ["centralized", "fedavg-1", "fedavg", "fedpa", "mb-sgd", "mean", "mean-scaled"]
+    assert list(methods()) == known
     for method in methods().values():
         for optimizer in ("sgd", "adam", "adagrad", "yogi"):
             method.build(Hyperparameters(server_optimizer=optimizer))

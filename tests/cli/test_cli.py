@@ -189,7 +189,10 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path):
     assert (work / "run" / "params.npz").exists()
 
 
-@pytest.mark.parametrize("sampler", ["hmc", "nuts", "sghmc", "sgld"])
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param("hmc", marks=pytest.mark.long), "nuts", "sghmc", "sgld"],
+)
 def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
     words = ["run", "digits", "--sampler", sampler, "--rounds", "2", "--clients-per-round", "2"]
     words += ["--burn-in-rounds", "1", "--epochs", "2", "--temperature", "1"]

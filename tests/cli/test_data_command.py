@@ -183,8 +183,13 @@ def test_ctrl_c_leaves_a_part_and_says_that_it_resumes(tmp_path):
     """In a process of its own: a server that stops half way, and a signal."""
     content = b"x" * 3_000_000
     with serving(Answer(content=content, stalls_after=1_000_000)) as (url, _):
+        # Signals are ignored where tests run in the background: a user's terminal does not.
+        code = (
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            f"from fedpa.cli.main import main; main({['data', 'get', 'fed_emnist', '--mirror', url]})"
+        )
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedpa", "data", "get", "fed_emnist", "--mirror", url],
+            [sys.executable, "-c", code],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -88,7 +88,9 @@ def elsewhere(out, engine, devices, processes=1):
     return np.load(out)
 
 
-@pytest.mark.parametrize(("devices", "processes"), [(2, 1), (4, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("devices", "processes"), [pytest.param(2, 1, marks=pytest.mark.long), (4, 1), (1, 2)]
+)
 def test_sharded_over_devices_and_processes(devices, processes, tmp_path, reference):
     """Forced host devices, and two processes that meet on loopback. `local` chooses by itself."""
     engine = "sharded" if devices == 4 else "local"

@@ -115,7 +115,8 @@ def test_cores():
 
 
 INTERRUPTED = """
-import jax.numpy as jnp, numpy as np, optax, fedpa, sys, threading
+import jax.numpy as jnp, numpy as np, optax, fedpa, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in background
 def tell(event):
     print("round", event.round, threading.active_count(), flush=True)
 clients = {f"c{i}": {"x": np.ones((200, 50), np.float32), "y": np.zeros(200, np.float32)}
