@@ -184,9 +184,10 @@ def test_ctrl_c_leaves_a_part_and_says_that_it_resumes(tmp_path):
     content = b"x" * 3_000_000
     with serving(Answer(content=content, stalls_after=1_000_000)) as (url, _):
         # Signals are ignored where tests run in the background: a user's terminal does not.
+        words = ["data", "get", "fed_emnist", "--mirror", url]
         code = (
             "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-            f"from fedpa.cli.main import main; main({['data', 'get', 'fed_emnist', '--mirror', url]})"
+            f"from fedpa.cli.main import main; main({words})"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", code],
