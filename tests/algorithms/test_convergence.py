@@ -70,6 +70,7 @@ def test_exact_deltas_reach_the_global_mode(x64):
     assert distance(fit.params, optimum) < 1e-6
 
 
+@pytest.mark.long
 def test_fedpa_with_exact_samples_ends_far_closer_than_fedavg():
     """A fifth of FedAvg's distance with unequal n_i: each n_i counts once, as a weight."""
     fedavg = fedpa.fedavg(steps(0.05, 1, 100), Server(server.sgd(1.0)))
@@ -131,12 +132,14 @@ def test_fedpa_crosses_the_switch_and_beats_fedavg_with_the_same_local_steps():
     assert corrected == pytest.approx(0.39, rel=0.15)
 
 
+@pytest.mark.long
 def test_minibatch_sgd_has_no_bias_and_local_sgd_has():
     mb_sgd = distances(fedpa.mb_sgd(steps(0.05, 10, 1), Server(server.sgd(0.1))), 300)
     fedavg = distances(fedpa.fedavg(steps(0.05, 1, 100), Server(server.sgd(1.0))), 60)
     assert final_distance(mb_sgd) < 0.3 * final_distance(fedavg)
 
 
+@pytest.mark.long
 def test_scaffold_fits_the_interface_and_reaches_the_optimum():
     """Partial participation, so that client states matter from round to round."""
     method = scaffold(steps=20, client_rate=0.05, server_rate=1.0, population=4)
@@ -168,6 +171,7 @@ def test_mean_scaled_is_mean_with_a_longer_step():
     np.testing.assert_allclose(scaled, 2.0 * plain, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_mean_is_fedpa_at_rho_zero():
     local, side = LocalTraining(optax.sgd(0.01), batch_size=10, epochs=5), Server(server.sgd(0.1))
     mean, zero = (

@@ -122,7 +122,7 @@ CHECKS = {
 }
 
 
-LONGER = ("bias-variance", "correction", "ess", "timing")
+LONGER = ("bias-variance", "correction", "ess", "timing", "toy")
 """Half a minute and more each: `make test-all`. Their parts have tests of their own."""
 
 
