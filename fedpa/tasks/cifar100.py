@@ -59,7 +59,7 @@ def load(options: TaskOptions) -> Problem:
     )
 
 
-def _dataset(options: TaskOptions) -> str | None:
+def _dataset(options: TaskOptions) -> str:
     """The federation as published, where it is found, or CIFAR-100 itself, which is dealt."""
     central = found("cifar-100-binary", options.data_dir)
     there = found("fed_cifar100", options.data_dir)
@@ -85,32 +85,33 @@ PAPER = Hyperparameters(
 )
 
 
-def paper(method: str) -> Defaults:
-    del method
-    return Defaults(1500, 20, PAPER, TaskOptions(model="resnet18", eval_split="test"))
+PAPER_RUN = Defaults(1500, 20, PAPER, TaskOptions(model="resnet18", eval_split="test"))
 
-
-def laptop(method: str) -> Defaults:
-    del method
-    # In so few rounds momentum at the server overshoots: it stays near chance.
-    h = dataclasses.replace(
+# In so few rounds momentum at the server overshoots: it stays near chance.
+LAPTOP_RUN = Defaults(
+    60,
+    20,
+    dataclasses.replace(
         PAPER,
         epochs=3,
         burn_in_rounds=30,
         client_learning_rate=0.03,
         server_learning_rate=1.0,
         server_momentum=0.0,
-    )
-    options = TaskOptions(model="small-resnet", validation_share=0.1, eval_examples=2_000)
-    return Defaults(60, 20, h, options, eval_every=4)
+    ),
+    TaskOptions(model="small-resnet", validation_share=0.1, eval_examples=2_000),
+    eval_every=4,
+)
 
 
 TASK = Task(
     summary="images of 100 classes, 500 clients by Pachinko allocation",
     load=load,
     presets={
-        "laptop": Preset("a small ResNet, 20 clients a round, 60 rounds", laptop, (0.05,), last=10),
-        "paper": Preset("appendix D", paper, (0.3, 0.4), last=100),
+        "laptop": Preset(
+            "a small ResNet, 20 clients a round, 60 rounds", LAPTOP_RUN, (0.05,), last=10
+        ),
+        "paper": Preset("appendix D", PAPER_RUN, (0.3, 0.4), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",

@@ -66,9 +66,10 @@ def _loaded() -> Problem:
     return Problem(from_mapping(clients), model, loss, metric, test, eval_batch_size=len(x_test))
 
 
-def defaults(method: str) -> Defaults:
-    del method  # one setting for all
-    h = Hyperparameters(
+DEFAULTS = Defaults(
+    rounds=150,
+    clients_per_round=20,
+    hyperparameters=Hyperparameters(
         epochs=5,
         batch_size=5,
         burn_in_rounds=20,
@@ -76,14 +77,13 @@ def defaults(method: str) -> Defaults:
         client_learning_rate=0.05,
         server_learning_rate=1.0,
         server_momentum=0.0,
-    )
-    return Defaults(rounds=150, clients_per_round=20, hyperparameters=h)
-
+    ),
+)
 
 TASK = Task(
     summary="scikit-learn's 8×8 digits, 100 clients with Dirichlet(0.1) label skew (embedded)",
     load=load,
-    presets={"laptop": Preset("150 rounds in seconds", defaults, targets=(0.8, 0.9), last=10)},
+    presets={"laptop": Preset("150 rounds in seconds", DEFAULTS, targets=(0.8, 0.9), last=10)},
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",
     models={"perceptron": 2_410},

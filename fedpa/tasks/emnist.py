@@ -67,25 +67,24 @@ PAPER = Hyperparameters(
 )
 
 
-def paper(method: str) -> Defaults:
-    del method
-    # Curves show all of the test split, which has fewer examples than that.
-    return Defaults(1500, 100, PAPER, TaskOptions(eval_split="test", eval_examples=100_000))
+# Curves show all of the test split, which has fewer examples than that.
+PAPER_RUN = Defaults(1500, 100, PAPER, TaskOptions(eval_split="test", eval_examples=100_000))
 
-
-def laptop(method: str) -> Defaults:
-    del method
-    h = dataclasses.replace(PAPER, burn_in_rounds=25)
-    options = TaskOptions(validation_share=0.1, eval_examples=2_000)
-    return Defaults(50, 10, h, options, eval_every=2)
+LAPTOP_RUN = Defaults(
+    50,
+    10,
+    dataclasses.replace(PAPER, burn_in_rounds=25),
+    TaskOptions(validation_share=0.1, eval_examples=2_000),
+    eval_every=2,
+)
 
 
 TASK = Task(
     summary="handwritten characters by writer (digits only, if that is all there is)",
     load=load,
     presets={
-        "laptop": Preset("10 writers a round, 50 rounds", laptop, targets=(0.9, 0.95), last=10),
-        "paper": Preset("appendix D", paper, targets=(0.84, 0.86), last=100),
+        "laptop": Preset("10 writers a round, 50 rounds", LAPTOP_RUN, targets=(0.9, 0.95), last=10),
+        "paper": Preset("appendix D", PAPER_RUN, targets=(0.84, 0.86), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",

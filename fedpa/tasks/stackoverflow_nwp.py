@@ -71,32 +71,33 @@ PAPER = Hyperparameters(
 )
 
 
-def paper(method: str) -> Defaults:
-    del method
-    return Defaults(1500, 10, PAPER, TaskOptions(max_examples=128, eval_split="test"))
+PAPER_RUN = Defaults(1500, 10, PAPER, TaskOptions(max_examples=128, eval_split="test"))
 
-
-def laptop(method: str) -> Defaults:
-    del method
-    # Few rounds on few words: momentum at the server learns faster than Adam.
-    h = dataclasses.replace(
+# Few rounds on few words: momentum at the server learns faster than Adam.
+LAPTOP_RUN = Defaults(
+    120,
+    20,
+    dataclasses.replace(
         PAPER,
         epochs=2,
         burn_in_rounds=60,
         client_learning_rate=1.0,
         server_optimizer="sgd",
         server_momentum=0.9,
-    )
-    options = TaskOptions(model="small-lstm", max_examples=64, eval_examples=1_000)
-    return Defaults(120, 20, h, options, eval_every=5)
+    ),
+    TaskOptions(model="small-lstm", max_examples=64, eval_examples=1_000),
+    eval_every=5,
+)
 
 
 TASK = Task(
     summary="the next of 10,000 words in users' sentences",
     load=load,
     presets={
-        "laptop": Preset("a small LSTM, 20 users a round, 120 rounds", laptop, (0.08,), last=10),
-        "paper": Preset("appendix D", paper, (0.22, 0.23), last=100),
+        "laptop": Preset(
+            "a small LSTM, 20 users a round, 120 rounds", LAPTOP_RUN, (0.08,), last=10
+        ),
+        "paper": Preset("appendix D", PAPER_RUN, (0.22, 0.23), last=100),
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",

@@ -47,8 +47,7 @@ class Defaults(NamedTuple):
 
 class Preset(NamedTuple):
     summary: str
-    defaults: Callable[[str], Defaults]
-    """method → its settings."""
+    defaults: Defaults
     targets: tuple[float, ...]
     """Tables give the rounds until the metric's running average reaches each."""
     last: int

@@ -70,7 +70,7 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
     """The preset's settings for a method; the task's first preset if none is named."""
     check_names(task, method)
     name, chosen = preset_named(task, preset)
-    defaults = chosen.defaults(method)
+    defaults = chosen.defaults
     return RunConfig(
         task,
         method,
