@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,20 +61,24 @@ def refuse_unused_sampler(names: Sequence[str], argv: Sequence[str]) -> None:
             )
 
 
-def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C) -> C:
+def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C | None = None) -> C:
     """tyro, with its boxed complaints made into one line."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             parsed, unknown = tyro.cli(
-                command, args=list(argv), default=default, prog=prog, return_unknown_args=True
+                command,
+                args=list(argv),
+                prog=prog,
+                return_unknown_args=True,
+                default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit as leaving:
         if leaving.code in (0, None):
             raise
         raise FedpaError(f"{_first_sentences(complaint.getvalue())} (see {prog} --help)") from None
     if unknown:
-        raise FedpaError(_unknown(unknown[0], default, prog))
+        raise FedpaError(_unknown(unknown[0], _options(default or command), prog))
     return parsed
 
 
@@ -90,22 +95,24 @@ def _first_sentences(box: str) -> str:
     return re.sub(r"\s+", " ", " ".join(lines)) or box.strip()
 
 
-def _unknown(word: str, default: Any, prog: str) -> str:
+def _unknown(word: str, options: Sequence[str], prog: str) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r} (see {prog} --help)"
-    close = difflib.get_close_matches(word.split("=")[0], _options(default), n=1, cutoff=0.7)
+    close = difflib.get_close_matches(word.split("=")[0], options, n=1, cutoff=0.7)
     hint = f": did you mean {close[0]}?" if close else ""
     return f"unknown option {word}{hint} (see {prog} --help)"
 
 
-def _options(config: Any) -> list[str]:
+def _options(command: Any) -> list[str]:
+    """The options of a command's dataclass, or of one of its values."""
     found = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            found += _options(value)
+    for name, hint in typing.get_type_hints(
+        command if isinstance(command, type) else type(command)
+    ).items():
+        if dataclasses.is_dataclass(hint):
+            found += _options(hint)
         else:
-            found.append("--" + field.name.replace("_", "-"))
+            found.append("--" + name.replace("_", "-"))
     return found
 
 

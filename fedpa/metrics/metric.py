@@ -34,3 +34,8 @@ class Metric(NamedTuple):
 def ratio(part: float, whole: float, undefined: float = math.nan) -> float:
     """part / whole; `undefined` where there is nothing to divide by."""
     return float(part) / float(whole) if whole else undefined
+
+
+def lower_is_better(name: str) -> bool:
+    """Of the metrics that come with the library; `name` may have a split before it, eval/loss."""
+    return name.rpartition("/")[2] in ("loss", "perplexity")

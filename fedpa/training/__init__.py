@@ -1,24 +1,36 @@
-"""The round loop, callbacks and run directories."""
+"""The round loop, callbacks, checkpoints, run directories."""
 
-from fedpa.training.callbacks import Callback, Event, Stop
+from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.config import RunConfig
 from fedpa.training.evaluation import evaluation
 from fedpa.training.fit import fit
+from fedpa.training.history import History
+from fedpa.training.loading import Run, load
 from fedpa.training.loop import Fit, train
-from fedpa.training.run import run
-from fedpa.training.run_directory import Run, load, metrics_file
+from fedpa.training.parameter_files import export
+from fedpa.training.recording_options import RecordingOptions
+from fedpa.training.run import resume, run
+from fedpa.training.stopping import Best, early_stopping, max_minutes, stop_at
 
 __all__ = [
+    "Best",
     "Callback",
     "Event",
     "Fit",
+    "History",
+    "RecordingOptions",
+    "Remembering",
     "Run",
     "RunConfig",
     "Stop",
+    "early_stopping",
     "evaluation",
+    "export",
     "fit",
     "load",
-    "metrics_file",
+    "max_minutes",
+    "resume",
     "run",
+    "stop_at",
     "train",
 ]

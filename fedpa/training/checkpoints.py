@@ -65,18 +65,22 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
         "settings": settings,
         "history": [line(record) for record in records],
     }
-    about = json.loads(json.dumps(about))
     try:
-        if path.exists():
-            shutil.rmtree(path)
-        with _checkpointer(ocp) as checkpointer:
-            checkpointer.save(
-                path.absolute(),
-                args=ocp.args.Composite(
-                    arrays=ocp.args.PyTreeSave(dict(arrays)),
-                    about=ocp.args.JsonSave(about | {"digest": _digest(arrays, about)}),
-                ),
-            )
+        about = json.loads(json.dumps(about))
+    except (TypeError, ValueError) as error:
+        raise FedpaError(f"what callbacks remember can't be kept: {error}") from None
+    items = ocp.args.Composite(
+        arrays=ocp.args.PyTreeSave(dict(arrays)),
+        about=ocp.args.JsonSave(about | {"digest": _digest(arrays, about)}),
+    )
+    try:
+        try:
+            _write(ocp, path, items)
+        except OSError:
+            raise
+        except Exception:  # orbax waits by the wall clock: one that jumps makes it give up
+            _remove_unfinished(path.parent)
+            _write(ocp, path, items)
     except Exception as error:  # of the disk, by way of Python, tensorstore or orbax
         with contextlib.suppress(OSError):
             _remove_unfinished(path.parent)
@@ -86,6 +90,13 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
             f"the checkpoint of round {snapshot.round} can't be written to "
             f"{str(path.parent)!r}: {_reason(error)}; {left}"
         ) from None
+
+
+def _write(ocp: Any, path: Path, items: Any) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+    with _checkpointer(ocp) as checkpointer:
+        checkpointer.save(path.absolute(), args=items)
 
 
 def entry(out: Path, t: int) -> Path:
@@ -108,18 +119,20 @@ def prune(out: Path, keep: int, also: Iterable[int] = ()) -> None:
             shutil.rmtree(entry(out, t))
 
 
-def last(out: Path) -> Stored | None:
+def last(out: Path, repair: bool = True) -> Stored | None:
     """The last entry that can be read; None if there is none.
 
-    Unreadable ones behind it are removed with a warning: they are of rounds that will be run again.
+    repair: unreadable ones behind it are removed: they are of rounds that will be run again.
     """
-    _remove_unfinished(out / CHECKPOINTS)
+    if repair:
+        _remove_unfinished(out / CHECKPOINTS)
     for t in reversed(entries(out)):
         try:
             return read(out, t)
         except FedpaError as error:
-            warnings.warn(f"{error}; it is left out", stacklevel=2)
-            shutil.rmtree(entry(out, t), ignore_errors=True)
+            warnings.warn(f"{error}; it is passed over", stacklevel=2)
+            if repair:
+                shutil.rmtree(entry(out, t), ignore_errors=True)
     return None
 
 
@@ -196,8 +209,8 @@ def filled(template: Any, arrays: Mapping[str, np.ndarray], root: str, row: Any 
 
 def path_name(path: Any, root: str = "") -> str:
     """An array's place in its tree, as a text: layers/0/weight."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    return "/".join(part for part in (root, name) if part) or "theta"
+    name = jax.tree_util.keystr(path, simple=True, separator="/") or "theta"
+    return f"{root}/{name}" if root else name
 
 
 def _flattened(trees: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -240,7 +253,7 @@ def _digest(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8))
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -251,7 +264,9 @@ def _checkpointer(ocp: Any) -> Any:
         primary_host=mine, active_processes={mine}, barrier_sync_key_prefix=f"fedpa{mine}"
     )
     return ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(multiprocessing_options=alone),
+        ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(multiprocessing_options=alone)
+        ),
         multiprocessing_options=alone,
     )
 

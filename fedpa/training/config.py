@@ -19,6 +19,11 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.tasks.options import TaskOptions, check_task_options
 from fedpa.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
+from fedpa.training.recording_options import RecordingOptions, check_recording
+from fedpa.training.stopping import StoppingOptions, check_stopping
+
+ENVIRONMENT = "environment"
+"""The table of a run's `config.toml` that says what it was made with and of."""
 
 
 def _listed(what: str, summaries: dict[str, str]) -> str:
@@ -52,6 +57,11 @@ class RunConfig:
     """Evaluate every so many rounds, and after the last."""
     min_success: float = 0.0
     """Share of a round's clients that must succeed for the run to go on."""
+    init: str | None = None
+    """Warm start: a run's directory, or a .npz or .safetensors file, whose parameters to start
+    from."""
+    init_round: str = "last"
+    """Which of its parameters: last, best, or the number of a round that has a checkpoint."""
     engine: str = "local"
     """Where clients run: local (chooses by model, clients and devices), per-client, vectorized,
     sharded (over devices), or debug (eager)."""
@@ -63,6 +73,12 @@ class RunConfig:
     )
     hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = dataclasses.field(
         default_factory=Hyperparameters
+    )
+    stopping: Annotated[StoppingOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=StoppingOptions
+    )
+    recording: Annotated[RecordingOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=RecordingOptions
     )
 
 
@@ -107,6 +123,13 @@ def resolve(config: RunConfig) -> RunConfig:
         raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
     check_share("min_success", config.min_success)
     check_options(config.engine_options)
+    check_stopping(config.stopping)
+    check_recording(config.recording)
+    if config.init is not None:
+        path = str(Path(config.init).expanduser().absolute())
+        config = dataclasses.replace(config, init=path)
+    elif config.init_round != "last":
+        raise refuse("init_round", config.init_round, "needs --init")
     method = methods()[config.method]
     hyperparameters = method.adjust(config.hyperparameters)
     if not method.samples:
@@ -116,12 +139,21 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 
 
+def as_table(config: RunConfig) -> dict[str, Any]:
+    """The configuration as `config.toml` has it; what is unset is left out."""
+    values = {
+        name: _set(value) if isinstance(value, dict) else value
+        for name, value in dataclasses.asdict(config).items()
+    }
+    return _set(values)
+
+
+def _set(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value is not None}
+
+
 def write_toml(config: RunConfig) -> str:
-    """The configuration as TOML; what is unset is left out."""
-    values = dataclasses.asdict(config)
-    for table in ("task_options", "engine_options", "hyperparameters"):
-        values[table] = {key: v for key, v in values[table].items() if v is not None}
-    return tomli_w.dumps({key: value for key, value in values.items() if value is not None})
+    return tomli_w.dumps(as_table(config))
 
 
 def read_toml(path: Path) -> RunConfig:
@@ -135,6 +167,7 @@ def read_toml(path: Path) -> RunConfig:
         raise FedpaError(f"config = {str(path)!r}: can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"config = {str(path)!r}: is not valid TOML: {error}") from None
+    values.pop(ENVIRONMENT, None)  # what a run was made with does not decide another's numbers
     for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
             raise refuse(f"{path}: {name}", values[name], "must be of type str")

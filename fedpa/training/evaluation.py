@@ -9,48 +9,95 @@ on validation.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
+import jax
+import numpy as np
+
 from fedpa.data.federated import FederatedData
 from fedpa.errors import check_integer, refuse
-from fedpa.metrics.streaming import distribution, streamed
+from fedpa.metrics.streaming import PERCENTILES, distribution, streamed
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback, Event
 
-Evaluate = Callable[[Any], Mapping[str, float]]
+Evaluate = Callable[[Any], Mapping[str, Any]]
 """params → metrics by name."""
 
 
-def evaluation(evaluate: Evaluate, every: Any = 1, prefix: str = "eval") -> Callback:
-    """Call `evaluate` every so many rounds, and after the last."""
+def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
+    """Call `evaluate` every so many rounds, and after the last: `eval/<name>`."""
+    return at_rounds(lambda params: evaluated(evaluate, params), every, after_last=True)
+
+
+def at_rounds(
+    measure: Callable[[Any], Mapping[str, Any]], every: Any, after_last: bool = False
+) -> Callback:
+    """Measure every so many rounds.
+
+    after_last: also after the last. (Not where a run may be extended: its last round so far is then
+    one of many.)
+    """
     check_integer("eval_every", every, 1)
 
-    def callback(event: Event) -> Mapping[str, float] | None:
-        if not _due(event, every):
-            return None
-        metrics = evaluate(event.params)
-        if not isinstance(metrics, Mapping):
-            raise refuse("evaluate's answer", metrics, 'must be metrics by name: {"accuracy": 0.9}')
-        return {f"{prefix}/{name}": value for name, value in metrics.items()}
+    def callback(event: Event) -> Mapping[str, Any] | None:
+        if event.round % every == 0 or (after_last and event.round == event.rounds):
+            return measure(event.params)
+        return None
 
     return callback
 
 
-def task_evaluation(problem: Problem, metric: str, options: TaskOptions, every: int) -> Callback:
-    """Every so many rounds and after the last: the split of the curves, and validation."""
+def evaluated(evaluate: Evaluate, params: Any) -> dict[str, Any]:
+    """`eval/<name>` of the parameters."""
+    metrics = evaluate(params)
+    if not isinstance(metrics, Mapping):
+        raise refuse("evaluate's answer", metrics, 'must be metrics by name: {"accuracy": 0.9}')
+    return _prefixed("eval", metrics)
+
+
+def task_evaluation(
+    problem: Problem, metric: str, options: TaskOptions
+) -> Callable[[Any], dict[str, float]]:
+    """params → `eval/…` on the split of the curves and `valid/…` on validation, if there is any."""
     split = curve_split(problem, options)
     measured = {
         name: _measured(problem, data, metric, options.eval_examples)
         for name, data in evaluated_splits(problem, options).items()
     }
 
-    def callback(event: Event) -> Mapping[str, float] | None:
-        if not _due(event, every):
-            return None
-        values = {name: evaluate(event.params) for name, evaluate in measured.items()}
+    def measure(params: Any) -> dict[str, float]:
+        values = {name: evaluate(params) for name, evaluate in measured.items()}
         found = _prefixed("eval", values[split])
         return found | _prefixed("valid", values.get("validation", {}))
 
-    return callback
+    return measure
+
+
+def reported(problem: Problem, metric: str, options: TaskOptions) -> list[str]:
+    """The names of the metrics that rounds report, known before anything is computed."""
+    data = problem.clients
+    some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
+    batch = jax.tree.map(lambda x: np.asarray(x)[:1], data.examples(some))
+
+    def measure(key: Any, batch: Any) -> tuple[Any, Any]:
+        each, vectors = problem.metric.measure(problem.init(key), batch)
+        return dict(each), dict(vectors)
+
+    each, vectors = eqx.filter_eval_shape(measure, jax.random.key(0), batch)
+    names = [
+        *problem.metric.values(dict.fromkeys(each, 0.0)),
+        *problem.metric.overall({name: np.zeros(v.shape[1:]) for name, v in vectors.items()}),
+    ]
+    over_clients = [f"{metric}_p{p}" for p in PERCENTILES]
+    there = evaluated_splits(problem, options)
+    splits = {"eval": there[curve_split(problem, options)]}
+    if "validation" in there:
+        splits["valid"] = there["validation"]
+    return [
+        f"{split}/{name}"
+        for split, data in splits.items()
+        for name in (names if len(data.ids) == 1 else [*names, *over_clients])
+    ]
 
 
 def evaluated_splits(problem: Problem, options: TaskOptions) -> dict[str, FederatedData]:
@@ -95,9 +142,5 @@ def _measured(problem: Problem, data: Any, metric: str, most: int | None) -> Eva
     return values
 
 
-def _due(event: Event, every: int) -> bool:
-    return event.round % every == 0 or event.round == event.rounds
-
-
-def _prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -1,7 +1,9 @@
 """`fedpa.fit`: a model and data of one's own, trained by any algorithm."""
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -15,8 +17,20 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
 from fedpa.training.callbacks import Callback
-from fedpa.training.evaluation import Evaluate, evaluation
-from fedpa.training.loop import Fit, check_counts, train
+from fedpa.training.conducting import Place, Training, conduct, finished
+from fedpa.training.evaluation import Evaluate, at_rounds, evaluated
+from fedpa.training.lock import locked
+from fedpa.training.loop import Fit, check_counts, check_share
+from fedpa.training.provenance import (
+    arrays_fingerprint,
+    data_fingerprint,
+    environment,
+    program_fingerprint,
+)
+from fedpa.training.recording import Made, begin, found
+from fedpa.training.recording_options import RecordingOptions, check_recording
+from fedpa.training.run_directory import CONFIG, check_free, is_finished, writing
+from fedpa.training.stopping import Best, remember_best
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 
 
@@ -38,6 +52,11 @@ def fit(
     callbacks: Sequence[Callback] = (),
     engine: Any = None,
     min_success: Any = 0.0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    anyway: bool = False,
+    best: Best | str | None = None,
+    recording: RecordingOptions = RecordingOptions(),
 ) -> Fit:
     """Train `params` on the clients' data.
 
@@ -55,33 +74,112 @@ def fit(
     evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
     engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.
     min_success: the share of a round's clients that must succeed for the run to go on.
+    out: the run's directory. A run of the same settings that lies there is gone on with from its
+        last checkpoint; one that is finished is given back as it is; more `rounds` extend it.
+    overwrite: start anew, whatever lies there.
+    anyway: go on although versions or data are not what they were.
+    best: the metric whose best round keeps its checkpoint: "eval/accuracy".
+    recording: how often checkpoints are written, how many are kept, further loggers.
     """
     check_counts(rounds, clients_per_round, seed)
+    check_share("min_success", min_success)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
+    algorithm, theta, assemble = prepared(
+        loss, params, data, method, rounds, regularizer, reduction, sparse, weight
+    )
+    if engine is not None and not callable(engine):
+        raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
+    evaluations = []
+    if evaluate is not None:
+        evaluations = [at_rounds(lambda model: evaluated(evaluate, model), eval_every)]
+    if isinstance(best, str):
+        best = Best(best)
+    training = Training(
+        algorithm,
+        theta,
+        data,
+        assemble,
+        rounds,
+        clients_per_round,
+        seed,
+        engine,
+        min_success,
+        [*evaluations, *callbacks, *([remember_best(best)] if best is not None else [])],
+        lambda model, record: _evaluated_at_end(evaluate, model, record),
+    )
+    if out is None:
+        return conduct(training, None)
+    check_recording(recording)
+    settings = {
+        "rounds": int(rounds),
+        "clients_per_round": int(clients_per_round),
+        "seed": int(seed),
+        "min_success": float(min_success),
+        "eval_every": int(eval_every),
+        "best": {} if best is None else {"metric": best.metric, "lower": best.lower or False},
+        "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
+    }
+    made = Made(
+        settings | {"program": program_fingerprint(algorithm, theta, data)},
+        environment(data=data_fingerprint({"clients": data}), params=arrays_fingerprint(theta)),
+    )
+    return _recorded(training, Path(out), made, recording, overwrite, anyway)
+
+
+def _recorded(
+    training: Training,
+    out: Path,
+    made: Made,
+    options: RecordingOptions,
+    overwrite: bool,
+    anyway: bool,
+) -> Fit:
+    """Train in a directory: begin there, go on, or give back what is finished."""
+    there = (out / CONFIG).is_file() and not overwrite
+    if not there:
+        check_free(out, overwrite)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    if there and is_finished(out, training.rounds):
+        stored = found(out, made, anyway, repair=False)
+        return finished(training, Place(out, made, options, stored, {}))
+    with locked(out):
+        stored = found(out, made, anyway) if there else None
+        begin(out, made, keep=there)
+        return conduct(training, Place(out, made, options, stored, {}))
+
+
+def _evaluated_at_end(
+    evaluate: Evaluate | None, model: Any, record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The last round is evaluated, whether it is its turn or not."""
+    if evaluate is None or any(name.startswith("eval/") for name in record):
+        return {}
+    return evaluated(evaluate, model)
+
+
+def prepared(
+    loss: Loss,
+    params: Any,
+    data: FederatedData,
+    method: Any,
+    rounds: int,
+    regularizer: Regularizer | None,
+    reduction: Reduction,
+    sparse: SparseTable | None,
+    weight: Callable[[Examples], Losses] | None,
+) -> tuple[Algorithm, Params, Callable[[Params], Any]]:
+    """The algorithm for this loss, its θ, and θ → params; what does not fit together is refused."""
     problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
     check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
     algorithm = method(problem) if callable(method) else None
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
-    if engine is not None and not callable(engine):
-        raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
     _warn_of_no_sampling(algorithm, rounds)
-    measured = [evaluation(evaluate, eval_every)] if evaluate is not None else []
-    return train(
-        algorithm,
-        theta,
-        data,
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        seed=seed,
-        engine=engine,
-        min_success=min_success,
-        callbacks=[*measured, *callbacks],
-        assemble=assemble,
-    )
+    return algorithm, theta, assemble
 
 
 def bind(

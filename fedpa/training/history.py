@@ -60,9 +60,7 @@ def line(record: Mapping[str, Any]) -> str:
 
 def from_line(text: str) -> Record:
     """A line's record; what was no number is NaN again."""
-    return {
-        key: math.nan if value is None else value for key, value in json.loads(text).items()
-    }
+    return {key: math.nan if value is None else value for key, value in json.loads(text).items()}
 
 
 def _json_value(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The round loop: Algorithm 1 from the outside.
 
-cohort → broadcast → clients (engine) → aggregate → server update → callbacks
+cohort → broadcast → clients (engine) → aggregate → server update → callbacks → snapshot
 """
 
 import time
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from fedpa.algorithms.algorithm import Algorithm
 from fedpa.data.federated import FederatedData
@@ -18,8 +19,10 @@ from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.training.callbacks import Callback, Event, Stop
+from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.cohort import client_keys, select
+from fedpa.training.history import History, Record, plain
+from fedpa.training.snapshot import Keep, Snapshot
 from fedpa.types import Params
 
 
@@ -27,12 +30,14 @@ class Fit(NamedTuple):
     """The outcome of a run."""
 
     params: Any
-    history: list[dict[str, Any]]
-    """One record per round, as in `metrics.jsonl`."""
+    history: History
+    """One record per round, as in `metrics.jsonl`; `history.to_pandas()` makes a table of it."""
     state: Any
     """The algorithm's server state."""
     stopped: str | None = None
     """Why a callback ended the run early."""
+    finished: bool = True
+    """Whether it is over; if not, it can be resumed."""
 
 
 def train(
@@ -47,11 +52,15 @@ def train(
     min_success: Any = 0.0,
     callbacks: Sequence[Callback] = (),
     assemble: Callable[[Params], Any] = lambda theta: theta,
+    start: Snapshot | None = None,
+    keep: Keep = lambda snapshot: None,
 ) -> Fit:
     """Run `algorithm` from θ. `assemble` turns θ into what callbacks and the caller are given.
 
     min_success: the share of a round's clients that must give a usable result; with fewer, the run
         ends with an error.
+    start: the run after some of its rounds, to go on from.
+    keep: called after every round with the run as it is then.
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
@@ -65,31 +74,33 @@ def train(
         )
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
-    state = algorithm.init(theta)
+    remembered = _memories(callbacks)
+    now = beginning(algorithm, theta) if start is None else start
+    now = now._replace(memory=remembered | dict(now.memory))
+    keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     # All that matters of those to come is how many examples they may have.
     population = sorted({data.num_examples(name) for name in data.ids})
-    client_states: dict[str, Any] = {}
-    history: list[dict[str, Any]] = []
-    warned: set[str] = set()
+    warned = {name for record in now.history for name in record.get("train/rejected_clients", ())}
 
     def cohort_at(t: int) -> list[str]:
         return select(seed, t, data.ids, clients_per_round) if t < rounds else []
 
-    following = cohort_at(0)
+    following = cohort_at(now.round)
     with ahead(data, whole_cohort=jax.process_count() == 1) as reading:
-        for t in range(rounds):
+        while now.round < rounds and now.stopped is None:
+            t = now.round
             started = time.perf_counter()
             ids, following = following, cohort_at(t + 1)
             reading.announce(ids, following)
-            message = broadcast(state, jnp.asarray(t))
+            message = broadcast(now.state, jnp.asarray(t))
             newcomers = {
-                name: algorithm.client_init(theta) for name in ids if name not in client_states
+                name: algorithm.client_init(theta) for name in ids if name not in now.client_states
             }
             cohort = Cohort(
                 ids,
                 reading.data.examples,
                 client_keys(seed, t, ids),
-                client_states | newcomers,
+                {**now.client_states, **newcomers},
                 [data.num_examples(name) for name in ids],
                 data.packed,
                 population,
@@ -97,20 +108,45 @@ def train(
             phase = algorithm.phase(t)
             result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
             _check_success(result, ids, t, min_success)
-            client_states.update(result.states)
-            state, info = server(state, result.aggregate, jnp.asarray(t))
+            state, info = server(now.state, result.aggregate, jnp.asarray(t))
 
-            record: dict[str, Any] = {"round": t + 1, "phase": phase, "seconds": 0.0}
+            record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
             record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
             record["train/skipped"] = int(info.skipped)
             _report(record, result.failures, warned)
             record["seconds"] = time.perf_counter() - started
-            history.append(record)
-            event = Event(t + 1, rounds, assemble(algorithm.parameters(state)), state, record)
-            stops = [stop for callback in callbacks if (stop := _call(callback, event))]
-            if stops:
-                return Fit(event.params, history, state, stops[0].reason)
-    return Fit(event.params, history, state)
+            theta_t = algorithm.parameters(state)
+            event = Event(t + 1, rounds, assemble(theta_t), state, record, ids)
+            memory, stop = _told(callbacks, event, now.memory)
+            # The round is over at once, for whoever looks at `now` from outside.
+            now.history.append(record)
+            now = Snapshot(
+                t + 1,
+                state,
+                theta_t,
+                {**now.client_states, **result.states} if keeps_states else {},
+                now.history,
+                memory,
+                stop.reason if stop is not None and stop.finished else None,
+            )
+            keep(now)
+            if stop is not None:
+                return Fit(event.params, now.history, state, stop.reason, stop.finished)
+    return Fit(assemble(now.params), now.history, now.state, now.stopped)
+
+
+def beginning(algorithm: Algorithm, theta: Params) -> Snapshot:
+    """A run before its first round."""
+    return Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
+
+
+def _memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    remembering = [callback for callback in callbacks if isinstance(callback, Remembering)]
+    memories = {callback.name: callback.init for callback in remembering}
+    if len(memories) < len(remembering):
+        names = [callback.name for callback in remembering]
+        raise refuse("callbacks", names, "those that remember must have names of their own")
+    return memories
 
 
 def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
@@ -141,14 +177,37 @@ def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float
         )
 
 
-def _call(callback: Callback, event: Event) -> Stop | None:
-    answer = callback(event)
-    if isinstance(answer, Stop):
-        return answer
-    if not isinstance(answer, Mapping | None):
-        raise refuse("callback's answer", answer, "must be metrics by name, fedpa.Stop(…) or None")
-    event.record.update(answer or {})
-    return None
+def _told(
+    callbacks: Sequence[Callback], event: Event, memory: Mapping[str, Any]
+) -> tuple[dict[str, Any], Stop | None]:
+    """Tell every callback, in turn: what is remembered now, and whether to stop."""
+    memory = dict(memory)
+    stops = []
+    answer: Any
+    for callback in callbacks:
+        if isinstance(callback, Remembering):
+            memory[callback.name], answer = callback.update(memory[callback.name], event)
+        else:
+            answer = callback(event)
+        if isinstance(answer, Stop):
+            stops.append(answer)
+        elif not isinstance(answer, Mapping | None):
+            expected = "must be metrics by name, fedpa.Stop(…) or None"
+            raise refuse("callback's answer", answer, expected)
+        else:
+            event.record.update(plain(answer or {}))
+    return memory, agreed(stops[0] if stops else None)
+
+
+def agreed(stop: Stop | None) -> Stop | None:
+    """Where several processes run together, the first says for all when to stop."""
+    if jax.process_count() == 1:
+        return stop
+    said = np.array([stop is not None, stop is not None and stop.finished])
+    stops, finished = multihost_utils.broadcast_one_to_all(said)
+    if not stops:
+        return None
+    return stop or Stop("stopped by process 0", bool(finished))
 
 
 def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:

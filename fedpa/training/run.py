@@ -1,22 +1,32 @@
-"""One run of a task from its configuration, written to a directory."""
+"""One run of a task from its configuration, recorded in a directory, resumable."""
 
 import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import equinox as eqx
 import jax
+import numpy as np
 
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import labelled, methods
 from fedpa.data.pooled import pooled
 from fedpa.engines import engines
+from fedpa.engines.distributed import is_first
+from fedpa.errors import FedpaError, refuse
 from fedpa.tasks.task import Problem, task_named
-from fedpa.training import run_directory
+from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
-from fedpa.training.config import RunConfig, resolve
-from fedpa.training.evaluation import on_all_of_test, task_evaluation
-from fedpa.training.fit import fit
+from fedpa.training.conducting import Place, Training, conduct, finished
+from fedpa.training.config import RunConfig, as_table, read_toml, resolve
+from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
+from fedpa.training.fit import prepared
+from fedpa.training.lock import locked
 from fedpa.training.loop import Fit
+from fedpa.training.provenance import data_fingerprint, environment
+from fedpa.training.recording import Made, begin, found
+from fedpa.training.stopping import Best, remember_best, stops
 
 
 def run(
@@ -27,51 +37,181 @@ def run(
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
 ) -> Fit:
-    """Train, writing `config.toml`, `metrics.jsonl` and `params.npz` to `out`, if there is one.
+    """Train as configured, recorded in `out`, if there is one, which must hold no run.
 
     problem: the task, if it is loaded already.
     """
     config = resolve(config)
-    if out is not None:
+    if out is not None and is_first():
         run_directory.check_free(out, overwrite)
-    task = task_named(config.task)
-    problem = task.load(config.task_options) if problem is None else problem
-    # Which of the task's data sets it was is part of what decides the numbers.
+    problem = task_named(config.task).load(config.task_options) if problem is None else problem
+    arrays = check_run(config, problem)
+    config = of_problem(config, problem)
+    if out is None or not is_first():
+        return conduct(_training(config, problem, arrays, callbacks), None)
+    made = _made(config, problem)
+    with run_directory.writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        begin(out, made, keep=False)
+        if arrays is not None:  # what a run starts from is its own from now on
+            with run_directory.writing(out):
+                run_directory.save_arrays(out / run_directory.INIT, arrays)
+        training = _training(config, problem, arrays, callbacks)
+        return conduct(training, Place(out, made, config.recording, None, _about(config)))
+
+
+def resume(
+    directory: str | Path,
+    *,
+    rounds: int | None = None,
+    anyway: bool = False,
+    callbacks: Sequence[Callback] = (),
+    problem: Problem | None = None,
+) -> Fit:
+    """Go on with a run where its last checkpoint is; the result is that of an uninterrupted one.
+
+    rounds: how many it shall have in all, if not as many as it was to have.
+    anyway: go on although versions or data are not what they were.
+    A finished run is given back, and nothing is changed.
+    """
+    out = Path(directory)
+    config = resumed_config(out, rounds)
+    problem = task_named(config.task).load(config.task_options) if problem is None else problem
+    config = of_problem(config, problem)
+    made = _made(config, problem)
+    over = run_directory.is_finished(out, config.rounds)
+    with contextlib.ExitStack() as stack:
+        if is_first() and not over:
+            run_directory.check_writable(out)
+            stack.enter_context(locked(out))
+        stored = found(out, made, anyway, repair=is_first() and not over)
+        training = _training(config, problem, _initial(config, out), callbacks)
+        place = Place(out, made, config.recording, stored, _about(config))
+        if over:
+            return finished(training, place)
+        if is_first():
+            begin(out, made, keep=True)
+        return conduct(training, place)
+
+
+def resumed_config(out: Path, rounds: int | None) -> RunConfig:
+    """The configuration of the run that lies there, for so many rounds."""
+    settings, _ = run_directory.read_config(out)
+    if "task" not in settings:
+        raise FedpaError(
+            f"{str(out)!r} was made by fedpa.fit: the same call, with out={str(out)!r}, resumes it"
+        )
+    config = resolve(read_toml(out / run_directory.CONFIG))
+    if rounds is not None:
+        config = resolve(dataclasses.replace(config, rounds=rounds))
+    summary = run_directory.read_summary(out)
+    if summary is not None and config.rounds < summary["round"] and not summary["stopped"]:
+        raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
+    return config
+
+
+def check_run(config: RunConfig, problem: Problem) -> dict[str, np.ndarray] | None:
+    """Refuse what the task's data and model don't have; the arrays of a warm start, if it is one.
+
+    Nothing is compiled for it, and nothing made.
+    """
+    asked = {
+        "stop_metric": config.stopping.stop_metric,
+        "target_metric": config.stopping.target_metric,
+    }
+    for field, name in asked.items():
+        if name is not None:
+            known = reported(problem, task_named(config.task).metric, config.task_options)
+            if name not in known:
+                expected = f"task {config.task} does not report it; it reports {', '.join(known)}"
+                raise refuse(field, name, expected)
+    arrays = _initial(config, None)
+    if arrays is not None:
+        shapes = eqx.filter_eval_shape(problem.init, jax.random.key(config.seed))
+        parameter_files.check_fits(shapes, arrays, str(config.init))
+    return arrays
+
+
+def of_problem(config: RunConfig, problem: Problem) -> RunConfig:
+    """Which of the task's data sets it was is part of what decides the numbers."""
     options = dataclasses.replace(config.task_options, dataset=problem.dataset)
-    config = dataclasses.replace(config, task_options=options)
-    evaluation = task_evaluation(problem, task.metric, options, config.eval_every)
+    return dataclasses.replace(config, task_options=options)
+
+
+def _made(config: RunConfig, problem: Problem) -> Made:
+    splits = {
+        "train": problem.clients,
+        "validation": problem.validation,
+        "test": problem.test,
+    }
+    return Made(as_table(config), environment(data=data_fingerprint(splits)))
+
+
+def _about(config: RunConfig) -> dict[str, Any]:
+    return {
+        "task": config.task,
+        "method": config.method,
+        "label": labelled(config.method, config.hyperparameters),
+        "seed": config.seed,
+    }
+
+
+def _initial(config: RunConfig, out: Path | None) -> Any:
+    """The arrays of a warm start: those given, or those that the run took note of."""
+    if config.init is None:
+        return None
+    if out is not None and (out / run_directory.INIT).is_file():
+        return run_directory.read_arrays(out / run_directory.INIT)
+    return parameter_files.initial(config.init, config.init_round)
+
+
+def _training(
+    config: RunConfig, problem: Problem, arrays: Any, callbacks: Sequence[Callback]
+) -> Training:
+    task = task_named(config.task)
+    options = config.task_options
     named = methods()[config.method]
-    method = named.build(config.hyperparameters)
     clients, clients_per_round = problem.clients, config.clients_per_round
     if named.pooled:
         clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1
     engine = engines()[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
-    with contextlib.ExitStack() as stack:
-        if out is not None:
-            run_directory.create(out, config, overwrite)
-            callbacks = [stack.enter_context(run_directory.metrics_file(out)), *callbacks]
-        result = fit(
-            problem.loss,
-            params,
-            clients,
-            method,
-            rounds=config.rounds,
-            clients_per_round=clients_per_round,
-            seed=config.seed,
-            regularizer=problem.regularizer,
-            reduction=problem.reduction,
-            sparse=problem.sparse,
-            weight=problem.weight,
-            callbacks=[evaluation, *callbacks],
-            engine=engine,
-            min_success=config.min_success,
-        )
-    if out is not None:
-        run_directory.save_params(out, result.params)
-    # The last, so that a broken test split costs nothing but itself.
-    last = result.history[-1]
-    last |= on_all_of_test(problem, task.metric, options, result.params, last)
-    if out is not None:
-        run_directory.replace_last_record(out, last)
-    return result
+    if arrays is not None:
+        params = parameter_files.warmed(params, arrays, str(config.init))
+    algorithm, theta, assemble = prepared(
+        problem.loss,
+        params,
+        clients,
+        named.build(config.hyperparameters),
+        config.rounds,
+        problem.regularizer,
+        problem.reduction,
+        problem.sparse,
+        problem.weight,
+    )
+    measure = task_evaluation(problem, task.metric, options)
+    best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
+
+    def at_end(model: Any, record: dict[str, Any]) -> dict[str, Any]:
+        last = {} if f"eval/{task.metric}" in record else measure(model)
+        return last | on_all_of_test(problem, task.metric, options, model, record | last)
+
+    return Training(
+        algorithm,
+        theta,
+        clients,
+        assemble,
+        config.rounds,
+        clients_per_round,
+        config.seed,
+        engine,
+        config.min_success,
+        [
+            at_rounds(measure, config.eval_every),
+            remember_best(best),
+            *stops(config.stopping, best, f"eval/{task.metric}"),
+            *callbacks,
+        ],
+        at_end,
+    )

@@ -45,10 +45,12 @@ def test_cohort_is_a_function_of_seed_and_round():
 
 def test_the_cohort_does_not_depend_on_the_method():
     def visited(method):
-        data, seen = from_mapping(CLIENTS), []
-        lazy = data._replace(examples=lambda name: (seen.append(name), data.examples(name))[1])
-        algorithm = method(Objective(least_squares.loss))
-        fedpa.train(algorithm, jnp.zeros(3), lazy, rounds=4, clients_per_round=2, seed=5)
+        seen, algorithm = [], method(Objective(least_squares.loss))
+        note = lambda event: seen.append(list(event.cohort))  # noqa: E731
+        data = from_mapping(CLIENTS)
+        fedpa.train(
+            algorithm, jnp.zeros(3), data, rounds=4, clients_per_round=2, seed=5, callbacks=[note]
+        )
         return seen
 
     assert visited(FEDAVG) == visited(fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=2))

@@ -1,25 +1,26 @@
 """`fedpa run`: train one method on one task."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from fedpa.algorithms.method import labelled
-from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.cli.arguments import parse, refuse_unused_sampler
 from fedpa.cli.loading import loaded
+from fedpa.cli.outcome import tell
+from fedpa.cli.resumable import resumable
 from fedpa.engines.distributed import Processes, is_first, join
-from fedpa.metrics.streaming import PERCENTILES
-from fedpa.report.progress import watched
-from fedpa.report.summary import at_the_end, curve, final
-from fedpa.tasks.task import Problem, preset_named, task_named
+from fedpa.report.live import watched
+from fedpa.tasks.task import Problem, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve, write_toml
 from fedpa.training.estimate import estimate
-from fedpa.training.run import run
+from fedpa.training.run import check_run, run
+from fedpa.training.stopping import max_minutes
 
 SUMMARY = "train one method on one task"
 
@@ -37,6 +38,10 @@ class RunCommand:
     """Replace a run that the directory already holds."""
     dry_run: bool = False
     """Print the resolved configuration and what a round will cost, and stop."""
+    max_minutes: float | None = None
+    """Stop after so many minutes, to be resumed later."""
+    quiet: bool = False
+    """Show no progress and print only the run's directory."""
     processes: Annotated[Processes, tyro.conf.OmitArgPrefixes] = dataclasses.field(
         default_factory=Processes
     )
@@ -44,12 +49,15 @@ class RunCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse(RunCommand, argv, "fedpa run")
+    limit = [max_minutes(command.max_minutes)] if command.max_minutes is not None else []
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
     refuse_unused_sampler([config.method], argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
-    problem = loaded(config)  # before anything is made: the data may not be there
+    # Before anything is made: the data may not be there, or not have what is asked for.
+    problem = loaded(config)
+    check_run(config, problem)
     if command.dry_run:
         _dry_run(config, problem, console)
         return
@@ -57,25 +65,19 @@ def main(argv: Sequence[str], console: Console) -> None:
         run(config, None, problem=problem)  # works for the first process, which writes and tells
         return
     out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
-    label = labelled(config.method, config.hyperparameters)
-    with watched(console, label, config.rounds) as progress:
+    label, metric = labelled(config.method, config.hyperparameters), task_named(config.task).metric
+    with (
+        resumable(out),
+        watched(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,
+    ):
         result = run(
-            config, out, overwrite=command.overwrite, callbacks=[progress], problem=problem
+            config,
+            out,
+            overwrite=command.overwrite,
+            callbacks=[*limit, progress],
+            problem=problem,
         )
-    task, last = task_named(config.task), preset_named(config.task, config.preset)[1].last
-    value = final(curve(result.history, f"eval/{task.metric}"), last)
-    console.print(f"{task.metric} {value:.4f} (mean of the last {min(last, config.rounds)} rounds)")
-    console.print(_tested(result.history, task.metric), highlight=False)
-    console.print(f"written to {shown(out)}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """The model at the end on the whole test split, and who is left behind."""
-    said = f"test {metric} {at_the_end(history, f'test/{metric}'):.4f}"
-    lower, middle, upper = (at_the_end(history, f"test/{metric}_p{p}") for p in PERCENTILES)
-    if middle == middle:
-        said += f" (clients: 10 % at most {lower:.3f}, half {middle:.3f}, 90 % {upper:.3f})"
-    return said
+    tell(console, config, out, result, command.quiet)
 
 
 def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:

@@ -1,0 +1,133 @@
+"""A model's parameters as files that others read: npz and safetensors; and starting from them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.errors import FedpaError, refuse
+from fedpa.training import checkpoints, run_directory
+
+FORMATS = (".npz", ".safetensors")
+
+
+def export(
+    directory: str | Path,
+    path: str | Path,
+    which: str | int = "last",
+    overwrite: bool = False,
+) -> int:
+    """Write a run's parameters to a .npz or .safetensors file; the round they are of.
+
+    which: `last`, `best` or the number of a round that has a checkpoint. Names are the arrays'
+    places in the model's tree: layers/0/weight.
+    """
+    out, path = Path(directory), Path(path)
+    check_format("path", path)
+    if path.exists() and not overwrite:
+        raise refuse("path", str(path), "exists already: choose another, or give --overwrite")
+    settings, environment = run_directory.read_config(out)
+    t, arrays = run_directory.stored_arrays(out, which)
+    about = {
+        "format": "fedpa",
+        "version": environment.get("versions", {}).get("fedpa", "unknown"),
+        "task": str(settings.get("task", "")),
+        "method": str(settings.get("method", "")),
+        "round": str(t),
+    }
+    run_directory.check_writable(path.parent)
+    with run_directory.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, arrays, about)
+    return t
+
+
+def check_format(field: str, path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise refuse(field, str(path), f"must end in {' or '.join(FORMATS)}")
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """The arrays by name; safetensors takes texts about them along."""
+    if path.suffix == ".npz":
+        run_directory.save_arrays(path, arrays)
+        return
+    from safetensors.numpy import save
+
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    run_directory.write_atomically(path, save(whole, metadata=dict(about)))
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    check_format("path", path)
+    if path.suffix == ".npz":
+        return run_directory.read_arrays(path)
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise FedpaError(f"{path} is cut or no file of parameters: {error}") from None
+
+
+def initial(source: str, which: str = "last") -> dict[str, np.ndarray]:
+    """What a warm start begins with: a run's parameters, or a file of them."""
+    path = Path(source)
+    if path.is_file():
+        return read(path)
+    if not path.is_dir():
+        raise refuse("init", source, "is neither a run's directory nor a file of parameters")
+    return run_directory.stored_arrays(path, which_round("init_round", which))[1]
+
+
+def which_round(field: str, text: str) -> str | int:
+    """`last`, `best` or the number of a round, from a word."""
+    if text in ("last", "best"):
+        return text
+    if not text.isdecimal():
+        raise refuse(field, text, "must be last, best or the number of a round")
+    return int(text)
+
+
+def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuse arrays that are not the model's, or of other shapes; its own may be shapes alone."""
+    own = {checkpoints.path_name(path): leaf for path, leaf in _leaves(model)}
+    strange = sorted(set(arrays) - set(own))
+    missing = sorted(name for name in set(own) - set(arrays) if _is_trained(own[name]))
+    if strange or missing:
+        which = f"has no array {missing[0]}" if missing else f"has an array {strange[0]}"
+        raise refuse("init", source, f"is of another model: it {which}, this one {_has(own)}")
+    for name, array in arrays.items():
+        if array.shape != own[name].shape:
+            expected = f"this model needs {list(own[name].shape)}"
+            raise refuse("init", source, f"{name} has shape {list(array.shape)}: {expected}")
+
+
+def warmed(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Any:
+    """The model with these arrays in place of its own."""
+    check_fits(model, arrays, source)
+
+    def warm(path: Any, leaf: Any) -> Any:
+        name = checkpoints.path_name(path)
+        return jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
+
+    return jax.tree_util.tree_map_with_path(warm, model)
+
+
+def _leaves(model: Any) -> list[tuple[Any, Any]]:
+    kinds = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    return [(path, leaf) for path, leaf in leaves if isinstance(leaf, kinds)]
+
+
+def _is_trained(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def _has(arrays: Mapping[str, Any]) -> str:
+    names = list(arrays)
+    return "has " + ", ".join(names[:6]) + (", …" if len(names) > 6 else "")

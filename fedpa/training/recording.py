@@ -1,0 +1,145 @@
+"""A run that is recorded as it goes: its directory is locked, written to, and can be resumed.
+
+What happens at a kill, and why nothing is lost or doubled: a round's record goes to `metrics.jsonl`
+before its checkpoint is written, and a checkpoint holds all records up to its round. Resuming takes
+the last whole checkpoint and writes `metrics.jsonl` anew from it, so whatever came after it, whole
+or torn, is gone, and is computed again with the same result.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpa.errors import FedpaError
+from fedpa.training import checkpoints, run_directory
+from fedpa.training.checkpoints import Stored
+from fedpa.training.history import History, Record, line
+from fedpa.training.loggers.logger import loggers
+from fedpa.training.provenance import differences
+from fedpa.training.recording_options import RecordingOptions, logger_names
+from fedpa.training.run_directory import METRICS, writing
+from fedpa.training.saving import best_round, saved
+from fedpa.training.snapshot import Keep, Snapshot
+
+NOT_COMPARED = ("rounds", "recording", "task_options.data_dir")
+"""Settings that may differ when a run is resumed: none of a round's numbers depends on them (data
+that was moved is known by its fingerprint)."""
+INFORMATIVE = ("revision",)
+"""What is noted of the environment and may differ: the user's own repository."""
+
+
+class Made(NamedTuple):
+    """What decides a run's numbers."""
+
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+
+def begin(out: Path, made: Made, keep: bool) -> None:
+    """Write `config.toml`.
+
+    keep: of a run that goes on, perhaps for more rounds than it was to have; what its end left is
+    removed. If not, all of an earlier run is.
+    """
+    if not keep:
+        run_directory.clear(out)
+    run_directory.write_config(out, made.settings, made.environment)
+    run_directory.remove_end(out)
+
+
+def found(out: Path, made: Made, anyway: bool = False, repair: bool = True) -> Stored | None:
+    """The last whole checkpoint of the run that lies there, which must be the one `made` describes.
+
+    anyway: go on although versions or data are not what they were.
+    """
+    _, then = run_directory.read_config(out)
+    changed = differences(then, made.environment, INFORMATIVE)
+    if changed and not anyway:
+        raise FedpaError(
+            f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
+            "(--anyway goes on nevertheless)"
+        )
+    stored = checkpoints.last(out, repair)
+    if stored is not None:
+        changed = differences(stored.settings, made.settings, NOT_COMPARED)
+        if changed:
+            raise FedpaError(
+                f"{str(out)!r} can't be resumed: since its checkpoint of round {stored.round}, "
+                f"{'; '.join(changed)}"
+            )
+    return stored
+
+
+class Recorder(NamedTuple):
+    keep: Keep
+    """Record a round."""
+    write: Callable[[], None]
+    """Make sure that the last round has its checkpoint."""
+    log: Callable[[Mapping[str, Any]], None]
+    """Send loggers what the end adds to the last record."""
+
+
+@contextlib.contextmanager
+def recorded(
+    out: Path, made: Made, options: RecordingOptions, start: Snapshot | None
+) -> Iterator[Recorder]:
+    """Record a run as it goes; `start` is where it goes on from."""
+    past = start.history if start is not None else History()
+    done = start.round if start is not None else 0
+    run_directory.write_metrics(out, past)
+    with contextlib.ExitStack() as stack:
+        saver = stack.enter_context(saved(out, made.settings, options, done))
+        table = {**made.settings, run_directory.ENVIRONMENT: made.environment}
+        logs = [
+            stack.enter_context(loggers()[name].open(out, table, list(past)))
+            for name in logger_names(options)
+        ]
+        with writing(out):
+            file = stack.enter_context((out / METRICS).open("a"))
+
+        def log(record: Mapping[str, Any]) -> None:
+            for write in logs:
+                write(record)
+
+        def keep(snapshot: Snapshot) -> None:
+            record = snapshot.history[snapshot.round - 1]
+            with writing(out):
+                file.write(line(record))
+                file.flush()
+            saver.keep(snapshot)
+            log(record)
+
+        yield Recorder(keep, saver.write, log)
+
+
+def finish(
+    out: Path, params: Any, snapshot: Snapshot, last: Mapping[str, Any], about: Mapping[str, Any]
+) -> History:
+    """Write what a finished run leaves; `last` is what the end added to the last record."""
+    history = History(snapshot.history[: snapshot.round])
+    if history:
+        history[-1] = {**history[-1], **last}
+    run_directory.write_metrics(out, history)
+    run_directory.save_params(out, params)
+    # The last: its being there says that all the rest is.
+    run_directory.write_summary(out, {**about, **summary(history, snapshot)})
+    return history
+
+
+def summary(history: History, snapshot: Snapshot) -> Record:
+    last = history[-1] if history else {}
+    ends = {name: value for name, value in last.items() if name.partition("/")[0] in _SPLITS}
+    return {
+        "round": snapshot.round,
+        "stopped": snapshot.stopped,
+        "best": snapshot.memory["best"] if best_round(snapshot.memory) else None,
+        "seconds": sum(record["seconds"] for record in history),
+        "bytes_up": sum(record["comm/bytes_up"] for record in history),
+        "bytes_down": sum(record["comm/bytes_down"] for record in history),
+        "rejected": sum(record["train/rejected"] for record in history),
+        **ends,
+    }
+
+
+_SPLITS = ("eval", "valid", "test")

@@ -1,0 +1,188 @@
+"""When a run is good enough, or long enough: early stopping, targets, a limit of time.
+
+All but the limit of time depend on the rounds alone, so that a resumed run stops where an
+uninterrupted one does.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.metrics.metric import lower_is_better
+from fedpa.training.callbacks import Answer, Callback, Event, Remembering, Stop
+
+WINDOW = 10
+"""Rounds of the running average, as in the paper."""
+
+
+class Best(NamedTuple):
+    """By which metric the best round is chosen; its checkpoint is kept."""
+
+    metric: str
+    """As records name it: valid/accuracy."""
+    lower: bool | None = None
+    """Whether lower is better; None: if the metric is a loss or a perplexity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingOptions:
+    """When a run ends before its last round."""
+
+    patience: int | None = None
+    """Early stopping: end after so many evaluations in a row that were no better than the best."""
+    stop_metric: str | None = None
+    """What early stopping watches; the task's metric if not given, on validation if there is any:
+    valid/accuracy, else eval/accuracy."""
+    min_improvement: float = 0.0
+    """By how much an evaluation must be better than the best to count."""
+    target: float | None = None
+    """End when the running average of a metric reaches this."""
+    target_metric: str | None = None
+    """Of which metric; eval/ and the task's metric if not given."""
+    target_window: int = WINDOW
+    """Rounds of the running average."""
+
+
+def check_stopping(options: StoppingOptions) -> None:
+    """Refuse what is out of range or without effect."""
+    if options.patience is not None:
+        early_stopping("", options.patience, options.min_improvement)
+    elif options.stop_metric is not None or options.min_improvement:
+        raise refuse("patience", None, "is needed with stop_metric and min_improvement")
+    if options.target is not None:
+        stop_at("", options.target, options.target_window)
+    elif options.target_metric is not None or options.target_window != WINDOW:
+        raise refuse("target", None, "is needed with target_metric and target_window")
+
+
+def stops(options: StoppingOptions, best: Best, shown: str) -> list[Callback]:
+    """The callbacks that end a run; `shown` is the metric of the curves."""
+    found: list[Callback] = []
+    if options.patience is not None:
+        watched = options.stop_metric or best.metric
+        found.append(early_stopping(watched, options.patience, options.min_improvement))
+    if options.target is not None:
+        watched = options.target_metric or shown
+        found.append(stop_at(watched, options.target, options.target_window))
+    return found
+
+
+def remember_best(best: Best) -> Remembering:
+    """Which round was the best so far: `{"metric": …, "value": …, "round": …}`."""
+    better = _better(best.metric, best.lower, 0.0)
+
+    def update(memory: Any, event: Event) -> tuple[Any, Answer]:
+        value = _value(event, best.metric)
+        if value is not None and better(value, memory["value"]):
+            memory = {"metric": best.metric, "value": value, "round": event.round}
+        return memory, None
+
+    return Remembering("best", {"metric": best.metric, "value": None, "round": None}, update)
+
+
+def early_stopping(
+    metric: str, patience: Any, min_improvement: Any = 0.0, lower: bool | None = None
+) -> Remembering:
+    """Stop after `patience` evaluations in a row that were not better than the best before.
+
+    min_improvement: by how much a value must be better to count.
+    """
+    check_integer("patience", patience, 1)
+    _check_number("min_improvement", min_improvement, least=0.0)
+    better = _better(metric, lower, min_improvement)
+
+    def update(memory: Any, event: Event) -> tuple[Any, Answer]:
+        value = _value(event, metric)
+        if value is None:
+            return memory, None
+        if better(value, memory["value"]):
+            return {"value": value, "round": event.round, "waited": 0}, None
+        memory = memory | {"waited": memory["waited"] + 1}
+        if memory["waited"] < patience:
+            return memory, None
+        best = f"{memory['value']:.4g} in round {memory['round']}" if memory["round"] else "none"
+        return memory, Stop(
+            f"early stopping: {metric} was not better in {patience} evaluations; best {best}"
+        )
+
+    return Remembering("early_stopping", {"value": None, "round": None, "waited": 0}, update)
+
+
+def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None = None) -> Callback:
+    """Stop when the mean of the evaluations in the last `window` rounds reaches `target`.
+
+    Not before round `window`: tables count the rounds to a target in the same way.
+    """
+    check_integer("target_window", window, 1)
+    _check_number("target", target)
+    downwards = lower_is_better(metric) if lower is None else lower
+
+    def update(memory: Any, event: Event) -> tuple[Any, Answer]:
+        value = _value(event, metric)
+        if value is not None:
+            memory = [*memory, [event.round, value]]
+        memory = [point for point in memory if point[0] > event.round - window]
+        if value is None or event.round < window:
+            return memory, None
+        mean = sum(value for _, value in memory) / len(memory)
+        if not (mean <= target if downwards else mean >= target):
+            return memory, None
+        return memory, Stop(
+            f"target reached: the {window}-round average of {metric} is {mean:.4g} "
+            f"(wanted {target:g})"
+        )
+
+    return Remembering("target", [], update)
+
+
+def max_minutes(minutes: Any, clock: Callable[[], float] = time.monotonic) -> Callback:
+    """Stop, to be resumed later, when this process has trained for so long."""
+    _check_number("max_minutes", minutes)
+    if minutes <= 0:
+        raise refuse("max_minutes", minutes, "must be above 0")
+    end = clock() + 60 * minutes
+
+    def callback(event: Event) -> Answer:
+        if clock() < end:
+            return None
+        return Stop(f"{minutes:g} minutes are over", finished=False)
+
+    return callback
+
+
+def _value(event: Event, metric: str) -> float | None:
+    """The round's value; None if it was not evaluated. A metric that never comes is refused."""
+    if metric in event.record:
+        value = event.record[metric]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise refuse(metric, value, "must be a number to be compared")
+        return float(value)
+    group = metric.partition("/")[0]
+    evaluated = [name for name in event.record if name.partition("/")[0] == group]
+    if evaluated or "/" not in metric:
+        raise FedpaError(
+            f"there is no metric {metric!r}: round {event.round} has "
+            f"{', '.join(evaluated or event.record)}"
+        )
+    return None
+
+
+def _better(metric: str, lower: bool | None, least: float) -> Callable[[float, float | None], bool]:
+    sign = -1.0 if (lower_is_better(metric) if lower is None else lower) else 1.0
+
+    def better(value: float, than: float | None) -> bool:
+        if math.isnan(value):
+            return False
+        return than is None or sign * (value - than) > least
+
+    return better
+
+
+def _check_number(field: str, value: Any, least: float = -math.inf) -> None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    if not fine or not math.isfinite(value) or value < least:
+        bound = "" if least == -math.inf else f", at least {least:g}"
+        raise refuse(field, value, f"must be a finite number{bound}")

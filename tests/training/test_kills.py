@@ -1,0 +1,97 @@
+"""A real process, killed with SIGKILL at any moment, as often as one likes."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.federations import trees_equal
+
+RUN = ["digits", "--rounds", "24", "--clients-per-round", "3", "--epochs", "2", "--quiet"]
+RUN += ["--burn-in-rounds", "10", "--server-optimizer", "adam", "--server-learning-rate", "0.01"]
+RUN += ["--iterate-averaging", "polyak", "--checkpoint-every", "1", "--eval-every", "3"]
+
+
+def command(*words):
+    return [sys.executable, "-m", "fedpa", *map(str, words)]
+
+
+def left(out):
+    """What a run leaves, but for its times: records, summary, parameters."""
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    summary = json.loads((out / "summary.json").read_text())
+    for table in (*records, summary):
+        del table["seconds"]
+    return records, summary, dict(np.load(out / "params.npz"))
+
+
+def assert_survives(tmp_path, kills, seed):
+    """Kill it at random moments, half of them while it trains and writes; let it end; compare."""
+    chance = random.Random(seed)
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    started = time.monotonic()
+    subprocess.run(command("run", *RUN, "--out", whole), check=True, stdout=subprocess.DEVNULL)
+    duration = time.monotonic() - started
+    first = command("run", *RUN, "--out", out)
+    done = 0
+    while done < kills:
+        begun = (out / "config.toml").exists()
+        words = command("resume", out, "--quiet") if begun else first
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if chance.random() < 0.5:  # at any moment
+            _wait(process, chance.uniform(0.0, duration))
+        else:  # in a round, or while a checkpoint is written
+            _wait_for_work(process, out)
+            _wait(process, chance.uniform(0.0, 0.3))
+        process.kill()
+        _, said = process.communicate()
+        assert process.returncode in (0, -9), said.decode()
+        done += 1
+        if process.returncode == 0 and (out / "summary.json").exists():
+            break
+    if (out / "config.toml").exists():
+        subprocess.run(command("resume", out), check=True, stdout=subprocess.DEVNULL)
+    else:
+        subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
+    for a, b in zip(left(whole)[:2], left(out)[:2], strict=True):
+        assert a == b
+    assert trees_equal(left(whole)[2], left(out)[2])
+    return done
+
+
+def _wait(process, seconds):
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _wait_for_work(process, out):
+    """Until a checkpoint is written that was not there before."""
+    before = _entries(out)
+    while process.poll() is None and _entries(out) == before:
+        time.sleep(0.005)
+
+
+def _entries(out):
+    return set(os.listdir(out / "checkpoints")) if (out / "checkpoints").exists() else set()
+
+
+def test_a_few_kills(tmp_path):
+    assert assert_survives(tmp_path, kills=4, seed=0) >= 2
+
+
+@pytest.mark.long
+def test_a_hundred_kills(tmp_path):
+    """Runs end now and then in spite of them; then another begins."""
+    done, seed = 0, 1
+    while done < 100:
+        (tmp_path / str(seed)).mkdir()
+        done += assert_survives(tmp_path / str(seed), kills=100 - done, seed=seed)
+        seed += 1

@@ -1,0 +1,449 @@
+"""A run that was cut at any point and resumed is the run that was not cut, bit for bit."""
+
+import errno
+import hashlib
+import json
+import shutil
+import time
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedpa
+from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa.objectives import least_squares
+from fedpa.training import Best, RecordingOptions, early_stopping, provenance, stop_at
+from fedpa.training import checkpoints as checkpointing
+from fedpa.training.lock import locked
+from tests.algorithms.scaffold import scaffold
+from tests.federations import least_squares_federation, trees_equal
+
+CLIENTS, _, POSTERIOR = least_squares_federation(sizes=(20, 8, 30, 12))
+X, Y = (np.concatenate([c[k] for c in CLIENTS.values()]) for k in ("x", "y"))
+LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
+ROUNDS = 6
+
+
+def posterior_averaging(rate=0.1):
+    """All that may be in a server's state: moments, a count, an average; and a switch of phase."""
+    side = Server(server.adam(rate), averaging=server.averaging.polyak())
+    return fedpa.fedpa(LOCAL, side, rho=0.1, burn_in_rounds=3)
+
+
+# One engine and one algorithm for all: what one test compiles serves the next.
+ENGINE = fedpa.engines.local()
+OBJECTIVE = fedpa.Objective(least_squares.loss)
+ALGORITHMS = {
+    "fedpa": posterior_averaging()(OBJECTIVE),
+    "scaffold": scaffold(steps=3, client_rate=0.05, server_rate=1.0, population=4)(OBJECTIVE),
+}
+METHODS = {name: lambda objective, name=name: ALGORITHMS[name] for name in ALGORITHMS}
+
+
+def evaluate(params):
+    return {"mse": np.mean((X @ np.asarray(params) - Y) ** 2)}
+
+
+def fit(out, method="fedpa", **options):
+    settings = {"rounds": ROUNDS, "clients_per_round": 2, "evaluate": evaluate, "eval_every": 4}
+    settings |= {"best": Best("eval/mse", lower=True), "out": out, "engine": ENGINE} | options
+    settings.setdefault("recording", RecordingOptions(checkpoint_every=2))
+    model = METHODS[method] if isinstance(method, str) else method
+    return fedpa.fit(
+        least_squares.loss, jnp.zeros(3), settings.pop("clients", CLIENTS), model, **settings
+    )
+
+
+def without_seconds(records):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+
+
+def left(out):
+    """What a run leaves, but for its times."""
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((out / "summary.json").read_text())
+    return (
+        without_seconds([json.loads(line) for line in lines]),
+        {k: v for k, v in summary.items() if k != "seconds"},
+        dict(np.load(out / "params.npz")),
+    )
+
+
+def assert_same_run(one, other):
+    for a, b in zip(left(one)[:2], left(other)[:2], strict=True):
+        assert a == b
+    assert trees_equal(left(one)[2], left(other)[2])
+
+
+def cut(tmp_path_factory, method, **options):
+    """A finished run, and for each of its rounds what a kill in it would have left."""
+    root = tmp_path_factory.mktemp(f"cut-{method}")
+
+    def copy(event):
+        shutil.copytree(root / "whole", root / f"in-round-{event.round}")
+
+    return root, fit(root / "whole", method, callbacks=[copy], **options)
+
+
+@pytest.fixture(scope="module", name="runs")
+def _runs(tmp_path_factory):
+    return {method: cut(tmp_path_factory, method) for method in METHODS}
+
+
+def copy_of(runs, tmp_path, name, method="fedpa"):
+    return shutil.copytree(runs[method][0] / name, tmp_path / "run")
+
+
+@pytest.mark.parametrize("t", [1, 3, 4, 6])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_in_any_round_ends_as_one_that_was_not(runs, tmp_path, method, t):
+    root, whole = runs[method]
+    out = copy_of(runs, tmp_path, f"in-round-{t}", method)
+    checkpoint = 2 * ((t - 1) // 2)
+    assert checkpointing.entries(out)[-1:] == ([checkpoint] if checkpoint else [])
+    done = []
+    again = fit(out, method, callbacks=[lambda event: done.append(event.round)])
+    assert done == list(range(checkpoint + 1, ROUNDS + 1))
+    assert_same_run(root / "whole", out)
+    assert without_seconds(again.history) == without_seconds(whole.history)
+    assert trees_equal(again.state, whole.state)
+    assert trees_equal(again.params, whole.params)
+
+
+def test_it_is_the_run_that_nobody_recorded(runs):
+    plain = fit(None)
+    assert without_seconds(plain.history) == without_seconds(runs["fedpa"][1].history)
+    assert trees_equal(plain.params, runs["fedpa"][1].params)
+
+
+def test_killed_again_and_again(runs, tmp_path):
+    """Each resumption is killed in the round after the checkpoint it started from."""
+    root, _ = runs["scaffold"]
+    out = copy_of(runs, tmp_path, "in-round-1", "scaffold")
+    for attempt in range(ROUNDS):
+        left_behind = tmp_path / f"attempt-{attempt}"
+
+        def copy_once(event, out=out, left_behind=left_behind, seen=[]):  # noqa: B006
+            seen.append(event.round)
+            if len(seen) == 3:
+                shutil.copytree(out, left_behind)
+
+        fit(out, "scaffold", callbacks=[copy_once])
+        if not left_behind.exists():
+            break
+        out = left_behind
+    assert attempt == 2  # two rounds of progress each, at a checkpoint every two
+    assert_same_run(root / "whole", out)
+
+
+@pytest.mark.parametrize("damage", ["torn", "longer", "gone", "short", "binary"])
+def test_the_metrics_file_may_be_in_any_state(runs, tmp_path, damage):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    path = out / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5
+    content = {
+        "torn": b"".join(lines[:4]) + lines[4][:40],
+        "longer": b"".join([*lines, lines[-1], b'{"round": 7}\n']),
+        "short": lines[0][:-10],
+        "binary": b"\x00\xff" * 20,
+    }
+    path.unlink() if damage == "gone" else path.write_bytes(content[damage])
+    fit(out)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def _halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", ["empty", "no arrays", "no about", "cut", "flipped", "all"])
+def test_a_half_written_checkpoint_is_passed_over(runs, tmp_path, damage):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    assert checkpointing.entries(out) == [2, 4]
+    last = out / "checkpoints" / "4"
+    data = max((p for p in last.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    if damage == "empty":
+        shutil.rmtree(last)
+        last.mkdir()
+    elif damage == "no arrays":
+        shutil.rmtree(last / "arrays")
+    elif damage == "no about":
+        shutil.rmtree(last / "about")
+    elif damage == "cut":
+        _halve(data)
+    elif damage == "flipped":
+        _flip(data)
+    else:
+        for path in out.glob("checkpoints/*/*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.warns(UserWarning, match=r"checkpoint .*[24]' (can't be read|is damaged)") as told:
+        fit(out)
+    assert len(told) == (2 if damage == "all" else 1)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_removed(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    shutil.copytree(out / "checkpoints" / "4", out / "checkpoints" / "6.orbax-checkpoint-tmp")
+    fit(out)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["2", "4", "6"]
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def tree(out):
+    return {
+        str(path.relative_to(out)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_finished_run_is_given_back_and_not_touched(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "whole")
+    before = tree(out)
+
+    def never(event):
+        raise AssertionError("it has no rounds left")
+
+    again = fit(out, callbacks=[never])
+    assert tree(out) == before
+    whole = runs["fedpa"][1]
+    assert again.history == whole.history
+    assert trees_equal(again.params, whole.params)
+    assert trees_equal(again.state, whole.state)
+    with pytest.raises(FedpaError, match=r"rounds = 5: .* has done 6 already"):
+        fit(out, rounds=5)
+    assert tree(out) == before
+
+
+def test_more_rounds_extend_it_to_the_longer_run(runs, tmp_path):
+    """Also where the short run's last round was evaluated only for being the last."""
+    out = copy_of(runs, tmp_path, "whole")
+    assert "eval/mse" in runs["fedpa"][1].history[-1]
+    fit(out, rounds=9)
+    longer = fit(tmp_path / "longer", rounds=9)
+    assert_same_run(tmp_path / "longer", out)
+    assert [r["round"] for r in longer.history if "eval/mse" in r] == [4, 8, 9]
+
+
+def test_early_stopping_and_targets_go_on_counting(tmp_path_factory):
+    """Stopped in round 5 by evaluations 3, 4 and 5; killed in between it must be round 5 again."""
+    values = iter([3.0, 2.0, 2.5, 2.5, 2.5, 2.5] * 9)
+    stop = early_stopping("eval/mse", patience=3, lower=True)
+    far = stop_at("eval/mse", target=-1.0, window=2, lower=True)
+
+    def scripted(params):
+        return {"mse": next(values)}
+
+    root = tmp_path_factory.mktemp("stopping")
+
+    def copy(event):
+        shutil.copytree(root / "whole", root / f"in-round-{event.round}")
+
+    def stopping_run(out, copying=()):
+        options = {"evaluate": scripted, "eval_every": 1, "callbacks": [stop, far, *copying]}
+        return fit(out, rounds=9, best=None, **options)
+
+    whole = stopping_run(root / "whole", [copy])
+    assert len(whole.history) == 5
+    assert whole.stopped.startswith("early stopping: eval/mse was not better in 3 evaluations")
+    assert "best 2 in round 2" in whole.stopped
+    memory = checkpointing.read(root / "whole", 5).memory
+    assert memory["early_stopping"] == {"value": 2.0, "round": 2, "waited": 3}
+    values = iter([2.5] * 9)  # rounds 3 and on, behind the checkpoint of round 2
+    again = stopping_run(root / "in-round-4")
+    assert len(again.history) == 5
+    assert again.stopped == whole.stopped
+    values = iter([])
+    assert stopping_run(root / "in-round-4").stopped == whole.stopped  # finished
+
+
+def test_the_best_round_keeps_its_checkpoint(tmp_path):
+    values, after = iter([5.0, 1.0, 4.0, 3.0, 2.0, 6.0]), []
+    fit(
+        tmp_path / "run",
+        callbacks=[lambda event: after.append(event.params)],
+        evaluate=lambda params: {"mse": next(values)},
+        eval_every=1,
+        recording=RecordingOptions(checkpoint_every=1, keep_checkpoints=2),
+    )
+    assert checkpointing.entries(tmp_path / "run") == [2, 5, 6]
+    best = fedpa.load(tmp_path / "run", "best")
+    assert best.round == 2
+    assert trees_equal(best.params["theta"], after[1])
+    filled = fedpa.load(tmp_path / "run", params=jnp.zeros(3))
+    assert trees_equal(filled.params, fit(None).params)
+    assert [record["round"] for record in filled.metrics] == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(FedpaError, match="no checkpoint of round 3: there are 2, 5, 6"):
+        fedpa.load(tmp_path / "run", 3)
+
+
+def test_a_best_round_between_checkpoints_is_kept_too(tmp_path):
+    values = iter([5.0, 4.0, 1.0, 3.0, 2.0, 6.0])
+    fit(
+        tmp_path / "run",
+        evaluate=lambda params: {"mse": next(values)},
+        eval_every=1,
+        recording=RecordingOptions(checkpoint_every=4, keep_checkpoints=1),
+    )
+    assert checkpointing.entries(tmp_path / "run") == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 1}, "seed was 0 and is 1"),
+        ({"clients_per_round": 3}, "clients_per_round was 2 and is 3"),
+        ({"method": posterior_averaging(rate=0.2)}, "the loss\\) is not what it was"),
+        ({"clients": CLIENTS | {"client-0001": CLIENTS["client-0000"]}}, "the data is not what it was"),
+    ],
+)
+def test_a_run_of_other_settings_or_data_is_refused(runs, tmp_path, change, words):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    before = tree(out)
+    with pytest.raises(FedpaError, match=f"can't be resumed.*{words}"):
+        fit(out, **change)
+    del before[".lock"]
+    assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+
+
+def test_a_run_is_begun_anew_if_told(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    (out / "notes.txt").write_text("mine")
+    done = []
+    fit(out, overwrite=True, callbacks=[lambda event: done.append(event.round)])
+    assert done == [1, 2, 3, 4, 5, 6]
+    assert (out / "notes.txt").read_text() == "mine"
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def test_another_version_is_refused_unless_told(runs, tmp_path, monkeypatch):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    now = provenance.versions() | {"jax": "0.0.1"}
+    monkeypatch.setattr(provenance, "versions", lambda: now)
+    with pytest.raises(FedpaError, match=r"versions\.jax was .* and is '0\.0\.1' \(--anyway"):
+        fit(out)
+    fit(out, anyway=True)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def test_two_runs_can_not_share_a_directory(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    with locked(out), pytest.raises(FedpaError, match="is being written by process"):
+        fit(out)
+    fit(out)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(runs, tmp_path, monkeypatch):
+    real = checkpointing._checkpointer
+
+    class Full:
+        def __init__(self, *args):
+            self.real = real(*args)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *args):
+            self.real.close()
+
+        def save(self, path, args):
+            if path.name == "4":
+                (path.parent / "4.orbax-checkpoint-tmp").mkdir()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.real.save(path, args=args)
+
+    monkeypatch.setattr(checkpointing, "_checkpointer", Full)
+    words = r"round 4 can't be written .*: No space left on device; round 2 is the last good one"
+    with pytest.raises(FedpaError, match=words):
+        fit(tmp_path / "run")
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
+    fit(tmp_path / "run")
+    assert_same_run(runs["fedpa"][0] / "whole", tmp_path / "run")
+
+
+def test_an_interrupted_run_saves_the_last_whole_round(runs, tmp_path):
+    def interrupt(event):
+        if event.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", callbacks=[interrupt])
+    assert checkpointing.entries(tmp_path / "run") == [2, 3]
+    fit(tmp_path / "run")
+    assert left(tmp_path / "run")[0] == left(runs["fedpa"][0] / "whole")[0]
+
+
+def test_a_clock_that_jumps_does_no_harm(runs, tmp_path, monkeypatch):
+    """Years ahead and back between rounds, and once in the middle of a checkpoint."""
+    real_time, real, offset, told = time.time, checkpointing._write, [0.0], []
+
+    def jump(event):
+        offset[0] = 1e9 * (-1) ** event.round
+
+    def write(ocp, path, items):
+        if not told:
+            told.append(path)
+            raise ValueError("Timeout waiting for key")
+        real(ocp, path, items)
+
+    monkeypatch.setattr(time, "time", lambda: real_time() + offset[0])
+    monkeypatch.setattr(checkpointing, "_write", write)
+    fit(tmp_path / "run", callbacks=[jump])
+    monkeypatch.undo()
+    assert told
+    assert all(record["seconds"] > 0 for record in fedpa.load(tmp_path / "run").metrics)
+    assert_same_run(runs["fedpa"][0] / "whole", tmp_path / "run")
+
+
+def test_stopping_to_be_resumed(runs, tmp_path):
+    pause = lambda event: fedpa.Stop("later", finished=False) if event.round == 3 else None  # noqa: E731
+    first = fit(tmp_path / "run", callbacks=[pause])
+    assert (first.stopped, first.finished, len(first.history)) == ("later", False, 3)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    unfinished = fedpa.load(tmp_path / "run")
+    assert unfinished.round == 3
+    fit(tmp_path / "run")
+    assert left(tmp_path / "run")[0] == left(runs["fedpa"][0] / "whole")[0]
+
+
+def test_the_fingerprint_of_a_program_is_that_of_its_settings():
+    algorithm = posterior_averaging()(fedpa.Objective(least_squares.loss))
+    data = fedpa.data.from_mapping(CLIENTS)
+    one = provenance.program_fingerprint(algorithm, jnp.zeros(3), data)
+    same = posterior_averaging()(fedpa.Objective(least_squares.loss))
+    assert provenance.program_fingerprint(same, jnp.zeros(3), data) == one
+    for rate, rho, burn_in in ((0.2, 0.1, 3), (0.1, 0.2, 3), (0.1, 0.1, 4)):
+        side = Server(server.adam(rate), averaging=server.averaging.polyak())
+        other = fedpa.fedpa(LOCAL, side, rho=rho, burn_in_rounds=burn_in)
+        found = other(fedpa.Objective(least_squares.loss))
+        assert provenance.program_fingerprint(found, jnp.zeros(3), data) != one
+
+
+def test_a_history_is_a_table(runs):
+    frame = runs["fedpa"][1].history.to_pandas()
+    assert list(frame.index) == [1, 2, 3, 4, 5, 6]
+    assert frame["eval/mse"].notna().tolist() == [False, False, False, True, False, True]
+    assert hashlib.sha256(frame.to_csv().encode()).hexdigest()  # and pandas can write it
+
+
+def test_metrics_must_be_numbers(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine = {"mine": np.float32(2), "t": "text"}
+        got = fit(None, rounds=4, callbacks=[lambda event: mine])
+    assert (got.history[0]["mine"], type(got.history[0]["mine"])) == (2.0, float)
+    with pytest.raises(FedpaError, match=r"mine = array\(\[1, 2\]\): is an array"):
+        fit(None, rounds=4, callbacks=[lambda event: {"mine": np.array([1, 2])}])
