@@ -13,7 +13,7 @@ from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.cli.loading import loaded
 from fedpa.errors import FedpaError, refuse
 from fedpa.report.curves import draw_curves
-from fedpa.report.progress import watched
+from fedpa.report.live import watched
 from fedpa.report.table import as_csv, printed, rows
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import preset_named, task_named
@@ -68,7 +68,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     histories: dict[str, list[list[dict[str, object]]]] = {}
     for (name, seed), config in configs.items():
         shown_label = labels[name] if command.seeds == 1 else f"{labels[name]}, seed {seed}"
-        with watched(console, f"{shown_label:<{width}}", config.rounds) as progress:
+        label = f"{shown_label:<{width}}"
+        with watched(console, label, config.rounds, metric=task.metric) as progress:
             problem = problems[config.task_options]
             result = run(config, out / f"{name}-{seed}", callbacks=[progress], problem=problem)
         histories.setdefault(labels[name], []).append(result.history)

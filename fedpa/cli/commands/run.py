@@ -13,7 +13,7 @@ from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.cli.loading import loaded
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.metrics.streaming import PERCENTILES
-from fedpa.report.progress import watched
+from fedpa.report.live import watched
 from fedpa.report.summary import at_the_end, curve, final
 from fedpa.tasks.task import Problem, preset_named, task_named
 from fedpa.training import run_directory
@@ -58,7 +58,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         return
     out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
     label = labelled(config.method, config.hyperparameters)
-    with watched(console, label, config.rounds) as progress:
+    with watched(console, label, config.rounds, metric=task_named(config.task).metric) as progress:
         result = run(
             config, out, overwrite=command.overwrite, callbacks=[progress], problem=problem
         )
