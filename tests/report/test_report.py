@@ -7,7 +7,6 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from fedpa.report.curves import draw_curves
-from fedpa.report.progress import watched
 from fedpa.report.summary import (
     curve,
     final,
@@ -17,7 +16,6 @@ from fedpa.report.summary import (
     switch_round,
 )
 from fedpa.report.table import as_csv, printed, rows
-from fedpa.training.callbacks import Event
 
 
 def history(values, switch=None):
@@ -105,17 +103,3 @@ def test_the_table_has_the_test_split_of_the_last_round():
         next(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))["test_accuracy"] == "0.750000"
     )
     assert np.isnan(rows({"A": [[first, last]]}, "accuracy", (), 1)[0].test)
-
-
-def test_progress_keeps_the_latest_metrics_in_sight():
-    console = Console(force_terminal=False, width=200, record=True, file=io.StringIO())
-    with watched(console, "FedPA", 4) as callback:
-        for t in range(1, 5):
-            record = {"phase": "burn-in", "train/rejected": int(t == 3)}
-            if t % 2 == 0:
-                record |= {"eval/loss": 0.5 * t, "eval/loss_p10": 0.1}
-            callback(Event(t, 4, None, None, record))
-    lines = console.export_text().splitlines()
-    assert lines[0] == "FedPA  round 1/4  burn-in"
-    assert lines[2] == "FedPA  round 3/4  burn-in  loss 1  rejected 1"
-    assert lines[3] == "FedPA  round 4/4  burn-in  loss 2"
