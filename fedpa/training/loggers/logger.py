@@ -1,0 +1,95 @@
+"""A logger takes a copy of a run's records elsewhere: `metrics.jsonl` stays the truth.
+
+What follows from that holds for all of them (`forgiving.py`): one that can't be opened is refused
+before training, one that fails later costs a warning and its copy, never the run.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpa.discovery import defined
+from fedpa.errors import FedpaError, refuse
+
+Write = Callable[[Mapping[str, Any]], None]
+"""Takes one round's record: once per round, and once more at the end with {"round": the last one,
+"test/…": …}."""
+
+Open = Callable[
+    [Path, Mapping[str, Any], Sequence[Mapping[str, Any]]], AbstractContextManager[Write]
+]
+"""(the run's directory, its resolved configuration, the records of rounds done before a resume)."""
+
+
+class Logger(NamedTuple):
+    summary: str
+    check: Callable[[], None]
+    """Refuses a library that is not there, before any work starts."""
+    open: Open
+
+
+def loggers() -> dict[str, Logger]:
+    """Every logger by name: the files of this package that define `LOGGER`."""
+    return defined("fedpa.training.loggers", "LOGGER")
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse what is no logger, what is named twice, and what lacks its library."""
+    known = loggers()
+    for name in names:
+        if name not in known:
+            raise refuse("loggers", name, f"unknown logger; choose from {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise refuse("loggers", list(names), "must name each logger once")
+    for name in names:
+        known[name].check()
+
+
+def library(name: str, install: str) -> Any:
+    """The library of this name; refused with what to install if it is not there."""
+    missing = FedpaError(f"{name} is not installed: pip install {install!r} brings it")
+    try:
+        found = importlib.import_module(name)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise missing from None
+        raise FedpaError(f"{name} can't be imported: {error}") from error
+    # W&B and MLflow write to directories of their own names. Where they are not installed, such a
+    # directory beside the script is what an import finds: a package without a file.
+    if getattr(found, "__file__", None) is None:
+        raise missing
+    return found
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """What can be drawn over rounds. NaN can: a gap says that there was no number."""
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if name != "round" and isinstance(value, int | float) and not math.isinf(value)
+    }
+
+
+def untold(record: Mapping[str, Any], told: Mapping[str, int]) -> dict[str, float]:
+    """The record's scalars that a logger does not have, by the last round that it has of each.
+
+    A run that was killed does its last rounds again, to the same numbers. Services can't take back
+    what they were told, so they are not told again. By name, since the record that comes after the
+    last round bears its number, too.
+    """
+    values = scalars(record)
+    return {name: value for name, value in values.items() if record["round"] > told.get(name, 0)}
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names; what is unset is left out."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[f"{prefix}{name}"] = value
+    return found

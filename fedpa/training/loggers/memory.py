@@ -1,0 +1,34 @@
+"""`loggers.json`: by what loggers find their run again when it is resumed."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpa.errors import FedpaError
+
+MEMORY = "loggers.json"
+
+
+def recall(out: Path, name: str) -> dict[str, Any]:
+    """What this logger remembered, or nothing."""
+    return _read(out).get(name, {})
+
+
+def remember(out: Path, name: str, facts: Mapping[str, Any]) -> None:
+    """Keep these facts, in the place of earlier ones of this logger."""
+    part = out / f"{MEMORY}.part"
+    part.write_text(json.dumps({**_read(out), name: dict(facts)}, indent=2) + "\n")
+    os.replace(part, out / MEMORY)
+
+
+def _read(out: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return json.loads((out / MEMORY).read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise FedpaError(
+            f"{out / MEMORY} is cut or no JSON ({error}): remove it to begin new logs"
+        ) from None
