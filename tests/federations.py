@@ -5,12 +5,15 @@ import jax.numpy as jnp
 
 from fedpa.objectives import client_data, global_posterior, least_squares, make_regression
 
+# Eagerly each of its operations would be a program of its own.
+posterior = jax.jit(least_squares.posterior)
+
 
 def least_squares_federation(seed=0, sizes=(20, 40, 60, 30), dim=3, **options):
     """(clients, their quadratics, the exact global posterior)."""
     clients = make_regression(seed, sizes=sizes, dim=dim, **options).clients
     capacity = max(sizes)
-    quadratics = [least_squares.posterior(client_data(c, capacity)) for c in clients.values()]
+    quadratics = [posterior(client_data(c, capacity)) for c in clients.values()]
     return clients, quadratics, global_posterior(quadratics)
 
 

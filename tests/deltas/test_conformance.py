@@ -24,16 +24,19 @@ def chain(num=8, seed=0):
     """(θ₀, samples, iterates) as pytrees of two arrays."""
     rng = np.random.default_rng(seed)
     tree = lambda *lead: {  # noqa: E731
-        "b": jnp.asarray(rng.standard_normal((*lead, 2)), jnp.float32),
-        "w": jnp.asarray(rng.standard_normal((*lead, 3, 2)), jnp.float32),
+        "b": jnp.asarray(rng.standard_normal((*lead, 2)).astype(np.float32)),
+        "w": jnp.asarray(rng.standard_normal((*lead, 3, 2)).astype(np.float32)),
     }
     return tree(), tree(num), tree(num)
+
+
+COMPILED = {delta: (jax.jit(delta.update), jax.jit(delta.value)) for delta in DELTAS.values()}
 
 
 def run(delta, theta0, samples, iterates):
     """The value after every sample."""
     state, values = delta.init(theta0, N), []
-    update, value = jax.jit(delta.update), jax.jit(delta.value)
+    update, value = COMPILED[delta]
     for index in range(len(samples["b"])):
         at = lambda tree, index=index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
         state = update(state, at(samples), at(iterates))

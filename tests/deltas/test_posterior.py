@@ -148,8 +148,8 @@ ONLINE = {
 @given(seed=st.integers(0, 999), form=st.sampled_from(["gram", "recurrence"]))
 def test_every_prefix_equals_the_batch(seed, form):
     rng = np.random.default_rng(seed)
-    theta0 = jnp.asarray(rng.standard_normal(30), jnp.float32)
-    samples = jnp.asarray(rng.standard_normal((6, 30)), jnp.float32)
+    theta0 = jnp.asarray(rng.standard_normal(30).astype(np.float32))
+    samples = jnp.asarray(rng.standard_normal((6, 30)).astype(np.float32))
     delta, update, read = ONLINE[form]
     state = delta.init(theta0, jnp.asarray(10, jnp.int32))
     for t, sample in enumerate(samples, start=1):
@@ -191,11 +191,11 @@ def test_sqrt_n_scale_uses_the_clients_n(form):
     theta0, samples = rng.standard_normal(6), rng.standard_normal((5, 6))
     arrays = jnp.asarray(theta0, jnp.float32), jnp.asarray(samples, jnp.float32)
     delta = posterior(5, fixed(0.5), sample_scale="sqrt-n", form=form)
-    state = delta.init(arrays[0], jnp.asarray(16, jnp.int32))
+    state, update = delta.init(arrays[0], jnp.asarray(16, jnp.int32)), jax.jit(delta.update)
     for sample in arrays[1]:
-        state = delta.update(state, sample, sample)
+        state = update(state, sample, sample)
     expected = fedpa.posterior_delta(theta0, samples, 0.5, sample_scale=4.0)
-    np.testing.assert_allclose(delta.value(state)[0], expected, rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(delta.value)(state)[0], expected, rtol=1e-4)
 
 
 def test_small_spread_is_mostly_a_longer_step():
@@ -283,10 +283,10 @@ def test_low_precision_is_computed_in_float32(theta_dtype, sample_dtype):
 def test_more_samples_than_room_give_no_number():
     for form in ("gram", "recurrence"):
         delta = posterior(2, fixed(0.5), form=form)
-        state = delta.init(jnp.ones(3), jnp.asarray(1, jnp.int32))
+        state, update = delta.init(jnp.ones(3), jnp.asarray(1, jnp.int32)), jax.jit(delta.update)
         for sample in jnp.zeros((3, 3)):
-            state = delta.update(state, sample, sample)
-        assert bool(jnp.isnan(delta.value(state)[0]).all())
+            state = update(state, sample, sample)
+        assert np.isnan(jax.jit(delta.value)(state)[0]).all()
 
 
 def test_auto_takes_the_faster_form():
@@ -319,14 +319,16 @@ def test_host_and_device_agree_within_a_client_update(ell):
     theta0 = {"w": jnp.asarray(rng.standard_normal((4, 5)), jnp.float32), "b": jnp.zeros(3)}
     delta = posterior(ell, fixed(0.3), form="gram", sample_scale="sqrt-n")
     state = delta.init(theta0, jnp.asarray(50, jnp.int32))
+    update = jax.jit(delta.update)
     for _ in range(ell):
-        noise = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), theta0)
-        state = delta.update(state, noise, noise)
-    (one, info), (other, again) = delta.value(state), delta.on_host(jax.device_get(state))
+        noise = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), theta0)
+        state = update(state, noise, noise)
+    one, info = jax.jit(delta.value)(state)
+    other, again = delta.on_host(jax.device_get(state))
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * float(jnp.abs(a).max()))
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * np.abs(a).max())
     assert float(info.rho) == pytest.approx(float(again.rho))
 
 

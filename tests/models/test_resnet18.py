@@ -10,9 +10,9 @@ from fedpa.models.kernels.augmentation import seen
 from fedpa.models.kernels.convolution import by_xla
 from fedpa.models.resnet18 import ResNet18, loss, regularizer
 from fedpa.objectives.objective import Objective, check_loss
+from tests.compiling import QUICK
 
 KEY = jax.random.key(0)
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 RNG = np.random.default_rng(0)
 BATCH = {
     "x": jnp.asarray(RNG.integers(0, 256, (3, 32, 32, 3)), jnp.uint8),
@@ -24,7 +24,7 @@ def drawn(init):
     """A model of that shape with all of its numbers drawn: nothing is compiled to make it."""
     shapes = jax.eval_shape(init, KEY)
     return jax.tree.map(
-        lambda leaf: jnp.asarray(0.3 * RNG.standard_normal(leaf.shape), leaf.dtype), shapes
+        lambda leaf: jnp.asarray((0.3 * RNG.standard_normal(leaf.shape)).astype(leaf.dtype)), shapes
     )
 
 
@@ -61,13 +61,12 @@ def logits_and_gradient(function, model):
         logits, pull = jax.vjp(function, p)
         return logits, pull(jnp.sin(logits))[0]
 
-    # Run once: less optimization is sooner done.
     return jax.jit(both, compiler_options=QUICK)(model)
 
 
 def assert_same(fast, slow):
     for a, b in zip(jax.tree.leaves(fast), jax.tree.leaves(slow), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * float(jnp.abs(b).max()))
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max())
 
 
 def test_logits_are_those_of_the_plain_network():

@@ -11,7 +11,8 @@ from fedpa.models.kernels.augmentation import seen
 from fedpa.models.kernels.convolution import by_xla
 from fedpa.models.small_resnet import SmallResNet, loss, regularizer
 from fedpa.objectives.objective import Objective, check_loss
-from tests.models.test_resnet18 import BATCH, QUICK, assert_same, drawn, logits_and_gradient, norm
+from tests.compiling import QUICK
+from tests.models.test_resnet18 import BATCH, assert_same, drawn, logits_and_gradient, norm
 
 KEY = jax.random.key(0)
 TINY = drawn(lambda key: SmallResNet(classes=5, width=4, groups=2, key=key))

@@ -17,6 +17,7 @@ from fedpa.objectives.minibatches import (
 from fedpa.objectives.objective import check_loss, client_loss, minibatch_loss, per_example
 
 KEY = jax.random.key(0)
+ORDER, BATCH_IN_ORDER = jax.jit(epoch_order), jax.jit(batch_in_order, static_argnums=3)
 
 
 def rows(n):
@@ -29,13 +30,13 @@ def test_an_epoch_visits_every_example_once_whatever_the_padding(n, seed):
     seen = {}
     for capacity in (40, 90):
         data = client_data(rows(n), capacity)
-        order = epoch_order(data, key)
+        order = ORDER(data, key)
         steps = int(steps_per_epoch(data.n, size))
         assert steps == -(-n // size)
-        batches = [batch_in_order(data, order, jnp.asarray(i), size) for i in range(steps)]
+        batches = [BATCH_IN_ORDER(data, order, jnp.asarray(i), size) for i in range(steps)]
         seen[capacity] = [
             float(x)
-            for b in batches
+            for b in jax.device_get(batches)
             for x, w in zip(b.examples["x"], b.weights, strict=True)
             if w > 0
         ]
@@ -47,7 +48,7 @@ def test_epochs_are_shuffled_evenly():
     """The first example of an epoch is uniform: a χ² test at fixed seeds."""
     data = client_data(rows(8), 64)
     keys = jax.random.split(jax.random.key(1), 4000)
-    first = np.asarray(jax.vmap(lambda k: epoch_order(data, k)[0])(keys))
+    first = np.asarray(jax.jit(jax.vmap(lambda k: epoch_order(data, k)[0]))(keys))
     observed = np.bincount(first, minlength=8)
     assert len(observed) == 8
     assert ((observed - 500) ** 2 / 500).sum() < 24.3  # 99.9 % of χ² with 7 degrees of freedom
@@ -75,7 +76,9 @@ def test_padding_never_poisons_a_gradient():
     """log(0) on a padded row would give 0 · ∞."""
     objective = Objective(lambda theta, batch, key: jnp.log(batch["x"] * theta))
     data = client_data({"x": np.array([1, 2, 3], np.float32)}, 8)
-    gradient = jax.grad(client_loss, argnums=1)(objective, jnp.asarray(2.0), data, KEY)
+    gradient = jax.jit(lambda theta: jax.grad(client_loss, 1)(objective, theta, data, KEY))(
+        jnp.asarray(2.0)
+    )
     np.testing.assert_allclose(gradient, 0.5, rtol=1e-6)
 
 
@@ -126,7 +129,9 @@ def test_laplace_is_exact_on_least_squares():
     examples = {"x": rng.standard_normal((9, 3)), "y": rng.standard_normal(9)}
     data = client_data(jax.tree.map(lambda a: a.astype(np.float32), examples), 16)
     exact = least_squares.posterior(data)
-    approximate = laplace(Objective(least_squares.loss), data, exact.mean, KEY)
+    approximate = jax.jit(lambda mode: laplace(Objective(least_squares.loss), data, mode, KEY))(
+        exact.mean
+    )
     np.testing.assert_allclose(approximate.hessian, exact.hessian, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(approximate.mean, exact.mean)
     assert float(approximate.n) == 9
@@ -143,7 +148,7 @@ def test_laplace_of_a_small_classifier():
         return jnp.logaddexp(0.0, logit) - batch["y"] * logit
 
     mode = {"w": jnp.array([0.3, -0.2]), "b": jnp.asarray(0.1)}
-    q = laplace(Objective(loss), data, mode, KEY)
+    q = jax.jit(lambda mode: laplace(Objective(loss), data, mode, KEY))(mode)
     design = np.concatenate([np.ones((20, 1)), x], axis=1)  # tree order: b, then w
     p = 1 / (1 + np.exp(-(design @ np.array([0.1, 0.3, -0.2]))))
     expected = (design * (p * (1 - p))[:, None]).T @ design / 20

@@ -5,10 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpa.objectives import Quadratic, client_data, global_posterior, least_squares, quadratic
+from fedpa.objectives import (
+    Quadratic,
+    client_data,
+    global_posterior,
+    least_squares,
+    make_regression,
+    quadratic,
+)
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
-from tests.federations import least_squares_federation
+from tests.federations import least_squares_federation, posterior
+
+OBJECTIVE = Objective(least_squares.loss)
+# Compiled once for each dimension; eagerly every operation would be a program of its own.
+GRADIENT = jax.jit(lambda theta, data, key: jax.grad(client_loss, 1)(OBJECTIVE, theta, data, key))
+DELTA, COVARIANCE, PRECISION, PRODUCT = map(
+    jax.jit, (quadratic.delta, quadratic.covariance, quadratic.precision, global_posterior)
+)
 
 
 def problem(seed, n, d):
@@ -26,21 +40,18 @@ def test_delta_is_the_gradient_of_the_mean_loss(seed, n, d):
         examples = {k: v.astype(np.float64) for k, v in problem(seed, n, d).items()}
         data = client_data(examples, 12)
         theta = jnp.asarray(np.random.default_rng(seed + 1).standard_normal(d))
-        objective = Objective(least_squares.loss)
-        gradient = jax.grad(client_loss, argnums=1)(objective, theta, data, jax.random.key(0))
-        q = least_squares.posterior(data)
-        size = float(jnp.linalg.norm(q.hessian) * jnp.linalg.norm(theta - q.mean))
-        np.testing.assert_allclose(
-            quadratic.delta(q, theta), gradient, rtol=0, atol=1e-13 * size + 1e-12
-        )
+        gradient = GRADIENT(theta, data, jax.random.key(0))
+        q = posterior(data)
+        size = np.linalg.norm(q.hessian) * np.linalg.norm(np.asarray(theta) - q.mean)
+        np.testing.assert_allclose(DELTA(q, theta), gradient, rtol=0, atol=1e-13 * size + 1e-12)
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 12), d=st.sampled_from([1, 4, 8]))
 def test_covariance_is_the_pseudo_inverse(seed, n, d):
     with jax.enable_x64(True):
         examples = {k: v.astype(np.float64) for k, v in problem(seed, n, d).items()}
-        q = least_squares.posterior(client_data(examples, 12))
-        covariance = quadratic.covariance(q, 2.0)
+        q = posterior(client_data(examples, 12))
+        covariance = COVARIANCE(q, 2.0)
         np.testing.assert_allclose(
             covariance, 2.0 / n * np.linalg.pinv(q.hessian, hermitian=True, rcond=1e-12), rtol=1e-5
         )
@@ -83,19 +94,17 @@ def test_global_posterior_is_that_of_the_pooled_data(seed):
     """Props. 1 and 2: multiplying local posteriors gives the posterior of all the data."""
     sizes = np.random.default_rng(seed).integers(5, 30, size=4).tolist()
     with jax.enable_x64(True):
-        clients, _, _ = least_squares_federation(seed, sizes=sizes)
+        clients = make_regression(seed, sizes=sizes, dim=3).clients
         as_double = lambda c: jax.tree.map(lambda a: a.astype(np.float64), c)  # noqa: E731
-        local = [least_squares.posterior(client_data(as_double(c), 32)) for c in clients.values()]
-        product = global_posterior(local)
+        local = [posterior(client_data(as_double(c), 32)) for c in clients.values()]
+        product = PRODUCT(local)
         pooled = jax.tree.map(lambda *parts: np.concatenate(parts), *clients.values())
-        central = least_squares.posterior(client_data(as_double(pooled), 128))
+        central = posterior(client_data(as_double(pooled), 128))
         np.testing.assert_allclose(product.mean, central.mean, rtol=1e-6)
-        np.testing.assert_allclose(
-            quadratic.precision(product), quadratic.precision(central), rtol=1e-8, atol=1e-8
-        )
+        np.testing.assert_allclose(PRECISION(product), PRECISION(central), rtol=1e-8, atol=1e-8)
         assert float(product.n) == sum(sizes)
         # Prop. 2: the gradient of Q vanishes at the mode.
-        pull = sum(q.n * quadratic.delta(q, product.mean) for q in local)
+        pull = sum(float(q.n) * np.asarray(DELTA(q, product.mean)) for q in local)
         np.testing.assert_allclose(pull, 0.0, atol=1e-8 * sum(sizes))
 
 

@@ -1,5 +1,7 @@
 """Convolution and pooling against their plain formulations, gradients included."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,14 @@ from fedpa.models.kernels.convolution import (
     overlapping_max_pool,
 )
 from fedpa.models.kernels.dropout import dropout
+from tests.compiling import QUICK
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4, 5), compiler_options=QUICK)
+def value_and_pull_back(form, x, w, dy, stride, padding):
+    """Every example has shapes of its own: one program for each form, and soon compiled."""
+    value, pull_back = jax.vjp(lambda x, w: form(x, w, stride, padding), x, w)
+    return value, *pull_back(dy)
 
 
 @settings(max_examples=10)
@@ -32,29 +42,30 @@ from fedpa.models.kernels.dropout import dropout
 )
 def test_convolution_is_xlas(n, height, width, channels, out, k, stride, padding, seed):
     rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.standard_normal((n, height, width, channels)), jnp.float32)
-    w = jnp.asarray(rng.standard_normal((k, k, channels, out)), jnp.float32)
-    expected, pull_back = jax.vjp(lambda x, w: by_xla(x, w, stride, padding), x, w)
-    dy = jnp.asarray(rng.standard_normal(expected.shape), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((n, height, width, channels)).astype(np.float32))
+    w = jnp.asarray(rng.standard_normal((k, k, channels, out)).astype(np.float32))
+    shape = jax.eval_shape(lambda: by_xla(x, w, stride, padding)).shape
+    dy = jnp.asarray(rng.standard_normal(shape).astype(np.float32))
+    expected = value_and_pull_back(by_xla, x, w, dy, stride, padding)
     for form in (convolve, by_patches):
-        value, own = jax.vjp(lambda x, w, form=form: form(x, w, stride, padding), x, w)
-        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-4)
-        for a, b in zip(own(dy), pull_back(dy), strict=True):
+        found = value_and_pull_back(form, x, w, dy, stride, padding)
+        for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("pixels", "k", "stride"), [(24, 7, 2), (12, 3, 2), (6, 3, 1), (7, 1, 2)])
 def test_same_padding_is_xlas_at_the_sizes_of_resnets(pixels, k, stride):
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((2, pixels, pixels, 3)), jnp.float32)
-    w = jnp.asarray(rng.standard_normal((k, k, 3, 4)), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((2, pixels, pixels, 3)).astype(np.float32))
+    w = jnp.asarray(rng.standard_normal((k, k, 3, 4)).astype(np.float32))
 
     def value_and_gradients(form):
         def total(x, w):
             y = form(x, w, stride, "SAME")
             return jnp.sum(jnp.sin(y)), y
 
-        return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(x, w)
+        both = jax.value_and_grad(total, (0, 1), has_aux=True)
+        return jax.jit(both, compiler_options=QUICK)(x, w)
 
     ours, xlas = value_and_gradients(convolve), value_and_gradients(by_xla)
     assert ours[0][1].shape == (2, -(-pixels // stride), -(-pixels // stride), 4)
@@ -65,13 +76,20 @@ def test_same_padding_is_xlas_at_the_sizes_of_resnets(pixels, k, stride):
 def test_convolution_over_clients_with_kernels_of_their_own():
     """What the vectorized engine makes of it: another kernel in every lane."""
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((3, 2, 6, 6, 2)), jnp.float32)
-    w = jnp.asarray(rng.standard_normal((3, 3, 3, 2, 4)), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((3, 2, 6, 6, 2)).astype(np.float32))
+    w = jnp.asarray(rng.standard_normal((3, 3, 3, 2, 4)).astype(np.float32))
 
     def gradient(form):
-        return jax.jit(jax.vmap(jax.grad(lambda w, x: jnp.sum(form(x, w) ** 2))))(w, x)
+        lanes = jax.vmap(jax.grad(lambda w, x: jnp.sum(form(x, w) ** 2)))
+        return jax.jit(lanes, compiler_options=QUICK)(w, x)
 
     np.testing.assert_allclose(gradient(convolve), gradient(by_xla), rtol=1e-4, atol=1e-3)
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+def value_and_gradient(function, x):
+    value, pull_back = jax.vjp(function, x)
+    return value, pull_back(2 * value)[0]
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 7, 2)])
@@ -81,10 +99,8 @@ def test_max_pool_is_xlas(shape):
     def plain(x):
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
-    np.testing.assert_array_equal(max_pool(x), plain(x))
-    np.testing.assert_array_equal(
-        *(jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2))(x) for f in (max_pool, plain))
-    )
+    for ours, theirs in zip(*(value_and_gradient(f, x) for f in (max_pool, plain)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 12, 3), (1, 5, 8, 2), (1, 1, 1, 1)])
@@ -95,15 +111,9 @@ def test_overlapping_max_pool_is_xlas(shape):
     def plain(x):
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
-    np.testing.assert_array_equal(overlapping_max_pool(x), plain(x))
-    for a, b in zip(
-        *(
-            jax.tree.leaves(jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2))(x))
-            for f in (overlapping_max_pool, plain)
-        ),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    ours, theirs = (value_and_gradient(f, x) for f in (overlapping_max_pool, plain))
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-6)
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():

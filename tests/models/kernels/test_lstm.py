@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.models.kernels.lstm import lstm
+from tests.compiling import QUICK
 
 
 def plain(x, input_weight, recurrent_weight, bias):
@@ -24,8 +25,8 @@ def plain(x, input_weight, recurrent_weight, bias):
 
 def inputs(t, b, i, h, seed, dtype=jnp.float32, clients=()):
     shapes = [(t, b, i), (i, 4 * h), (h, 4 * h), (4 * h,), (t, b, h)]
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return [jax.random.normal(k, (*clients, *s), dtype) for k, s in zip(keys, shapes, strict=True)]
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal((*clients, *s)).astype(dtype)) for s in shapes]
 
 
 def value_and_gradients(function):
@@ -34,10 +35,15 @@ def value_and_gradients(function):
         value, pull = jax.vjp(function, *arguments)
         return value, *pull(direction)
 
-    return jax.jit(both)
+    return both
 
 
-OURS, PLAIN = value_and_gradients(lstm), value_and_gradients(plain)
+def compiled(function):
+    return jax.jit(function, compiler_options=QUICK)
+
+
+BOTH = value_and_gradients(lstm), value_and_gradients(plain)
+OURS, PLAIN = map(compiled, BOTH)
 
 
 def assert_same(ours, theirs, **tolerance):
@@ -60,7 +66,7 @@ def test_values_and_gradients_are_those_of_the_recurrence(sizes, seed):
 def test_vectorizes_over_clients_with_weights_of_their_own_or_shared(batched):
     arrays = inputs(4, 3, 2, 5, seed=1, clients=(3,))
     arrays = [a if axis == 0 else a[0] for a, axis in zip(arrays, batched, strict=True)]
-    ours, theirs = (jax.vmap(f, batched)(*arrays) for f in (OURS, PLAIN))
+    ours, theirs = (compiled(jax.vmap(f, batched))(*arrays) for f in BOTH)
     assert_same(ours, theirs, atol=2e-5)
 
 
