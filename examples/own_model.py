@@ -18,7 +18,6 @@ from sklearn.datasets import load_diabetes
 
 import fedpa
 from fedpa.data.readers import open_table
-from fedpa.training import Best, early_stopping
 
 
 def main(out: str, rounds: int = 60) -> fedpa.Fit:
@@ -67,8 +66,8 @@ def main(out: str, rounds: int = 60) -> fedpa.Fit:
         clients_per_round=6,
         evaluate=evaluate,
         out=out,
-        best=Best("eval/mse", lower=True),
-        callbacks=[early_stopping("eval/mse", patience=20, lower=True)],
+        best=fedpa.Best("eval/mse", lower=True),
+        callbacks=[fedpa.early_stopping("eval/mse", patience=20, lower=True)],
     )
     print(result.history.to_pandas()[["phase", "train/loss", "eval/mse"]].iloc[::10])
     best = fedpa.load(out, "best", params=params)

@@ -16,11 +16,23 @@ from fedpa.deltas import posterior_delta
 from fedpa.errors import FedpaError
 from fedpa.objectives import Objective, per_example
 from fedpa.server import Server
-from fedpa.training import Fit, Stop, fit, load, train
+from fedpa.training import (
+    Best,
+    Fit,
+    Stop,
+    early_stopping,
+    export,
+    fit,
+    load,
+    resume,
+    stop_at,
+    train,
+)
 
 __version__ = version("fedpa")
 
 __all__ = [
+    "Best",
     "FedpaError",
     "Fit",
     "LocalTraining",
@@ -32,8 +44,10 @@ __all__ = [
     "centralized",
     "data",
     "deltas",
+    "early_stopping",
     "engines",
     "exact_posterior",
+    "export",
     "fedavg",
     "fedpa",
     "fit",
@@ -43,8 +57,10 @@ __all__ = [
     "objectives",
     "per_example",
     "posterior_delta",
+    "resume",
     "samplers",
     "server",
+    "stop_at",
     "tasks",
     "train",
     "training",

@@ -10,36 +10,48 @@ from typing import Any
 from fedpa.cli.arguments import shown
 from fedpa.errors import FedpaError
 from fedpa.training import checkpoints, run_directory
+from fedpa.training.callbacks import Callback, Event
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of Ctrl-C and of SIGTERM, by which schedulers announce that they will kill."""
 
 
 @contextlib.contextmanager
-def resumable(out: Path, command: str | None = None) -> Iterator[None]:
+def resumable(out: Path, command: str | None = None) -> Iterator[Callback]:
     """Ctrl-C and SIGTERM save the last round, say how to go on, and end the command.
 
-    command: what goes on with it; `fedpa resume DIR` if not given.
+    command: what goes on with it; `fedpa resume DIR` if not given. Gives a callback for the run: an
+    exception raised where Python can't pass it on (in JAX's part of garbage collection) is lost, so
+    the end of each round looks for a signal once more.
     """
-    code = INTERRUPTED
+    received: list[int] = []
 
-    def terminated(*_: Any) -> None:
-        nonlocal code
-        code = TERMINATED
+    def interrupt(number: int, frame: Any) -> None:
+        received.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    def look(event: Event) -> None:
+        if received:
+            raise KeyboardInterrupt
+
+    # A signal that is ignored (`nohup`) stays so.
+    kept = {
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
-        yield
+        yield look
     except KeyboardInterrupt:  # by now the run has saved what it has
         print(f"interrupted {_how_far(out)}: {how_to_go_on(out, command)}", file=sys.stderr)
-        sys.exit(code)
+        sys.exit(TERMINATED if received[:1] == [signal.SIGTERM] else INTERRUPTED)
     except FedpaError as error:
         if not (out / run_directory.CONFIG).is_file():
             raise
-        raise FedpaError(f"{error}\n{how_to_go_on(out, command)}, once that is mended") from None
+        raise FedpaError(f"{error}; once that is mended, {how_to_go_on(out, command)}") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def how_to_go_on(out: Path, command: str | None = None) -> str:

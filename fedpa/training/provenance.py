@@ -20,6 +20,7 @@ import numpy as np
 from fedpa.algorithms.algorithm import Algorithm, ClientUpdate
 from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
+from fedpa.training.loggers.logger import flat
 from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
@@ -154,7 +155,7 @@ def differences(
 
     left_out: fields and tables that don't matter.
     """
-    before, after = _flat(then), _flat(now)
+    before, after = flat(then), flat(now)
     names = [
         name
         for name in dict.fromkeys([*before, *after])
@@ -174,16 +175,6 @@ _FINGERPRINTS = {
     "program": "what clients and server compute (the method, its settings, the loss) is not what "
     "it was",
 }
-
-
-def _flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{where}{name}.")
-        else:
-            found[where + name] = value
-    return found
 
 
 def _shown(value: Any) -> str:

@@ -31,4 +31,4 @@ def check_recording(options: RecordingOptions) -> None:
 def logger_names(options: RecordingOptions) -> list[str]:
     """TensorBoard always, then those asked for."""
     asked = [name.strip() for name in (options.log or "").split(",") if name.strip()]
-    return list(dict.fromkeys(["tensorboard", *asked]))
+    return ["tensorboard", *(name for name in asked if name != "tensorboard")]

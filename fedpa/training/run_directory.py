@@ -29,14 +29,15 @@ from fedpa.training.checkpoints import CHECKPOINTS, path_name
 from fedpa.training.config import ENVIRONMENT
 from fedpa.training.history import History, Record, from_line, line
 from fedpa.training.lock import LOCK
-from fedpa.training.loggers.logger import KEPT as LOGGED
-from fedpa.training.loggers.tensorboard import EVENTS
+from fedpa.training.loggers.logger import loggers
+from fedpa.training.loggers.memory import MEMORY
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
 INIT = "init.npz"
 """The parameters a warm start began with."""
 TABLE, CURVES = "table.csv", "curves.png"
-_OF_A_RUN = (CONFIG, METRICS, PARAMS, SUMMARY, INIT, LOGGED, CHECKPOINTS, EVENTS, LOCK)
+_OF_A_RUN = (CONFIG, METRICS, PARAMS, SUMMARY, INIT, MEMORY, CHECKPOINTS, *loggers(), LOCK)
+"""A logger's files are in a directory of its name."""
 
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:

@@ -221,8 +221,6 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, capsys, sent, code):
         process.kill()
         process.communicate()
     assert process.returncode == code
-    found = re.fullmatch(
-        r"interrupted after round (\d+): `fedpa resume run` goes on\n", complaint
-    )
+    found = re.fullmatch(r"interrupted after round (\d+): `fedpa resume run` goes on\n", complaint)
     assert found, complaint
     assert checkpoints.entries(tmp_path / "run")[-1] == int(found[1])

@@ -305,7 +305,10 @@ def test_a_best_round_between_checkpoints_is_kept_too(tmp_path):
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"clients_per_round": 3}, "clients_per_round was 2 and is 3"),
         ({"method": posterior_averaging(rate=0.2)}, "the loss\\) is not what it was"),
-        ({"clients": CLIENTS | {"client-0001": CLIENTS["client-0000"]}}, "the data is not what it was"),
+        (
+            {"clients": CLIENTS | {"client-0001": CLIENTS["client-0000"]}},
+            "the data is not what it was",
+        ),
     ],
 )
 def test_a_run_of_other_settings_or_data_is_refused(runs, tmp_path, change, words):

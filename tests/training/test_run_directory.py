@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import math
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,8 @@ import fedpa
 from fedpa import FedpaError
 from fedpa.metrics.streaming import streamed
 from fedpa.training import config as configuration
-from fedpa.training import run, run_directory
-from fedpa.training.config import default_config, read_toml, resolve, write_toml
+from fedpa.training import history, run, run_directory
+from fedpa.training.config import as_table, default_config, read_toml, resolve, write_toml
 from fedpa.training.estimate import estimate
 from tests.federations import trees_equal
 
@@ -46,7 +48,8 @@ def _finished(tmp_path_factory):
 
 def test_a_run_directory_holds_config_metrics_and_parameters(finished):
     out, fit = finished
-    assert sorted(p.name for p in out.iterdir()) == ["config.toml", "metrics.jsonl", "params.npz"]
+    files = [".lock", "checkpoints", "config.toml", "loggers.json", "metrics.jsonl", "params.npz"]
+    assert sorted(p.name for p in out.iterdir()) == [*files, "summary.json", "tensorboard"]
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3]
     assert [r["phase"] for r in records] == ["burn-in", "burn-in", "sampling"]
@@ -79,7 +82,8 @@ def test_config_comes_back_from_its_file(finished):
     out, _ = finished
     config = resolve(read_toml(out / "config.toml"))
     assert config == resolve(SMALL)
-    assert write_toml(config) == (out / "config.toml").read_text()
+    text = (out / "config.toml").read_text()
+    assert text.startswith(write_toml(config) + "\n[environment]\n")
 
 
 def test_a_resolved_number_of_samples_does_not_hold_against_other_epochs(finished):
@@ -107,15 +111,21 @@ def test_a_directory_with_a_run_is_refused_unless_overwritten(finished, tmp_path
             run(SMALL, out)
 
 
+def begun(out):
+    out.mkdir(parents=True)
+    run_directory.write_config(out, as_table(resolve(SMALL)), {})
+    (out / "checkpoints" / "3").mkdir(parents=True)
+
+
 def test_runs_and_comparisons_do_not_mix(tmp_path):
     """Either is refused where the other lies; clearing removes ours and nothing else."""
     comparison = tmp_path / "comparison"
-    run_directory.create(comparison / "fedavg-0", resolve(SMALL))
+    begun(comparison / "fedavg-0")
     (comparison / "fedavg-0" / "notes.txt").write_text("mine")
     (comparison / "table.csv").write_text("old")
     with pytest.raises(FedpaError, match="already holds a run"):
         run_directory.check_free(comparison, overwrite=False)
-    run_directory.create(comparison / "fedpa-0", resolve(SMALL))
+    begun(comparison / "fedpa-0")
     run_directory.clear(comparison)
     left = sorted(str(p.relative_to(comparison)) for p in comparison.rglob("*"))
     assert left == ["fedavg-0", "fedavg-0/notes.txt"]
@@ -123,12 +133,14 @@ def test_runs_and_comparisons_do_not_mix(tmp_path):
 
 def test_loading_what_is_no_run_is_refused(finished, tmp_path):
     out, _ = finished
-    with pytest.raises(FedpaError, match=r"holds no finished run: config\.toml is missing"):
+    with pytest.raises(FedpaError, match=r"holds no run: config\.toml is missing"):
         fedpa.load(tmp_path)
-    for name in ("config.toml", "metrics.jsonl"):
+    for name in ("config.toml", "metrics.jsonl", "summary.json"):
         (tmp_path / name).write_bytes((out / name).read_bytes())
     np.savez(tmp_path / "params.npz", other=np.zeros(3))
-    with pytest.raises(FedpaError, match="does not hold the arrays"):
+    with pytest.raises(
+        FedpaError, match=r"does not hold the model of task 'digits': .*has no array"
+    ):
         fedpa.load(tmp_path)
 
 
@@ -142,8 +154,7 @@ def test_loading_what_is_no_run_is_refused(finished, tmp_path):
 )
 def test_a_cut_file_is_named(finished, tmp_path, name, words):
     out, _ = finished
-    for path in out.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     whole = (out / name).read_bytes()
     keep = {"metrics.jsonl": whole.index(b"\n") + 50, "config.toml": whole.index(b'"') + 3}
     (tmp_path / name).write_bytes(whole[: keep.get(name, len(whole) // 2)])
@@ -193,13 +204,10 @@ def test_a_config_file_may_leave_fields_out(tmp_path):
 
 
 def test_metrics_are_valid_json_even_without_a_number(tmp_path):
-    with run_directory.metrics_file(tmp_path) as log:
-        log(
-            fedpa.training.Event(
-                1, 1, None, None, {"round": np.int64(1), "eval/loss": np.float32("nan")}
-            )
-        )
+    record = history.plain({"round": np.int64(1), "eval/loss": np.float32("nan")})
+    run_directory.write_metrics(tmp_path, fedpa.training.History([record]))
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"round": 1, "eval/loss": None}
+    assert math.isnan(run_directory.read_metrics(tmp_path)[0]["eval/loss"])
 
 
 def test_fresh_directories_do_not_collide(tmp_path):

@@ -58,7 +58,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     metric = task_named(config.task).metric
     over = run_directory.is_finished(out, config.rounds)
     with (
-        resumable(out),
+        resumable(out) as signals,
         watched(
             console,
             labelled(config.method, config.hyperparameters),
@@ -72,7 +72,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             out,
             rounds=command.rounds,
             anyway=command.anyway,
-            callbacks=[*limit, progress],
+            callbacks=[signals, *limit, progress],
             problem=problem,
         )
     if over and not command.quiet:

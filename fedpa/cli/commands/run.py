@@ -67,14 +67,14 @@ def main(argv: Sequence[str], console: Console) -> None:
     out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
     label, metric = labelled(config.method, config.hyperparameters), task_named(config.task).metric
     with (
-        resumable(out),
+        resumable(out) as signals,
         watched(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,
     ):
         result = run(
             config,
             out,
             overwrite=command.overwrite,
-            callbacks=[*limit, progress],
+            callbacks=[signals, *limit, progress],
             problem=problem,
         )
     tell(console, config, out, result, command.quiet)

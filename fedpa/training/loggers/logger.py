@@ -41,9 +41,9 @@ def check_loggers(names: Sequence[str]) -> None:
     known = loggers()
     for name in names:
         if name not in known:
-            raise refuse("loggers", name, f"unknown logger; choose from {', '.join(known)}")
+            raise refuse("log", name, f"unknown logger; choose from {', '.join(known)}")
     if len(set(names)) < len(names):
-        raise refuse("loggers", list(names), "must name each logger once")
+        raise refuse("log", list(names), "must name each logger once")
     for name in names:
         known[name].check()
 
