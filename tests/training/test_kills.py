@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -59,10 +61,14 @@ def assert_survives(tmp_path, kills, seed):
         subprocess.run(command("resume", out), check=True, stdout=subprocess.DEVNULL)
     else:
         subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
-    for a, b in zip(left(whole)[:2], left(out)[:2], strict=True):
-        assert a == b
-    assert trees_equal(left(whole)[2], left(out)[2])
+    assert_same(whole, out)
     return done
+
+
+def assert_same(one, other):
+    for a, b in zip(left(one)[:2], left(other)[:2], strict=True):
+        assert a == b
+    assert trees_equal(left(one)[2], left(other)[2])
 
 
 def _wait(process, seconds):
@@ -95,3 +101,40 @@ def test_a_hundred_kills(tmp_path):
         (tmp_path / str(seed)).mkdir()
         done += assert_survives(tmp_path / str(seed), kills=100 - done, seed=seed)
         seed += 1
+
+
+FULL = """
+mount -t tmpfs -o size=700k tmpfs "$1" || exit 77
+shift
+"$@"; echo "first $?"
+mount -o remount,size=16m tmpfs "$(dirname "$OUT")"
+"$PYTHON" -m fedpa resume "$OUT" --quiet; echo "second $?"
+cp -r "$OUT" "$COPY"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare makes a small disk: not here")
+def test_a_real_disk_that_is_full(tmp_path):
+    """An error says what to do; with room again the run ends as if undisturbed."""
+    small, out, copy = tmp_path / "small", tmp_path / "small" / "run", tmp_path / "copy"
+    small.mkdir()
+    longer = [*RUN, "--rounds", "40", "--keep-checkpoints", "40"]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", FULL, "sh", small, *command("run", *longer, "--out", out)],
+        env=os.environ | {"OUT": str(out), "COPY": str(copy), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode == 77:
+        pytest.skip("a small disk can't be mounted here")
+    assert "first 2" in done.stdout, done.stderr
+    assert re.search(
+        r"error: .*(can't be written|No space left).*; once that is mended, `fedpa resume",
+        done.stderr,
+    )
+    assert "second 0" in done.stdout, done.stderr
+    whole = tmp_path / "whole"
+    subprocess.run(command("run", *longer, "--out", whole), check=True, stdout=subprocess.DEVNULL)
+    assert_same(whole, copy)

@@ -91,7 +91,7 @@ def test_directions():
 
 def test_a_metric_that_never_comes_is_refused():
     for callback in (early_stopping("eval/auc", 2), stop_at("accuracy", 0.5)):
-        with pytest.raises(FedpaError, match="there is no metric .*eval/accuracy"):
+        with pytest.raises(FedpaError, match=r"there is no metric .*eval/accuracy"):
             followed(callback, [0.5])
 
 
@@ -116,5 +116,5 @@ def test_minutes_are_those_of_a_clock_that_does_not_jump():
     ],
 )
 def test_what_makes_no_sense_is_refused(build):
-    with pytest.raises(FedpaError, match=" = .*: must be"):
+    with pytest.raises(FedpaError, match=r" = .*: must be"):
         build()
