@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two workers on two cores: linear algebra with threads of its own would only get in their way.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# worksteal: neighbouring tests, which share compiled programs and fixtures, run in one worker.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: run setup test test-all lint lock bench clean
 

@@ -9,9 +9,13 @@ from fedpa.objectives import client_data, global_posterior, least_squares, make_
 posterior = jax.jit(least_squares.posterior)
 
 
-def least_squares_federation(seed=0, sizes=(20, 40, 60, 30), dim=3, **options):
+def least_squares_clients(seed=0, sizes=(20, 40, 60, 30), dim=3, **options):
+    return make_regression(seed, sizes=sizes, dim=dim, **options).clients
+
+
+def least_squares_federation(seed=0, sizes=(20, 40, 60, 30), **options):
     """(clients, their quadratics, the exact global posterior)."""
-    clients = make_regression(seed, sizes=sizes, dim=dim, **options).clients
+    clients = least_squares_clients(seed, sizes, **options)
     capacity = max(sizes)
     quadratics = [posterior(client_data(c, capacity)) for c in clients.values()]
     return clients, quadratics, global_posterior(quadratics)

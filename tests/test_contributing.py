@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fedpa
-from tests.federations import least_squares_federation
+from tests.federations import least_squares_clients
 from tests.samplers import test_conformance as conformance
 from tests.samplers.gaussian import HESSIAN
 
@@ -40,7 +40,7 @@ def test_the_worked_sampler_passes_the_conformance_suite(metropolis):
 
 def test_the_worked_sampler_runs_in_fedpa(metropolis):
     """With a model that has leaves of other kinds, through `fit`."""
-    clients, _, _ = least_squares_federation(sizes=(10, 12))
+    clients = least_squares_clients(sizes=(10, 12))
     model = eqx.nn.MLP(3, "scalar", 2, depth=1, key=jax.random.key(0))
     method = fedpa.fedpa(
         fedpa.LocalTraining(optax.sgd(0.1), batch_size=4, epochs=5),

@@ -25,7 +25,7 @@ from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
 """Those whose code a run's numbers come from."""
-LOOKED_AT = 2**25
+LOOKED_AT = 2**23
 """Bytes of a federation's examples that its fingerprint is taken of."""
 _PHASES = 10_000
 """Rounds whose phases tell one switch from another."""

@@ -12,11 +12,12 @@ from fedpa.algorithms.algorithm import Algorithm
 from fedpa.data import FederatedData, from_mapping
 from fedpa.objectives import ClientData, Objective, least_squares
 from tests.algorithms.scaffold import scaffold
-from tests.federations import least_squares_federation, trees_equal
+from tests.compiling import QUICK
+from tests.federations import least_squares_clients, trees_equal
 
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=3)
 SERVER = Server(server.sgd(0.5))
-CLIENTS, _, _ = least_squares_federation(sizes=(20, 8, 13, 30))
+CLIENTS = least_squares_clients(sizes=(20, 8, 13, 30))
 METHODS = {
     "centralized": fedpa.centralized(LOCAL),
     "fedavg": fedpa.fedavg(LOCAL, SERVER),
@@ -30,9 +31,10 @@ METHODS = {
 }
 
 
-# Built once, and one engine for all: what is compiled for one test serves the next.
+# Built once, and one engine for all: what is compiled for one test serves the next. One client at
+# a time, which clients of such sizes are anyway: other widths would be compiled for nothing.
 ALGORITHMS = {name: method(Objective(least_squares.loss)) for name, method in METHODS.items()}
-ENGINE = fedpa.engines.local()
+ENGINE = fedpa.engines.per_client()
 
 
 @pytest.fixture(params=ALGORITHMS, name="algorithm", scope="module")
@@ -60,9 +62,28 @@ def test_an_empty_client_has_weight_zero_and_moves_nothing(algorithm):
     state = algorithm.init(theta)
     for phase, client in algorithm.clients.items():
         message = algorithm.broadcast(state, jnp.asarray(0))
-        out = jax.jit(client)(message, empty, algorithm.client_init(theta), jax.random.key(0))
+        run = jax.jit(client, compiler_options=QUICK)
+        out = run(message, empty, algorithm.client_init(theta), jax.random.key(0))
         assert not any(np.asarray(w).any() for w in jax.tree.leaves(out.weight)), phase
         assert not any(np.asarray(r).any() for r in jax.tree.leaves(out.result)), phase
+
+
+def test_clients_run_side_by_side(algorithm):
+    """Traced in lanes, as the vectorized engine runs them."""
+    lanes = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), tree)  # noqa: E731
+    data = ClientData({"x": jnp.zeros((64, 3)), "y": jnp.zeros(64)}, jnp.asarray(9, jnp.int32))
+    theta = jnp.zeros(3)
+    message = algorithm.broadcast(algorithm.init(theta), jnp.asarray(0))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3))
+    for client in algorithm.clients.values():
+        together = jax.vmap(client, in_axes=(None, 0, 0, 0))
+        alone = jax.eval_shape(
+            client, message, data, algorithm.client_init(theta), jax.random.key(0)
+        )
+        out = jax.eval_shape(
+            together, message, lanes(data), lanes(algorithm.client_init(theta)), keys
+        )
+        assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, lanes(alone))
 
 
 def test_an_empty_client_in_the_federation_changes_nothing(algorithm):

@@ -1,4 +1,8 @@
-"""The program as a user meets it: real processes, exit codes, one-line errors."""
+"""The program as a user meets it: exit codes, one-line errors.
+
+As a real process where that is the point; else by the `main` that the command runs, in this
+process: starting Python and JAX takes longer than most of what is tested.
+"""
 
 import csv
 import json
@@ -43,52 +47,77 @@ def refused(*words, cwd):
     return lines[0]
 
 
-def test_version_and_help(tmp_path):
-    assert cli("--version", cwd=tmp_path).stdout.strip() == f"fedpa {fedpa.__version__}"
-    assert "compare" in cli("--help", cwd=tmp_path).stdout
-    text = cli("run", "--help", cwd=tmp_path).stdout
+def refused_here(*words, capsys):
+    """The same of `main`."""
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(SystemExit) as leaving:
+        main(words)
+    assert leaving.value.code == 2
+    assert sorted(Path().rglob("*")) == before, "something was written"
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def test_version_and_help(here, capsys):
+    assert cli("--version", cwd=here).stdout.strip() == f"fedpa {fedpa.__version__}"
+    main(["--help"])
+    assert "compare" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as leaving:
+        main(["run", "--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
     words = "method rounds clients-per-round epochs batch-size burn-in-rounds samples rho seed"
     for option in (words + " out config overwrite dry-run").split():
         assert f"--{option}" in text
     assert "(default: 150)" in text  # the task's own default
 
 
-def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(tmp_path):
+def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):
     """One seed, one result, in two processes; two seeds, two results."""
-    first = cli("run", *QUICK, "--out", "a", cwd=tmp_path, compile_anew=True)
+    first = cli("run", *QUICK, "--out", "a", cwd=here, compile_anew=True)
     assert "written to a" in first.stdout
     assert "round 3/3" in first.stdout
     again = ["--config", "a/config.toml", "--out", "b"]
-    cli("run", "digits", *again, cwd=tmp_path, compile_anew=True)
-    cli("run", "--config", "a/config.toml", "--seed", "1", "--out", "c", cwd=tmp_path)
+    cli("run", "digits", *again, cwd=here, compile_anew=True)
+    main(["run", "--config", "a/config.toml", "--seed", "1", "--out", "c"])
+    capsys.readouterr()
 
     def metrics(name):
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        lines = (here / name / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) | {"seconds": None} for line in lines]
 
-    parameters = {name: (tmp_path / name / "params.npz").read_bytes() for name in "abc"}
+    parameters = {name: (here / name / "params.npz").read_bytes() for name in "abc"}
     assert metrics("a") == metrics("b") != metrics("c")
     assert parameters["a"] == parameters["b"] != parameters["c"]
-    assert fedpa.load(tmp_path / "c").config.seed == 1
-    error = refused("run", *QUICK, "--out", "a", cwd=tmp_path)
+    assert fedpa.load(here / "c").config.seed == 1
+    error = refused_here("run", *QUICK, "--out", "a", capsys=capsys)
     assert "already holds a run" in error
     assert "--overwrite" in error
 
 
-def test_without_out_a_fresh_directory_is_named(tmp_path):
-    done = cli("run", *QUICK, "--method", "fedavg", "--seed", "7", cwd=tmp_path)
-    (made,) = (tmp_path / "runs").iterdir()
+def test_without_out_a_fresh_directory_is_named(here, capsys):
+    main(["run", *QUICK, "--method", "fedavg", "--seed", "7"])
+    (made,) = (here / "runs").iterdir()
     assert made.name.endswith("-digits-fedavg")
-    assert f"runs/{made.name}" in done.stdout
+    assert f"runs/{made.name}" in capsys.readouterr().out
     assert {record["phase"] for record in fedpa.load(made).metrics} == {"burn-in"}
 
 
-def test_compare_writes_runs_table_and_curves(tmp_path):
+def test_compare_writes_runs_table_and_curves(here, capsys):
     done = cli(
         "compare", "digits", *QUICK, "--methods", "fedavg-1,fedpa,mean-scaled", "--seeds", "2",
-        "--out", "cmp", cwd=tmp_path,
+        "--out", "cmp", cwd=here,
     )  # fmt: skip
-    out = tmp_path / "cmp"
+    out = here / "cmp"
     names = {f"{m}-{s}" for m in ("fedavg-1", "fedpa", "mean-scaled") for s in (0, 1)}
     assert {path.name for path in out.iterdir()} == names | {"table.csv", "curves.png"}
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
@@ -99,16 +128,17 @@ def test_compare_writes_runs_table_and_curves(tmp_path):
     # FedAvg[1] ran one epoch, the others two, on the same settings otherwise.
     assert fedpa.load(out / "fedpa-1").config.hyperparameters.epochs == 2
     assert fedpa.load(out / "fedavg-1-1").config.hyperparameters.epochs == 1
-    assert "already holds" in refused("compare", *QUICK, "--out", "cmp", cwd=tmp_path)
+    assert "already holds" in refused_here("compare", *QUICK, "--out", "cmp", capsys=capsys)
 
 
-def test_dry_run_prints_and_writes_nothing(tmp_path):
-    done = cli("run", *QUICK, "--dry-run", cwd=tmp_path)
-    assert "rounds = 3" in done.stdout
-    assert "samples = 2" in done.stdout  # resolved
-    assert "s per round" in done.stdout
-    assert "MiB per client" in done.stdout
-    assert not list(tmp_path.iterdir())
+def test_dry_run_prints_and_writes_nothing(here, capsys):
+    main(["run", *QUICK, "--dry-run"])
+    said = capsys.readouterr().out
+    assert "rounds = 3" in said
+    assert "samples = 2" in said  # resolved
+    assert "s per round" in said
+    assert "MiB per client" in said
+    assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -142,19 +172,9 @@ def test_dry_run_prints_and_writes_nothing(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_refused_in_one_line(tmp_path, words, expected, monkeypatch, capsys):
-    """In this process, for speed: the same `main` the command runs."""
-    from fedpa.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as leaving:
-        main(words)
-    assert leaving.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert expected in error
-    assert not list(tmp_path.iterdir())
+def test_bad_input_is_refused_in_one_line(here, words, expected, capsys):
+    assert expected in refused_here(*words, capsys=capsys)
+    assert not list(here.iterdir())
 
 
 def test_a_refusal_as_a_process(tmp_path):

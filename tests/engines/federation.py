@@ -3,6 +3,7 @@
 python -m tests.engines.federation OUT ENGINE [COORDINATOR PROCESSES ID]
 """
 
+import functools
 import sys
 
 import jax
@@ -17,9 +18,9 @@ from fedpa.engines import EngineOptions, engines
 from fedpa.engines.distributed import Processes, join
 from fedpa.objectives import Objective, least_squares
 from tests.algorithms.scaffold import scaffold
-from tests.federations import least_squares_federation
+from tests.federations import least_squares_clients
 
-SIZES = (5, 2, 3, 6, 6)
+CLIENTS = least_squares_clients(sizes=(5, 2, 3, 6, 6))
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=3, epochs=4)
 SIDE = Server(server.sgd(0.5, 0.9))
 METHODS = {
@@ -29,19 +30,27 @@ METHODS = {
 }
 
 
+# Built once: what an engine has compiled for one test serves the next.
+ALGORITHMS = {name: method(Objective(least_squares.loss)) for name, method in METHODS.items()}
+
+
+@functools.cache
+def built(engine, **options):
+    return engines()[engine](EngineOptions(**options))
+
+
 def train(engine, method, examples=None, **options):
-    clients, _, _ = least_squares_federation(sizes=SIZES)
-    data = from_mapping(clients)
+    data = from_mapping(CLIENTS)
     if examples is not None:
         read = data.examples
         data = data._replace(examples=lambda name: examples(name, read))
     return fedpa.train(
-        METHODS[method](Objective(least_squares.loss)),
+        ALGORITHMS[method],
         jnp.ones(3),
         data,
         rounds=2,
         clients_per_round=4,
-        engine=engines()[engine](EngineOptions(**options)),
+        engine=built(engine, **options),
     )
 
 

@@ -18,9 +18,17 @@ from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.cores import cores
 from fedpa.engines import EngineOptions, compilation_cache, memory
 from fedpa.engines.distributed import Processes, join
-from tests.engines.federation import train
+from tests.engines.federation import built, train
 
 HERE = len(jax.devices())
+
+
+@pytest.fixture(autouse=True)
+def _engines_of_their_own():
+    """An engine remembers what did not fit: the others shall not know of these machines."""
+    built.cache_clear()
+    yield
+    built.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,13 @@ from fedpa.models import NextWordLSTM
 from fedpa.models.lstm import PAD, SPARSE, loss, token_losses
 from fedpa.objectives import Objective, client_data, client_loss
 from fedpa.objectives.sparse_table import gathered
+from tests.compiling import QUICK
 
 WORDS, EMBEDDING, HIDDEN = 7, 3, 4
 KEY = jax.random.key(0)
-MODEL = NextWordLSTM(WORDS, EMBEDDING, HIDDEN, key=KEY)
+MODEL = jax.jit(
+    lambda key: NextWordLSTM(WORDS, EMBEDDING, HIDDEN, key=key), compiler_options=QUICK
+)(KEY)
 # Sentences of begin (9), words, end (10), padded.
 TOKENS = np.array([[9, 1, 2, 3, 10, 0], [9, 4, 10, 0, 0, 0], [9, 5, 5, 8, 1, 10]], np.int32)
 BATCH = {"x": jnp.asarray(TOKENS[:, :-1]), "y": jnp.asarray(TOKENS[:, 1:])}

@@ -10,12 +10,11 @@ from fedpa.objectives import (
     client_data,
     global_posterior,
     least_squares,
-    make_regression,
     quadratic,
 )
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
-from tests.federations import least_squares_federation, posterior
+from tests.federations import least_squares_clients, least_squares_federation, posterior
 
 OBJECTIVE = Objective(least_squares.loss)
 # Compiled once for each dimension; eagerly every operation would be a program of its own.
@@ -94,7 +93,7 @@ def test_global_posterior_is_that_of_the_pooled_data(seed):
     """Props. 1 and 2: multiplying local posteriors gives the posterior of all the data."""
     sizes = np.random.default_rng(seed).integers(5, 30, size=4).tolist()
     with jax.enable_x64(True):
-        clients = make_regression(seed, sizes=sizes, dim=3).clients
+        clients = least_squares_clients(seed, sizes)
         as_double = lambda c: jax.tree.map(lambda a: a.astype(np.float64), c)  # noqa: E731
         local = [posterior(client_data(as_double(c), 32)) for c in clients.values()]
         product = PRODUCT(local)

@@ -52,12 +52,13 @@ def target(capacity: int | None = None) -> Target:
 
 
 def check_gaussian(
-    sampler: Sampler, data: ClientData, mean, covariance, *, num: int, seed: int = 0
-) -> None:
-    """Assert that `num` draws have the given mean and covariance."""
-    start = jnp.asarray(mean, jnp.float32)
-    run = jax.jit(lambda key: draw(sampler, start, data, key, num)[0])
-    samples = np.asarray(run(jax.random.key(seed)), np.float64)
+    sampler: Sampler, data: ClientData, mean, covariance, *, num: int, seed: int = 0, start=None
+):
+    """Assert that `num` draws have the given mean and covariance; returns what is told of them."""
+    start = jnp.asarray(mean if start is None else start, jnp.float32)
+    run = jax.jit(lambda key: draw(sampler, start, data, key, num))
+    samples, infos = run(jax.random.key(seed))
+    samples = np.asarray(samples, np.float64)
     deviations = samples - np.asarray(mean, np.float64)
     i, j = np.triu_indices(samples.shape[1])
     moments = np.concatenate([deviations, deviations[:, i] * deviations[:, j]], axis=1)
@@ -70,3 +71,4 @@ def check_gaussian(
     assert (errors[samples.shape[1] :] < 0.06 * scale).all(), "too few draws to tell"
     off = np.abs(moments.mean(0) - expected) / errors
     assert (off < LIMIT).all(), f"moments are off by {off} standard errors"
+    return infos

@@ -191,14 +191,15 @@ def test_more_parameters_than_fit_at_once(monkeypatch):
 
 
 def test_bfloat16_draws_are_diagnosed():
-    draws = jnp.asarray(np.random.default_rng(0).standard_normal((2, 50, 2)), jnp.bfloat16)
+    draws = np.random.default_rng(0).standard_normal((2, 100, 2)).astype(jnp.bfloat16)
     assert np.isfinite(diagnose(draws, no_infos(draws)).ess).all()
 
 
 def test_acceptance_and_divergences_are_reported_where_known():
-    draws = np.random.default_rng(0).standard_normal((2, 4, 1))
-    acceptance = np.array([[0.5, 1.0, 0.5, 1.0]] * 2, np.float32)
-    divergent = np.array([[0, 2, 0, 0], [1, 0, 0, 0]])
+    draws = np.random.default_rng(0).standard_normal((2, 100, 1))
+    acceptance = np.array([[0.5, 1.0] * 50] * 2, np.float32)
+    divergent = np.zeros((2, 100), int)
+    divergent[0, 1], divergent[1, 0] = 2, 1
     found = diagnose(draws, HamiltonianLike(acceptance, acceptance, divergent))
     assert isinstance(found, Diagnostics)
     assert found.acceptance == 0.75

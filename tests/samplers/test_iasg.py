@@ -14,6 +14,7 @@ from tests.samplers.gaussian import HESSIAN, target
 OBJECTIVE = Objective(lambda theta, batch, key: 0.5 * (theta - batch["z"]) ** 2)
 DATA = client_data({"z": np.arange(7, dtype=np.float32)}, 16)
 KEY = jax.random.key(3)
+ORDER, BATCH_IN_ORDER = jax.jit(epoch_order), jax.jit(batch_in_order, static_argnums=3)
 
 
 def by_hand(optimizer, theta, epochs):
@@ -21,11 +22,11 @@ def by_hand(optimizer, theta, epochs):
     state, iterates = optimizer.init(theta), []
     for epoch in range(epochs):
         key = jax.random.fold_in(jax.random.fold_in(KEY, 3), epoch)
-        order, visited = epoch_order(DATA, key), []
+        order, visited = ORDER(DATA, key), []
         for index in range(3):  # ⌈7/3⌉, the last batch of one example a step of its own
-            batch = batch_in_order(DATA, order, jnp.asarray(index), 3)
+            batch = BATCH_IN_ORDER(DATA, order, jnp.asarray(index), 3)
             z, w = np.asarray(batch.examples["z"]), np.asarray(batch.weights)
-            gradient = jnp.asarray(float(((theta - z) * w).sum() / w.sum()))
+            gradient = jnp.asarray(float(((np.asarray(theta) - z) * w).sum() / w.sum()))
             updates, state = optimizer.update(gradient, state, theta)
             theta = optax.apply_updates(theta, updates)
             visited.append(float(theta))

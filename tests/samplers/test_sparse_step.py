@@ -15,6 +15,7 @@ from fedpa.objectives.objective import check_loss
 from fedpa.samplers import Epochs, Steps, draw, iasg
 from fedpa.samplers.scaling import scaling
 from fedpa.samplers.sparse_step import sparse_walk
+from tests.compiling import QUICK
 
 WORDS, TAGS, EXAMPLES, LENGTH = 12, 3, 11, 4
 KEY = jax.random.key(5)
@@ -122,7 +123,7 @@ def test_vectorizes_over_clients():
 
 
 def test_an_embedding_is_such_a_table():
-    model = NextWordLSTM(7, 3, 2, key=KEY)
+    model = jax.jit(lambda key: NextWordLSTM(7, 3, 2, key=key), compiler_options=QUICK)(KEY)
     rng = np.random.default_rng(0)
     examples = {name: rng.integers(0, 8, (9, 4)).astype(np.int32) for name in ("x", "y")}
     data = client_data(examples, 16)

@@ -11,6 +11,7 @@ from fedpa.objectives import client_data, client_loss
 from fedpa.samplers import Epochs, Steps, draw, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sghmc import underdamped_covariance
 from fedpa.samplers.sgld import langevin_covariance
+from tests.compiling import QUICK
 from tests.federations import trees_equal
 from tests.samplers.gaussian import HESSIAN, check_gaussian, target
 
@@ -20,7 +21,8 @@ START = jnp.array([4.0, 4.0])
 
 
 def samples(sampler, num=5, start=START, key=0):
-    return jax.jit(lambda k: draw(sampler, start, TARGET.data, k, num))(jax.random.key(key))
+    run = jax.jit(lambda k: draw(sampler, start, TARGET.data, k, num), compiler_options=QUICK)
+    return run(jax.random.key(key))
 
 
 def test_cold_langevin_is_local_sgd():
@@ -71,10 +73,14 @@ def test_the_burn_in_adapts_the_step_size(build, aim):
     sampler = build(
         TARGET.objective, 0.003, window=Epochs(300), temperature=1.0, target_acceptance=aim
     )
-    check_gaussian(
-        sampler, TARGET.data, TARGET.posterior.mean, np.linalg.inv(HESSIAN) / 40, num=60_000
+    infos = check_gaussian(
+        sampler,
+        TARGET.data,
+        TARGET.posterior.mean,
+        np.linalg.inv(HESSIAN) / 40,
+        num=60_000,
+        start=START,
     )
-    _, infos = samples(sampler, 2_000)
     kept = build(TARGET.objective, 0.003, window=Epochs(), temperature=1.0)
     _, unadapted = samples(kept, 500)
     assert float(jnp.mean(unadapted.acceptance)) > 0.97

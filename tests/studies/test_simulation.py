@@ -11,9 +11,9 @@ from fedpa import LocalTraining, Server, server
 from fedpa.data import from_mapping
 from fedpa.objectives import Objective, least_squares
 from fedpa.studies.simulation import equal_clients, simulate
-from tests.federations import least_squares_federation
+from tests.federations import least_squares_clients
 
-CLIENTS, _, _ = least_squares_federation(0, sizes=(20, 20, 20), dim=3)
+CLIENTS = least_squares_clients(sizes=(20, 20, 20))
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=6, epochs=4, samples=3)
 START = jnp.full(3, 2.0)
 
@@ -56,6 +56,6 @@ def test_it_vectorizes_over_seeds_and_rates():
 
 
 def test_unequal_clients_are_refused():
-    unequal, _, _ = least_squares_federation(0, sizes=(20, 10), dim=3)
+    unequal = least_squares_clients(sizes=(20, 10))
     with pytest.raises(fedpa.FedpaError, match="must have equally many"):
         equal_clients(unequal)

@@ -15,16 +15,19 @@ from fedpa.data import from_mapping
 from fedpa.objectives import Objective, least_squares
 from fedpa.training.cohort import client_keys, select
 from tests.algorithms.scaffold import scaffold
-from tests.federations import least_squares_federation
+from tests.federations import least_squares_clients
 
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
 SIDE = Server(server.sgd(0.5))
-CLIENTS, _, _ = least_squares_federation(sizes=(20, 8, 90, 30, 100, 12))
+CLIENTS = least_squares_clients(sizes=(20, 8, 90, 30, 100, 12))
 FEDAVG = fedpa.fedavg(LOCAL, SIDE)
+# One client at a time, where nothing else is asked for: the other widths that engines prepare for
+# would be compiled for nothing.
+ENGINE = fedpa.engines.per_client()
 
 
 def fit(clients=CLIENTS, method=FEDAVG, **options):
-    settings = {"rounds": 3, "clients_per_round": 3} | options
+    settings = {"rounds": 3, "clients_per_round": 3, "engine": ENGINE} | options
     return fedpa.fit(least_squares.loss, jnp.zeros(3), clients, method, **settings)
 
 
@@ -47,10 +50,9 @@ def test_the_cohort_does_not_depend_on_the_method():
     def visited(method):
         seen, algorithm = [], method(Objective(least_squares.loss))
         note = lambda event: seen.append(list(event.cohort))  # noqa: E731
+        options = {"rounds": 4, "clients_per_round": 2, "seed": 5, "engine": ENGINE}
         data = from_mapping(CLIENTS)
-        fedpa.train(
-            algorithm, jnp.zeros(3), data, rounds=4, clients_per_round=2, seed=5, callbacks=[note]
-        )
+        fedpa.train(algorithm, jnp.zeros(3), data, callbacks=[note], **options)
         return seen
 
     assert visited(FEDAVG) == visited(fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=2))
@@ -181,6 +183,7 @@ def test_a_rejected_client_keeps_its_old_state():
             data._replace(examples=once_broken),
             rounds=4,
             clients_per_round=6,
+            engine=ENGINE,
         )
     assert [record["train/rejected"] for record in result.history] == [1, 0, 0, 0]
 
@@ -223,6 +226,7 @@ def test_low_precision_parameters_train(dtype, method):
         method,
         rounds=2,
         clients_per_round=2,
+        engine=ENGINE,
     )
     assert result.params.dtype == dtype
     assert result.history[0]["comm/bytes_up"] == 2 * (3 * 2 + 4)  # two clients: θ and a weight
@@ -255,7 +259,7 @@ def test_equinox_models_keep_their_other_leaves():
     def loss(model, batch, key):
         return (jax.vmap(model)(batch["x"]) - batch["y"]) ** 2
 
-    result = fedpa.fit(loss, model, CLIENTS, FEDAVG, rounds=2, clients_per_round=2)
+    result = fedpa.fit(loss, model, CLIENTS, FEDAVG, rounds=2, clients_per_round=2, engine=ENGINE)
     assert result.params.activation is model.activation
     assert not jnp.array_equal(result.params.layers[0].weight, model.layers[0].weight)
 
@@ -269,7 +273,7 @@ def test_flax_parameters():
     def loss(params, batch, key):
         return (module.apply(params, batch["x"])[:, 0] - batch["y"]) ** 2
 
-    result = fedpa.fit(loss, params, CLIENTS, FEDAVG, rounds=2, clients_per_round=2)
+    result = fedpa.fit(loss, params, CLIENTS, FEDAVG, rounds=2, clients_per_round=2, engine=ENGINE)
     assert result.params["params"]["kernel"].shape == (3, 1)
 
 
@@ -281,7 +285,7 @@ def test_plain_pytrees_with_other_leaves():
         return (batch["x"] @ params["w"] - batch["y"]) ** 2
 
     method = fedpa.fedpa(LOCAL, SIDE, rho=0.1)
-    result = fedpa.fit(loss, params, CLIENTS, method, rounds=2, clients_per_round=2)
+    result = fedpa.fit(loss, params, CLIENTS, method, rounds=2, clients_per_round=2, engine=ENGINE)
     assert result.params["steps"] == 7
     np.testing.assert_array_equal(result.params["order"], np.arange(3))
     assert np.asarray(result.params["w"]).any()
