@@ -17,20 +17,22 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 @contextlib.contextmanager
-def resumable(out: Path, command: str | None = None) -> Iterator[Callback]:
+def resumable(out: Path) -> Iterator[Callback]:
     """Ctrl-C and SIGTERM save the last round, say how to go on, and end the command.
 
-    command: what goes on with it; `fedpa resume DIR` if not given. Gives a callback for the run: an
-    exception raised where Python can't pass it on (in JAX's part of garbage collection) is lost, so
-    the end of each round looks for a signal once more.
+    Gives a callback for the run: an exception raised where Python can't pass it on (in JAX's part
+    of garbage collection) is lost, so the end of each round looks for a signal once more.
     """
     received: list[int] = []
+    begun = False
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
     def look(event: Event) -> None:
+        nonlocal begun
+        begun = True
         if received:
             raise KeyboardInterrupt
 
@@ -43,19 +45,20 @@ def resumable(out: Path, command: str | None = None) -> Iterator[Callback]:
     try:
         yield look
     except KeyboardInterrupt:  # by now the run has saved what it has
-        print(f"interrupted {_how_far(out)}: {how_to_go_on(out, command)}", file=sys.stderr)
+        said = f" {_how_far(out)}: {how_to_go_on(out)}" if run_directory.is_run(out) else ""
+        print(f"interrupted{said}", file=sys.stderr)
         sys.exit(TERMINATED if received[:1] == [signal.SIGTERM] else INTERRUPTED)
     except FedpaError as error:
-        if not (out / run_directory.CONFIG).is_file():
+        if not begun:
             raise
-        raise FedpaError(f"{error}; once that is mended, {how_to_go_on(out, command)}") from None
+        raise FedpaError(f"{error}; once that is mended, {how_to_go_on(out)}") from None
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
 
 
-def how_to_go_on(out: Path, command: str | None = None) -> str:
-    return f"`{command or f'fedpa resume {shown(out)}'}` goes on"
+def how_to_go_on(out: Path) -> str:
+    return f"`fedpa resume {shown(out)}` goes on"
 
 
 def _how_far(out: Path) -> str:

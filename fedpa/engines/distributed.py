@@ -8,9 +8,12 @@ collectives (NCCL on GPUs, Gloo on CPUs).
 import dataclasses
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from fedpa.errors import FedpaError, check_integer, refuse
 
@@ -77,6 +80,14 @@ def join(processes: Processes) -> None:
 def is_first() -> bool:
     """Whether this process is the one that writes and tells."""
     return jax.process_index() == 0
+
+
+def from_first(decide: Callable[[], bool]) -> bool:
+    """What the first process decides, in all of them."""
+    if jax.process_count() == 1:
+        return decide()
+    decided = np.asarray(is_first() and decide())
+    return bool(multihost_utils.broadcast_one_to_all(decided))
 
 
 def _await_coordinator(coordinator: str, timeout: int) -> None:

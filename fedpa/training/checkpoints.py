@@ -2,8 +2,8 @@
 
 One entry holds everything of one round (server state, client states, history, what callbacks
 remember), so no kill can mix two rounds. Orbax gives an entry its name when it is complete; a
-digest of all its content tells one that was damaged later. What can't be read is passed over for
-the entry before it.
+digest of all its content tells one that was damaged later, which is passed over for the entry
+before it.
 """
 
 import contextlib
@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import FedpaError
 from fedpa.training.history import History, from_line, line
+from fedpa.training.named_arrays import filled, named, numbers
 from fedpa.training.snapshot import Snapshot
 
 CHECKPOINTS = "checkpoints"
 FORMAT = 1
 """Raised when older entries can't be read any more."""
+
+
+class DamagedError(FedpaError):
+    """An entry that is not what was saved; the one before it will do."""
 
 
 class Stored(NamedTuple):
@@ -45,7 +49,8 @@ class Stored(NamedTuple):
 def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
     """Write the entry of the snapshot's round; an entry that is there already is replaced.
 
-    Raises FedpaError where it can't be written. Entries of other rounds are not touched.
+    Where it can't be written, what was written of it is removed, and the error names the last good
+    one.
     """
     import orbax.checkpoint as ocp  # takes a second to import
 
@@ -65,10 +70,7 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
         "settings": settings,
         "history": [line(record) for record in records],
     }
-    try:
-        about = json.loads(json.dumps(about))
-    except (TypeError, ValueError) as error:
-        raise FedpaError(f"what callbacks remember can't be kept: {error}") from None
+    about = json.loads(json.dumps(about))
     items = ocp.args.Composite(
         arrays=ocp.args.PyTreeSave(dict(arrays)),
         about=ocp.args.JsonSave(about | {"digest": _digest(arrays, about)}),
@@ -119,25 +121,26 @@ def prune(out: Path, keep: int, also: Iterable[int] = ()) -> None:
             shutil.rmtree(entry(out, t))
 
 
-def last(out: Path, repair: bool = True) -> Stored | None:
-    """The last entry that can be read; None if there is none.
-
-    repair: unreadable ones behind it are removed: they are of rounds that will be run again.
-    """
-    if repair:
-        _remove_unfinished(out / CHECKPOINTS)
+def last(out: Path) -> Stored | None:
+    """The last entry that is whole; None if there is none. Damaged ones are passed over."""
     for t in reversed(entries(out)):
         try:
             return read(out, t)
-        except FedpaError as error:
+        except DamagedError as error:
             warnings.warn(f"{error}; it is passed over", stacklevel=2)
-            if repair:
-                shutil.rmtree(entry(out, t), ignore_errors=True)
     return None
 
 
+def remove_after(out: Path, t: int) -> None:
+    """Remove what is of rounds that will be run again, and what a kill left half-written."""
+    _remove_unfinished(out / CHECKPOINTS)
+    for later in entries(out):
+        if later > t:
+            shutil.rmtree(entry(out, later), ignore_errors=True)
+
+
 def read(out: Path, t: int) -> Stored:
-    """The entry of a round. Refused if it is not whole."""
+    """The entry of a round."""
     import orbax.checkpoint as ocp
 
     path = entry(out, t)
@@ -152,14 +155,22 @@ def read(out: Path, t: int) -> Stored:
         about = dict(found["about"])
         arrays = {name: np.asarray(array) for name, array in found["arrays"].items()}
         digest = about.pop("digest")
-    except Exception as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise DamagedError(f"checkpoint {str(path)!r} is damaged: files are missing") from None
+    except OSError as error:  # of the disk or the network: the entry may be sound
         raise FedpaError(f"checkpoint {str(path)!r} can't be read: {_reason(error)}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"checkpoint {str(path)!r} is damaged: {_reason(error)}") from None
     if about["format"] != FORMAT:
         raise FedpaError(
             f"checkpoint {str(path)!r} is of format {about['format']}: this version reads {FORMAT}"
         )
     if digest != _digest(arrays, about):
-        raise FedpaError(f"checkpoint {str(path)!r} is damaged: its content is not what was saved")
+        raise DamagedError(
+            f"checkpoint {str(path)!r} is damaged: its content is not what was saved"
+        )
     arrays |= {name: arrays[same] for name, same in about["aliases"].items()}
     return Stored(
         about["round"],
@@ -173,7 +184,7 @@ def read(out: Path, t: int) -> Stored:
 
 
 def restored(stored: Stored, state: Any, params: Any, client_state: Any) -> Snapshot:
-    """The snapshot, with arrays put where those of the templates are."""
+    """The snapshot: the stored arrays in trees like the templates."""
     states = {
         name: filled(client_state, stored.arrays, "clients", place)
         for place, name in enumerate(stored.clients)
@@ -189,43 +200,21 @@ def restored(stored: Stored, state: Any, params: Any, client_state: Any) -> Snap
     )
 
 
-def filled(template: Any, arrays: Mapping[str, np.ndarray], root: str, row: Any = ()) -> Any:
-    """The template with the arrays in place of its own; refused where they don't fit."""
-
-    def fill(path: Any, leaf: Any) -> Any:
-        name = path_name(path, root)
-        if name not in arrays:
-            raise FedpaError(f"there is no array {name}: it is of another model or algorithm")
-        array = arrays[name][row]
-        wanted = np.shape(_numbers(leaf))
-        if array.shape != wanted:
-            raise FedpaError(f"{name} has shape {list(array.shape)}: {list(wanted)} is needed")
-        if _is_key(leaf):
-            return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-        return jnp.asarray(array, jnp.result_type(leaf))
-
-    return jax.tree_util.tree_map_with_path(fill, template)
-
-
-def path_name(path: Any, root: str = "") -> str:
-    """An array's place in its tree, as a text: layers/0/weight."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/") or "theta"
-    return f"{root}/{name}" if root else name
-
-
 def _flattened(trees: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays by name, each once; and for names of the same array the name it is stored under."""
+    """Arrays by name, each once; and for names of the same array the name it is stored under.
+
+    Arrays without elements are left out: orbax does not take them, and there is nothing in them.
+    """
     arrays: dict[str, np.ndarray] = {}
     aliases: dict[str, str] = {}
     seen: dict[int, str] = {}
     for root, tree in trees.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            name = path_name(path, root)
+        for name, leaf in named(tree, root).items():
             if id(leaf) in seen:
                 aliases[name] = seen[id(leaf)]
-            else:
+            elif leaf.size:
                 seen[id(leaf)] = name
-                arrays[name] = np.asarray(_numbers(leaf))
+                arrays[name] = numbers(leaf)
     return arrays, aliases
 
 
@@ -235,17 +224,9 @@ def _clients(states: Mapping[str, Any]) -> tuple[list[str], Any]:
     if not names:
         return [], ()
     return names, jax.tree.map(
-        lambda *leaves: np.stack([np.asarray(_numbers(leaf)) for leaf in leaves]),
+        lambda *leaves: np.stack([numbers(leaf) for leaf in leaves]),
         *(states[name] for name in names),
     )
-
-
-def _numbers(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _digest(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> str:

@@ -15,9 +15,11 @@ from fedpa.training.callbacks import Callback
 from fedpa.training.checkpoints import Stored
 from fedpa.training.history import History, Record, plain
 from fedpa.training.loop import Fit, beginning, train
+from fedpa.training.named_arrays import filled, named
 from fedpa.training.recording import Made, Recorder, finish, recorded
 from fedpa.training.recording_options import RecordingOptions
 from fedpa.training.snapshot import Snapshot
+from fedpa.training.whole_files import read_npz
 from fedpa.types import Params
 
 
@@ -45,8 +47,8 @@ class Place(NamedTuple):
     out: Path
     made: Made
     options: RecordingOptions
-    stored: Stored | None
-    """The checkpoint to go on from."""
+    start: Snapshot | None
+    """Where it goes on; None: before the first round."""
     about: Mapping[str, Any]
     """What `summary.json` says of the run beside its numbers."""
 
@@ -56,9 +58,10 @@ def conduct(training: Training, place: Place | None) -> Fit:
     with contextlib.ExitStack() as stack:
         recorder, start = _NOWHERE, None
         if place is not None:
-            start = _start(training, place)
+            start = place.start
             if is_first():
-                recorder = stack.enter_context(recorded(*place[:3], start))
+                named(training.theta)  # refuses what could not be written at the end
+                recorder = stack.enter_context(recorded(*place[:4]))
         latest = start
 
         def keep(snapshot: Snapshot) -> None:
@@ -95,28 +98,33 @@ def conduct(training: Training, place: Place | None) -> Fit:
 _NOWHERE = Recorder(lambda snapshot: None, lambda: None, lambda record: None)
 
 
-def _start(training: Training, place: Place) -> Snapshot | None:
-    if place.stored is None:
+def started(training: Training, out: Path, stored: Stored | None) -> Snapshot | None:
+    """The checkpoint as this training's; refused if it does not fit."""
+    if stored is None:
         return None
     algorithm, theta = training.algorithm, training.theta
-    if place.stored.round > training.rounds:
+    if stored.round > training.rounds:
         raise FedpaError(
-            f"rounds = {training.rounds}: {str(place.out)!r} has done {place.stored.round} already"
+            f"rounds = {training.rounds}: {str(out)!r} has done {stored.round} already"
         )
     try:
         return checkpoints.restored(
-            place.stored, beginning(algorithm, theta).state, theta, algorithm.client_init(theta)
+            stored, beginning(algorithm, theta).state, theta, algorithm.client_init(theta)
         )
     except FedpaError as error:
-        raise FedpaError(f"{str(place.out)!r} can't be resumed: {error}") from None
+        raise FedpaError(f"{str(out)!r} can't be resumed: {error}") from None
 
 
-def finished(training: Training, place: Place) -> Fit:
-    """A run that is over already, as its directory has it."""
-    start = _start(training, place)
-    arrays = run_directory.read_arrays(place.out / run_directory.PARAMS)
-    theta = checkpoints.filled(training.theta, arrays, "")
-    history = run_directory.read_metrics(place.out)
-    summary = run_directory.read_summary(place.out) or {}
+def given_back(training: Training, out: Path, start: Snapshot | None) -> Fit | None:
+    """A finished run as its directory has it; None if that has lost something."""
+    summary = run_directory.read_summary(out) or {}
+    try:
+        arrays = read_npz(out / run_directory.PARAMS)
+        theta = filled(training.theta, arrays)
+        history = run_directory.read_metrics(out)
+    except (OSError, ValueError):
+        return None
+    if len(history) != summary.get("round"):
+        return None
     state = start.state if start is not None else None
     return Fit(training.assemble(theta), history, state, summary.get("stopped"))

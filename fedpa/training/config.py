@@ -162,7 +162,7 @@ def read_toml(path: Path) -> RunConfig:
     Fields that the file does not set take the task's defaults for its method.
     """
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise FedpaError(f"config = {str(path)!r}: can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

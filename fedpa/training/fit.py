@@ -1,5 +1,6 @@
 """`fedpa.fit`: a model and data of one's own, trained by any algorithm."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +14,14 @@ import numpy as np
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm
 from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.engines.distributed import from_first, is_first
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
 from fedpa.training.callbacks import Callback
-from fedpa.training.conducting import Place, Training, conduct, finished
+from fedpa.training.conducting import Place, Training, conduct
+from fedpa.training.directories import go_on, new_directory
 from fedpa.training.evaluation import Evaluate, at_rounds, evaluated
-from fedpa.training.lock import locked
 from fedpa.training.loop import Fit, check_counts, check_share
 from fedpa.training.provenance import (
     arrays_fingerprint,
@@ -27,10 +29,10 @@ from fedpa.training.provenance import (
     environment,
     program_fingerprint,
 )
-from fedpa.training.recording import Made, begin, found
+from fedpa.training.recording import Made, begin
 from fedpa.training.recording_options import RecordingOptions, check_recording
-from fedpa.training.run_directory import CONFIG, check_free, is_finished, writing
-from fedpa.training.stopping import Best, remember_best
+from fedpa.training.run_directory import is_run
+from fedpa.training.stopping import Best, is_lower, remember_best
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 
 
@@ -75,7 +77,8 @@ def fit(
     engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.
     min_success: the share of a round's clients that must succeed for the run to go on.
     out: the run's directory. A run of the same settings that lies there is gone on with from its
-        last checkpoint; one that is finished is given back as it is; more `rounds` extend it.
+        last checkpoint; one that is finished is given back as it is; more `rounds` extend it,
+        unless a callback ended it.
     overwrite: start anew, whatever lies there.
     anyway: go on although versions or data are not what they were.
     best: the metric whose best round keeps its checkpoint: "eval/accuracy".
@@ -107,7 +110,7 @@ def fit(
         engine,
         min_success,
         [*evaluations, *callbacks, *([remember_best(best)] if best is not None else [])],
-        lambda model, record: _evaluated_at_end(evaluate, model, record),
+        lambda model, record: _evaluated_at_end(evaluate, eval_every, model, record),
     )
     if out is None:
         return conduct(training, None)
@@ -118,7 +121,8 @@ def fit(
         "seed": int(seed),
         "min_success": float(min_success),
         "eval_every": int(eval_every),
-        "best": {} if best is None else {"metric": best.metric, "lower": best.lower or False},
+        "engine": getattr(engine, "__qualname__", str(engine)),
+        "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
     }
     made = Made(
@@ -137,25 +141,20 @@ def _recorded(
     anyway: bool,
 ) -> Fit:
     """Train in a directory: begin there, go on, or give back what is finished."""
-    there = (out / CONFIG).is_file() and not overwrite
-    if not there:
-        check_free(out, overwrite)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    if there and is_finished(out, training.rounds):
-        stored = found(out, made, anyway, repair=False)
-        return finished(training, Place(out, made, options, stored, {}))
-    with locked(out):
-        stored = found(out, made, anyway) if there else None
-        begin(out, made, keep=there)
-        return conduct(training, Place(out, made, options, stored, {}))
+    if from_first(lambda: is_run(out)) and not overwrite:
+        return go_on(training, out, made, options, {}, anyway)
+    with contextlib.ExitStack() as stack:
+        if is_first():
+            stack.enter_context(new_directory(out, overwrite))
+            begin(out, made, None)
+        return conduct(training, Place(out, made, options, None, {}))
 
 
 def _evaluated_at_end(
-    evaluate: Evaluate | None, model: Any, record: Mapping[str, Any]
+    evaluate: Evaluate | None, every: int, model: Any, record: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The last round is evaluated, whether it is its turn or not."""
-    if evaluate is None or any(name.startswith("eval/") for name in record):
+    if evaluate is None or record["round"] % every == 0:
         return {}
     return evaluated(evaluate, model)
 

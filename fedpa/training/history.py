@@ -45,10 +45,12 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray | jax.Array):
         if value.size != 1:
             raise refuse(name, value, "is an array: a metric must be one number")
-        return value.item()
+        value = value.item()
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
-    if not isinstance(value, bool | int | float | str | None):
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return math.nan  # files know one way to say that there is no number
+    if not isinstance(value, bool | int | float | str):
         raise refuse(name, value, "must be a number or a text")
     return value
 
@@ -65,4 +67,6 @@ def from_line(text: str) -> Record:
 
 def _json_value(value: Any) -> Any:
     """JSON has no NaN or infinity: null says that there is no number."""
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,7 +11,7 @@ from fedpa.tasks.task import Problem, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, read_toml, resolve
 from fedpa.training.history import History
-from fedpa.training.parameter_files import warmed
+from fedpa.training.parameter_files import warmed, which_round
 from fedpa.training.run_directory import CONFIG, METRICS
 
 
@@ -38,7 +38,7 @@ def load(directory: str | Path, which: str | int = "last", params: Any = None) -
     """
     out = Path(directory)
     settings, _ = run_directory.read_config(out)
-    t, arrays = run_directory.stored_arrays(out, which)
+    t, arrays = run_directory.stored_arrays(out, which_round("which", which))
     finished = run_directory.read_summary(out) is not None
     metrics = History()
     if (out / METRICS).is_file():

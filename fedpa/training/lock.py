@@ -57,4 +57,9 @@ else:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise FedpaError(
+                f"{file.name}: can't be locked ({error.strerror}): the file system does not know "
+                "locks; choose a directory on another"
+            ) from None
         return True

@@ -3,6 +3,7 @@
 cohort → broadcast → clients (engine) → aggregate → server update → callbacks → snapshot
 """
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,7 @@ def beginning(algorithm: Algorithm, theta: Params) -> Snapshot:
 
 def _memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
     remembering = [callback for callback in callbacks if isinstance(callback, Remembering)]
-    memories = {callback.name: callback.init for callback in remembering}
+    memories = {c.name: _kept(c.name, c.init) for c in remembering}
     if len(memories) < len(remembering):
         names = [callback.name for callback in remembering]
         raise refuse("callbacks", names, "those that remember must have names of their own")
@@ -186,7 +187,8 @@ def _told(
     answer: Any
     for callback in callbacks:
         if isinstance(callback, Remembering):
-            memory[callback.name], answer = callback.update(memory[callback.name], event)
+            remembered, answer = callback.update(memory[callback.name], event)
+            memory[callback.name] = _kept(callback.name, remembered)
         else:
             answer = callback(event)
         if isinstance(answer, Stop):
@@ -196,7 +198,19 @@ def _told(
             raise refuse("callback's answer", answer, expected)
         else:
             event.record.update(plain(answer or {}))
-    return memory, agreed(stops[0] if stops else None)
+    # A run that is over is over, also where it was to pause; one whose rounds are done can't pause.
+    over = [stop for stop in stops if stop.finished]
+    if event.round < event.rounds:
+        over += stops
+    return memory, agreed(over[0] if over else None)
+
+
+def _kept(name: str, remembered: Any) -> Any:
+    """What a callback remembers as it will be after a checkpoint, resumed or not."""
+    try:
+        return json.loads(json.dumps(remembered))
+    except (TypeError, ValueError) as error:
+        raise FedpaError(f"callback {name!r} remembers what JSON can't hold: {error}") from None
 
 
 def agreed(stop: Stop | None) -> Stop | None:

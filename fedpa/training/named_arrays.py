@@ -47,12 +47,12 @@ def is_key(leaf: Any) -> bool:
 def portable(leaf: Any) -> np.ndarray:
     """As `numbers`; types that NumPy's files don't know (bfloat16) as float32, which is exact."""
     array = numbers(leaf)
-    return array.astype(np.float32) if array.dtype.kind == "V" or not array.dtype.isbuiltin else array
+    return (
+        array.astype(np.float32) if array.dtype.kind == "V" or not array.dtype.isbuiltin else array
+    )
 
 
-def filled(
-    template: Any, arrays: Mapping[str, np.ndarray], root: str = "", row: Any = ()
-) -> Any:
+def filled(template: Any, arrays: Mapping[str, np.ndarray], root: str = "", row: Any = ()) -> Any:
     """The template with the arrays in place of its own; refused where they don't fit.
 
     row: of each array, where it holds one for each of several clients.

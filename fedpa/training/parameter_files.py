@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.training import checkpoints, run_directory
+from fedpa.training import run_directory
+from fedpa.training.named_arrays import filled, is_key, path_name
+from fedpa.training.whole_files import read_npz, write_atomically, write_npz
 
 FORMATS = (".npz", ".safetensors")
 
@@ -30,7 +32,7 @@ def export(
     if path.exists() and not overwrite:
         raise refuse("path", str(path), "exists already: choose another, or give --overwrite")
     settings, environment = run_directory.read_config(out)
-    t, arrays = run_directory.stored_arrays(out, which)
+    t, arrays = run_directory.stored_arrays(out, which_round("which", which))
     about = {
         "format": "fedpa",
         "version": environment.get("versions", {}).get("fedpa", "unknown"),
@@ -53,18 +55,18 @@ def check_format(field: str, path: Path) -> None:
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
     """The arrays by name; safetensors takes texts about them along."""
     if path.suffix == ".npz":
-        run_directory.save_arrays(path, arrays)
+        write_npz(path, arrays)
         return
     from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    run_directory.write_atomically(path, save(whole, metadata=dict(about)))
+    write_atomically(path, save(whole, metadata=dict(about)))
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
     check_format("path", path)
     if path.suffix == ".npz":
-        return run_directory.read_arrays(path)
+        return read_npz(path)
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -84,18 +86,18 @@ def initial(source: str, which: str = "last") -> dict[str, np.ndarray]:
     return run_directory.stored_arrays(path, which_round("init_round", which))[1]
 
 
-def which_round(field: str, text: str) -> str | int:
-    """`last`, `best` or the number of a round, from a word."""
-    if text in ("last", "best"):
-        return text
-    if not text.isdecimal():
-        raise refuse(field, text, "must be last, best or the number of a round")
-    return int(text)
+def which_round(field: str, word: str | int) -> str | int:
+    """`last`, `best` or the number of a round, which may be a word."""
+    if word in ("last", "best"):
+        return word
+    if isinstance(word, str) and not word.isdecimal():
+        raise refuse(field, word, "must be last, best or the number of a round")
+    return int(word)
 
 
 def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> None:
     """Refuse arrays that are not the model's, or of other shapes; its own may be shapes alone."""
-    own = {checkpoints.path_name(path): leaf for path, leaf in _leaves(model)}
+    own = {path_name(path): leaf for path, leaf in _leaves(model)}
     strange = sorted(set(arrays) - set(own))
     missing = sorted(name for name in set(own) - set(arrays) if _is_trained(own[name]))
     if strange or missing:
@@ -112,8 +114,12 @@ def warmed(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Any:
     check_fits(model, arrays, source)
 
     def warm(path: Any, leaf: Any) -> Any:
-        name = checkpoints.path_name(path)
-        return jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
+        name = path_name(path)
+        if name not in arrays:
+            return leaf
+        if is_key(leaf):
+            return filled(leaf, {path_name(()): arrays[name]})
+        return jnp.asarray(arrays[name], leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(warm, model)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,6 +28,7 @@ PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
 """Those whose code a run's numbers come from."""
 LOOKED_AT = 2**23
 """Bytes of a federation's examples that its fingerprint is taken of."""
+_JAX_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
 _PHASES = 10_000
 """Rounds whose phases tell one switch from another."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -44,17 +46,34 @@ def versions() -> dict[str, str]:
 
 def environment(**fingerprints: str) -> dict[str, Any]:
     """The table `[environment]` of `config.toml`."""
-    found: dict[str, Any] = {"versions": versions(), "platform": _platform()}
-    revisions = {
-        "fedpa_revision": revision(Path(__file__).parent),
-        "revision": revision(Path.cwd()),
+    found: dict[str, Any] = {
+        "versions": versions(),
+        "source": source_fingerprint(),
+        "machine": machine(),
     }
-    found |= {name: text for name, text in revisions.items() if text is not None}
-    return found | fingerprints
+    known = revision(Path.cwd())
+    return found | ({} if known is None else {"revision": known}) | fingerprints
 
 
-def _platform() -> str:
-    return f"{platform.system()} {platform.machine()}, {jax.default_backend()}"
+def machine() -> dict[str, Any]:
+    """What decides how JAX computes here, to the last digit."""
+    return {
+        "platform": f"{platform.system()} {platform.machine()}",
+        "backend": jax.default_backend(),
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+    } | {name: str(getattr(jax.config, name)) for name in _JAX_SETTINGS}
+
+
+def source_fingerprint() -> str:
+    """Of the code that numbers come from; a version says little about one under development."""
+    digest = hashlib.blake2b(digest_size=16)
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        place = path.relative_to(root)
+        if place.parts[0] not in ("cli", "report", "studies"):
+            digest.update(f"{place.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def revision(directory: Path) -> str | None:
@@ -79,7 +98,7 @@ def data_fingerprint(federations: Mapping[str, FederatedData | None]) -> str:
     Of a large federation the examples of clients in a fixed shuffled order are looked at, up to
     some megabytes: reading all would take as long as a run.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(f"{LOOKED_AT}".encode(), digest_size=16)
     for split, data in federations.items():
         digest.update(split.encode())
         if data is None:
@@ -127,8 +146,24 @@ def program_fingerprint(algorithm: Algorithm, theta: Params, data: FederatedData
         digest.update(phase.encode())
         # Functions are printed with their addresses, which are another run's.
         digest.update(_ADDRESS.sub("", str(traced.jaxpr)).encode())
-        _add(digest, traced.consts)
+        _add(digest, _constants(traced))
     return digest.hexdigest()
+
+
+def _constants(traced: Any) -> list[Any]:
+    """All arrays that a program has in it, also those of the programs in it."""
+    found = list(traced.consts)
+    for equation in traced.jaxpr.eqns:
+        for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
+            if isinstance(value, jax.extend.core.ClosedJaxpr):
+                found += _constants(value)
+            elif isinstance(value, jax.extend.core.Jaxpr):
+                found += _constants(jax.extend.core.ClosedJaxpr(value, []))
+    return found
+
+
+def _is_program(value: Any) -> bool:
+    return isinstance(value, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr)
 
 
 def _add(digest: Any, tree: Any) -> int:
@@ -171,6 +206,7 @@ def differences(
 
 _FINGERPRINTS = {
     "data": "the data is not what it was",
+    "source": "fedpa's own code is not what it was",
     "params": "the initial parameters are not what they were",
     "program": "what clients and server compute (the method, its settings, the loss) is not what "
     "it was",

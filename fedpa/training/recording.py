@@ -21,12 +21,16 @@ from fedpa.training.recording_options import RecordingOptions, logger_names
 from fedpa.training.run_directory import METRICS, writing
 from fedpa.training.saving import best_round, saved
 from fedpa.training.snapshot import Keep, Snapshot
+from fedpa.training.whole_files import write_npz
 
 NOT_COMPARED = ("rounds", "recording", "task_options.data_dir")
 """Settings that may differ when a run is resumed: none of a round's numbers depends on them (data
 that was moved is known by its fingerprint)."""
 INFORMATIVE = ("revision",)
-"""What is noted of the environment and may differ: the user's own repository."""
+"""What is noted of the environment and may differ: where in its history the user's work was."""
+
+
+_SPLITS = ("eval", "valid", "test")
 
 
 class Made(NamedTuple):
@@ -36,38 +40,44 @@ class Made(NamedTuple):
     environment: Mapping[str, Any]
 
 
-def begin(out: Path, made: Made, keep: bool) -> None:
-    """Write `config.toml`.
+def begin(out: Path, made: Made, start: Snapshot | None, initial: Any = None) -> None:
+    """Write `config.toml` of a new run, whose directory is empty, or of one that goes on.
 
-    keep: of a run that goes on, perhaps for more rounds than it was to have; what its end left is
-    removed. If not, all of an earlier run is.
+    start: where it goes on; rounds behind that are removed, and what an end left.
+    initial: the arrays of a warm start: what a run starts from is its own from now on.
     """
-    if not keep:
-        run_directory.clear(out)
+    if initial is not None and not (out / run_directory.INIT).exists():
+        with writing(out):
+            write_npz(out / run_directory.INIT, initial)
     run_directory.write_config(out, made.settings, made.environment)
     run_directory.remove_end(out)
+    checkpoints.remove_after(out, start.round if start is not None else 0)
 
 
-def found(out: Path, made: Made, anyway: bool = False, repair: bool = True) -> Stored | None:
+def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
     """The last whole checkpoint of the run that lies there, which must be the one `made` describes.
 
     anyway: go on although versions or data are not what they were.
     """
-    _, then = run_directory.read_config(out)
+    settings, then = run_directory.read_config(out)
     changed = differences(then, made.environment, INFORMATIVE)
     if changed and not anyway:
         raise FedpaError(
             f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
-            "(--anyway goes on nevertheless)"
+            "(--anyway, or anyway=True in code, goes on nevertheless)"
         )
-    stored = checkpoints.last(out, repair)
-    if stored is not None:
-        changed = differences(stored.settings, made.settings, NOT_COMPARED)
-        if changed:
-            raise FedpaError(
-                f"{str(out)!r} can't be resumed: since its checkpoint of round {stored.round}, "
-                f"{'; '.join(changed)}"
-            )
+    changed = differences(settings, made.settings, NOT_COMPARED)
+    if changed:
+        raise FedpaError(f"{str(out)!r} can't be resumed: {'; '.join(changed)}")
+    stored = checkpoints.last(out)
+    if stored is None:
+        return None
+    changed = differences(stored.settings, made.settings, NOT_COMPARED)
+    if changed:
+        raise FedpaError(
+            f"{str(out)!r} can't be resumed: since its checkpoint of round {stored.round}, "
+            f"{'; '.join(changed)}"
+        )
     return stored
 
 
@@ -96,7 +106,8 @@ def recorded(
             for name in logger_names(options)
         ]
         with writing(out):
-            file = stack.enter_context((out / METRICS).open("a"))
+            # Unbuffered: a line that a full disk did not take must not be tried again on closing.
+            file = stack.enter_context((out / METRICS).open("ab", buffering=0))
 
         def log(record: Mapping[str, Any]) -> None:
             for write in logs:
@@ -105,8 +116,7 @@ def recorded(
         def keep(snapshot: Snapshot) -> None:
             record = snapshot.history[snapshot.round - 1]
             with writing(out):
-                file.write(line(record))
-                file.flush()
+                file.write(line(record).encode())
             saver.keep(snapshot)
             log(record)
 
@@ -140,6 +150,3 @@ def summary(history: History, snapshot: Snapshot) -> Record:
         "rejected": sum(record["train/rejected"] for record in history),
         **ends,
     }
-
-
-_SPLITS = ("eval", "valid", "test")

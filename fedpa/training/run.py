@@ -18,15 +18,16 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
-from fedpa.training.conducting import Place, Training, conduct, finished
+from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.config import RunConfig, as_table, read_toml, resolve
+from fedpa.training.directories import go_on, new_directory
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.fit import prepared
-from fedpa.training.lock import locked
 from fedpa.training.loop import Fit
 from fedpa.training.provenance import data_fingerprint, environment
-from fedpa.training.recording import Made, begin, found
+from fedpa.training.recording import Made, begin
 from fedpa.training.stopping import Best, remember_best, stops
+from fedpa.training.whole_files import read_npz
 
 
 def run(
@@ -47,18 +48,16 @@ def run(
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
     arrays = check_run(config, problem)
     config = of_problem(config, problem)
-    if out is None or not is_first():
-        return conduct(_training(config, problem, arrays, callbacks), None)
-    made = _made(config, problem)
-    with run_directory.writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
-        begin(out, made, keep=False)
-        if arrays is not None:  # what a run starts from is its own from now on
-            with run_directory.writing(out):
-                run_directory.save_arrays(out / run_directory.INIT, arrays)
-        training = _training(config, problem, arrays, callbacks)
-        return conduct(training, Place(out, made, config.recording, None, _about(config)))
+    if out is not None and config.init is not None and Path(config.init) == out.absolute():
+        raise refuse("init", config.init, "is the directory to write to: choose another for one")
+    with contextlib.ExitStack() as stack:
+        place = None
+        if out is not None and is_first():
+            made = _made(config, problem)
+            stack.enter_context(new_directory(out, overwrite))
+            begin(out, made, None, arrays)
+            place = Place(out, made, config.recording, None, _about(config))
+        return conduct(_training(config, problem, arrays, callbacks), place)
 
 
 def resume(
@@ -79,20 +78,9 @@ def resume(
     config = resumed_config(out, rounds)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
     config = of_problem(config, problem)
-    made = _made(config, problem)
-    over = run_directory.is_finished(out, config.rounds)
-    with contextlib.ExitStack() as stack:
-        if is_first() and not over:
-            run_directory.check_writable(out)
-            stack.enter_context(locked(out))
-        stored = found(out, made, anyway, repair=is_first() and not over)
-        training = _training(config, problem, _initial(config, out), callbacks)
-        place = Place(out, made, config.recording, stored, _about(config))
-        if over:
-            return finished(training, place)
-        if is_first():
-            begin(out, made, keep=True)
-        return conduct(training, place)
+    made, arrays = _made(config, problem), _initial(config, out)
+    training = _training(config, problem, arrays, callbacks)
+    return go_on(training, out, made, config.recording, _about(config), anyway, arrays)
 
 
 def resumed_config(out: Path, rounds: int | None) -> RunConfig:
@@ -162,7 +150,7 @@ def _initial(config: RunConfig, out: Path | None) -> Any:
     if config.init is None:
         return None
     if out is not None and (out / run_directory.INIT).is_file():
-        return run_directory.read_arrays(out / run_directory.INIT)
+        return read_npz(out / run_directory.INIT)
     return parameter_files.initial(config.init, config.init_round)
 
 

@@ -14,29 +14,30 @@ import os
 import shutil
 import time
 import tomllib
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import tomli_w
 
 from fedpa.errors import FedpaError
 from fedpa.training import checkpoints
-from fedpa.training.checkpoints import CHECKPOINTS, path_name
+from fedpa.training.checkpoints import CHECKPOINTS
 from fedpa.training.config import ENVIRONMENT
 from fedpa.training.history import History, Record, from_line, line
-from fedpa.training.lock import LOCK
+from fedpa.training.lock import LOCK, locked
 from fedpa.training.loggers.logger import loggers
 from fedpa.training.loggers.memory import MEMORY
+from fedpa.training.named_arrays import named, portable
+from fedpa.training.whole_files import PART, read_npz, write_atomically, write_npz
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
 INIT = "init.npz"
 """The parameters a warm start began with."""
 TABLE, CURVES = "table.csv", "curves.png"
-_OF_A_RUN = (CONFIG, METRICS, PARAMS, SUMMARY, INIT, MEMORY, CHECKPOINTS, *loggers(), LOCK)
+_FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY)
+_DIRECTORIES = (CHECKPOINTS, *loggers())
 """A logger's files are in a directory of its name."""
 
 
@@ -54,12 +55,24 @@ def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
 def check_free(out: Path, overwrite: bool) -> None:
     """Refuse a path that can't become an output directory."""
     check_writable(out)
-    if not overwrite and _contents(out):
-        hint = f"`fedpa resume {out}` goes on with it; " if (out / CONFIG).is_file() else ""
-        raise FedpaError(
-            f"out = {str(out)!r}: already holds a run: {hint}choose another directory or give "
-            "--overwrite"
-        )
+    if not overwrite:
+        if is_run(out):
+            raise FedpaError(
+                f"out = {str(out)!r}: already holds a run: `fedpa resume {out}` goes on with it; "
+                "choose another directory or give --overwrite"
+            )
+        if _contents(out) or any((out / name).exists() for name in _FILES):
+            raise FedpaError(
+                f"out = {str(out)!r}: already holds a run: choose another directory or give "
+                "--overwrite"
+            )
+    if not is_run(out):
+        for name in _DIRECTORIES:
+            if (out / name).exists():
+                raise FedpaError(
+                    f"out = {str(out)!r}: {name}/ in it is not of a run of ours: choose another "
+                    "directory"
+                )
 
 
 def check_writable(out: Path) -> None:
@@ -71,22 +84,49 @@ def check_writable(out: Path) -> None:
 
 
 def clear(out: Path) -> None:
-    """Remove what earlier runs and comparisons wrote to `out`, and nothing else."""
-    with writing(out):
-        ours = _contents(out)
-        for path in ours:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for child in {path.parent for path in ours} - {out}:
-            if not any(child.iterdir()):
-                child.rmdir()
+    """Remove what earlier runs and comparisons wrote to `out`, and nothing else.
+
+    The caller holds the lock of `out`; those of the runs below it are taken here.
+    """
+    with writing(out), contextlib.ExitStack() as stack:
+        runs = _runs_below(out)
+        for run in runs:
+            stack.enter_context(locked(run))
+        for run in runs:
+            _remove([*_of_a_run(run), run / LOCK])
+            if not any(run.iterdir()):
+                run.rmdir()
+        _remove([out / TABLE, out / CURVES, *(_of_a_run(out) if is_run(out) else [])])
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def is_run(out: Path) -> bool:
+    """Whether a run of ours lies there: others have files called config.toml, too."""
+    try:
+        return ENVIRONMENT in tomllib.loads((out / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _of_a_run(run: Path) -> list[Path]:
+    """A run's files; what says that it is one comes last, and so goes last."""
+    names = [*_DIRECTORIES, *_FILES, *(path.name for path in run.glob(f"*{PART}"))]
+    return [run / name for name in [*names, CONFIG] if (run / name).exists()]
+
+
+def _runs_below(out: Path) -> list[Path]:
+    """The runs of a comparison."""
+    return [path.parent for path in sorted(out.glob(f"*/{CONFIG}")) if is_run(path.parent)]
 
 
 def _contents(out: Path) -> list[Path]:
-    """The files of ours in `out`: a run's, or a comparison's with those of its runs."""
-    own = [out / name for name in (*_OF_A_RUN, TABLE, CURVES) if name != LOCK]
-    runs = [config.parent for config in sorted(out.glob(f"*/{CONFIG}"))]
-    children = [run / name for run in runs for name in _OF_A_RUN]
-    return [path for path in [*own, *children] if path.exists()]
+    """What a comparison left."""
+    own = [out / name for name in (TABLE, CURVES) if (out / name).exists()]
+    return [*own, *_runs_below(out)]
 
 
 @contextlib.contextmanager
@@ -99,18 +139,6 @@ def writing(out: Path) -> Iterator[None]:
         raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
-
-
 def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
     """`config.toml`, whole or not at all."""
     with writing(out):
@@ -121,7 +149,7 @@ def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[st
 def read_config(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings and environment of `config.toml`."""
     try:
-        values = tomllib.loads((out / CONFIG).read_text())
+        values = tomllib.loads((out / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
         raise FedpaError(f"{str(out)!r} holds no run: {CONFIG} is missing") from None
     except OSError as error:
@@ -141,7 +169,7 @@ def write_metrics(out: Path, history: History) -> None:
 def read_metrics(out: Path, torn: bool = False) -> History:
     """The records; `torn`: a last line that was cut is left out."""
     records = History()
-    lines = (out / METRICS).read_text().splitlines(keepends=True)
+    lines = (out / METRICS).read_text("utf-8").splitlines(keepends=True)
     for number, text in enumerate(lines, start=1):
         try:
             records.append(from_line(text))
@@ -153,48 +181,23 @@ def read_metrics(out: Path, torn: bool = False) -> History:
 
 
 def past(out: Path) -> History:
-    """The records of the rounds that have a checkpoint: those a resumed run does not run again."""
+    """For a view: the records of the rounds that a resumed run does not run again."""
     done = checkpoints.entries(out)
-    if not done or not (out / METRICS).is_file():
+    try:
+        return History(read_metrics(out, torn=True)[: done[-1] if done else 0])
+    except (OSError, ValueError):  # resuming writes the file anew, whatever is in it
         return History()
-    return History(read_metrics(out, torn=True)[: done[-1]])
 
 
 def save_params(out: Path, params: Any) -> None:
-    """`params.npz`: every array of the model by its path in the tree."""
+    """`params.npz`: every array of the model by its place in the tree."""
     with writing(out):
-        save_arrays(out / PARAMS, arrays(params))
-
-
-def save_arrays(path: Path, named: Mapping[str, np.ndarray]) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, **named)  # type: ignore[arg-type]
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        # Opened here: np.load leaves a file it can't read open.
-        with path.open("rb") as file, np.load(file) as stored:
-            return dict(stored)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise FedpaError(f"{path} is cut or no file of parameters: {error}") from None
+        write_npz(out / PARAMS, arrays(params))
 
 
 def arrays(params: Any) -> dict[str, np.ndarray]:
     """A model's arrays by their places in the tree."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_name(path): np.asarray(leaf) for path, leaf in leaves if is_array(leaf)}
-
-
-def is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray)
+    return {name: portable(leaf) for name, leaf in named(params).items()}
 
 
 def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
@@ -206,7 +209,7 @@ def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
 def read_summary(out: Path) -> Record | None:
     """What came of the run; None if it is not finished."""
     try:
-        return json.loads((out / SUMMARY).read_text())
+        return json.loads((out / SUMMARY).read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -232,32 +235,29 @@ def stored_arrays(out: Path, which: str | int = "last") -> tuple[int, dict[str, 
     A run that is not finished is as far as its last checkpoint.
     """
     summary = read_summary(out)
-    if which == "last" and summary is not None and (out / PARAMS).is_file():
-        return summary["round"], read_arrays(out / PARAMS)
-    there = checkpoints.entries(out)
-    if which == "best":
-        wanted = _best(out, summary, there)
-    elif which == "last":
-        wanted = there[-1] if there else None
+    if which == "last":
+        if summary is not None and (out / PARAMS).is_file():
+            return summary["round"], read_npz(out / PARAMS)
+        stored = checkpoints.last(out)
     else:
-        wanted = int(which)
-    if wanted not in there or wanted is None:
+        wanted = _best(out, summary) if which == "best" else int(which)
+        stored = checkpoints.read(out, wanted) if wanted in checkpoints.entries(out) else None
+    if stored is None:
+        there = checkpoints.entries(out)
         have = f"there are {', '.join(map(str, there))}" if there else "there is none yet"
         raise FedpaError(f"{str(out)!r} has no checkpoint of {_called(which)}: {have}")
-    found = checkpoints.read(out, wanted).arrays
-    return wanted, {
-        name.removeprefix("params/"): array
-        for name, array in found.items()
+    return stored.round, {
+        name.removeprefix("params/"): portable(array)
+        for name, array in stored.arrays.items()
         if name.startswith("params/")
     }
 
 
-def _best(out: Path, summary: Record | None, there: list[int]) -> int | None:
+def _best(out: Path, summary: Record | None) -> int | None:
     if summary is not None:
         return (summary.get("best") or {}).get("round")
-    if not there:
-        return None
-    return checkpoints.read(out, there[-1]).memory.get("best", {}).get("round")
+    stored = checkpoints.last(out)
+    return None if stored is None else stored.memory.get("best", {}).get("round")
 
 
 def _called(which: str | int) -> str:

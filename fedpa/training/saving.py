@@ -5,6 +5,7 @@ Nothing a run computes depends on when that happens.
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,9 +77,15 @@ def saved(
 
     try:
         yield Saver(keep, write)
-    finally:
+    except BaseException as passing:
         if not broken:
-            write()
+            try:
+                write()
+            except FedpaError as error:  # beside what ended the run, not in its place
+                passing.add_note(str(error))
+                warnings.warn(str(error), stacklevel=2)
+        raise
+    write()
 
 
 def best_round(memory: Mapping[str, Any]) -> int | None:

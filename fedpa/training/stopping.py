@@ -70,6 +70,11 @@ def stops(options: StoppingOptions, best: Best, shown: str) -> list[Callback]:
     return found
 
 
+def is_lower(best: Best) -> bool:
+    """Whether lower is better."""
+    return lower_is_better(best.metric) if best.lower is None else best.lower
+
+
 def remember_best(best: Best) -> Remembering:
     """Which round was the best so far: `{"metric": …, "value": …, "round": …}`."""
     better = _better(best.metric, best.lower, 0.0)
@@ -108,7 +113,8 @@ def early_stopping(
             f"early stopping: {metric} was not better in {patience} evaluations; best {best}"
         )
 
-    return Remembering("early_stopping", {"value": None, "round": None, "waited": 0}, update)
+    name = f"early_stopping {metric}"
+    return Remembering(name, {"value": None, "round": None, "waited": 0}, update)
 
 
 def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None = None) -> Callback:
@@ -135,7 +141,7 @@ def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None =
             f"(wanted {target:g})"
         )
 
-    return Remembering("target", [], update)
+    return Remembering(f"target {metric}", [], update)
 
 
 def max_minutes(minutes: Any, clock: Callable[[], float] = time.monotonic) -> Callback:

@@ -66,7 +66,7 @@ def test_an_unfinished_run_is_resumed_to_the_same_end(finished, unfinished, caps
     for a, b in zip(left(finished)[:2], left(unfinished)[:2], strict=True):
         assert a == b
     again = said(capsys, "resume", unfinished)
-    assert "finished already: nothing was changed" in again
+    assert "finished already, nothing was changed" in again
     assert said(capsys, "resume", unfinished, "--rounds", "5").count("round 5/5") == 1
     assert len((unfinished / "metrics.jsonl").read_text().splitlines()) == 5
     assert "rounds = 5" in (unfinished / "config.toml").read_text()
@@ -78,7 +78,7 @@ def test_an_unfinished_run_is_resumed_to_the_same_end(finished, unfinished, caps
         (("seed = 0", "seed = 3"), "seed was 0 and is 3"),
         (("rho = 1.0", "rho = 2.0"), r"hyperparameters\.rho was 1\.0 and is 2\.0"),
         (('data = "', 'data = "0'), "the data is not what it was"),
-        (('optax = "', 'optax = "9.'), r"environment|versions\.optax was '9\."),
+        (('optax = "', 'optax = "9.'), r"versions\.optax was '9\."),
     ],
 )
 def test_a_run_that_is_not_what_it_was_is_refused(unfinished, capsys, edit, words):

@@ -7,6 +7,7 @@ import shutil
 import time
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,7 +16,15 @@ import pytest
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.objectives import least_squares
-from fedpa.training import Best, RecordingOptions, early_stopping, provenance, stop_at
+from fedpa.training import (
+    Best,
+    RecordingOptions,
+    early_stopping,
+    named_arrays,
+    provenance,
+    run_directory,
+    stop_at,
+)
 from fedpa.training import checkpoints as checkpointing
 from fedpa.training.lock import locked
 from tests.algorithms.scaffold import scaffold
@@ -259,7 +268,7 @@ def test_early_stopping_and_targets_go_on_counting(tmp_path_factory):
     assert whole.stopped.startswith("early stopping: eval/mse was not better in 3 evaluations")
     assert "best 2 in round 2" in whole.stopped
     memory = checkpointing.read(root / "whole", 5).memory
-    assert memory["early_stopping"] == {"value": 2.0, "round": 2, "waited": 3}
+    assert memory["early_stopping eval/mse"] == {"value": 2.0, "round": 2, "waited": 3}
     values = iter([2.5] * 9)  # rounds 3 and on, behind the checkpoint of round 2
     again = stopping_run(root / "in-round-4")
     assert len(again.history) == 5
@@ -433,6 +442,151 @@ def test_the_fingerprint_of_a_program_is_that_of_its_settings():
         other = fedpa.fedpa(LOCAL, side, rho=rho, burn_in_rounds=burn_in)
         found = other(fedpa.Objective(least_squares.loss))
         assert provenance.program_fingerprint(found, jnp.zeros(3), data) != one
+
+
+def test_constants_inside_a_compiled_loss_are_part_of_the_program():
+    def fingerprint(weights):
+        inner = jax.jit(lambda r: weights[0] * r**2)
+
+        def loss(theta, batch, key):
+            return inner(batch["x"] @ theta - batch["y"])
+
+        algorithm = posterior_averaging()(fedpa.Objective(loss))
+        data = fedpa.data.from_mapping(CLIENTS)
+        return provenance.program_fingerprint(algorithm, jnp.zeros(3), data)
+
+    assert fingerprint(jnp.array([1.0, 2.0])) == fingerprint(jnp.array([1.0, 2.0]))
+    assert fingerprint(jnp.array([1.0, 2.0])) != fingerprint(jnp.array([5.0, 2.0]))
+
+
+def test_a_checkpoint_that_can_not_be_read_now_is_not_thrown_away(runs, tmp_path, monkeypatch):
+    """A disk that does not answer says nothing about the checkpoint."""
+    out = copy_of(runs, tmp_path, "in-round-6")
+    before = tree(out)
+
+    class Away:
+        def __init__(self, *args):
+            pass
+
+        def __enter__(self):
+            raise OSError(errno.EIO, "Input/output error")
+
+        def __exit__(self, *args):
+            pass
+
+    monkeypatch.setattr(checkpointing, "_checkpointer", Away)
+    with pytest.raises(FedpaError, match="4' can't be read: Input/output error"):
+        fit(out)
+    monkeypatch.undo()
+    del before[".lock"]
+    assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+    fit(out)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def test_a_refused_resume_changes_nothing(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    before = tree(out)
+    with (
+        pytest.warns(UserWarning, match="all 3 rounds are burn-in"),
+        pytest.raises(FedpaError, match=r"rounds = 3: .*has done 4 already"),
+    ):
+        fit(out, anyway=True, rounds=3)
+    del before[".lock"]
+    assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+
+
+@pytest.mark.parametrize("lost", ["params.npz", "metrics.jsonl", "torn"])
+def test_a_finished_run_that_lost_a_file_gets_it_back(runs, tmp_path, lost):
+    out = copy_of(runs, tmp_path, "whole")
+    if lost == "torn":
+        _halve(out / "metrics.jsonl")
+    else:
+        (out / lost).unlink()
+    fit(out)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
+
+
+def test_a_finished_run_without_checkpoints(runs, tmp_path):
+    """It is given back; but nothing can go on from it, and it is nobody else's."""
+    out = copy_of(runs, tmp_path, "whole")
+    shutil.rmtree(out / "checkpoints")
+    assert fit(out).history == runs["fedpa"][1].history
+    with pytest.raises(FedpaError, match="seed was 0 and is 5"):
+        fit(out, seed=5)
+    with pytest.raises(FedpaError, match="its checkpoints are gone"):
+        fit(out, rounds=9)
+    assert (out / "params.npz").exists()
+
+
+def test_overwriting_takes_nothing_that_is_not_ours(tmp_path):
+    for name in (".tool/config.toml", "other/config.toml", "other/checkpoints/1/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a = 1")
+    run_directory.clear(tmp_path)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 3
+    with pytest.raises(FedpaError, match="checkpoints/ in it is not of a run of ours"):
+        run_directory.check_free(tmp_path / "other", overwrite=True)
+
+
+def test_an_end_is_an_end_whoever_else_wants_a_pause(tmp_path):
+    pause = lambda event: fedpa.Stop("later", finished=False)  # noqa: E731
+    end = lambda event: fedpa.Stop("enough")  # noqa: E731
+    both = fit(tmp_path / "both", callbacks=[pause, end])
+    assert (both.stopped, both.finished) == ("enough", True)
+    last = lambda event: pause(event) if event.round == ROUNDS else None  # noqa: E731
+    assert fit(tmp_path / "last", callbacks=[last]).finished
+
+
+def test_what_is_remembered_is_the_same_after_a_resume(tmp_path):
+    """JSON makes lists of tuples and texts of keys: at once, not only in a checkpoint."""
+    seen = []
+
+    def update(memory, event):
+        seen.append(memory)
+        return {1: (event.round, "x")}, {"mine": memory.get("1", [0])[0]}
+
+    fit(tmp_path / "run", callbacks=[fedpa.Remembering("mine", {}, update)])
+    assert seen[1] == {"1": [1, "x"]}
+    unkept = fedpa.Remembering("mine", {1, 2}, update)
+    with pytest.raises(FedpaError, match="callback 'mine' remembers what JSON can't hold"):
+        fit(None, callbacks=[unkept])
+
+
+def test_models_of_any_arrays_come_back(tmp_path):
+    """Low precision, random keys, nothing at all, names that NumPy has plans for."""
+    params = {
+        "file": jnp.ones(3, jnp.bfloat16),
+        "key": jax.random.key(3),
+        "none": jnp.zeros((0, 2), jnp.bfloat16),
+        "n": np.arange(3),
+    }
+    data = {"a": {"x": np.ones((8, 3), np.float32)}, "b": {"x": -np.ones((8, 3), np.float32)}}
+    local = LocalTraining(optax.sgd(0.1), batch_size=4)
+    method = fedpa.fedavg(local, Server(server.sgd(1.0)))
+
+    def loss(params, batch, key):
+        return batch["x"].astype(jnp.bfloat16) @ params["file"]
+
+    def again(out):
+        options = {"rounds": 2, "clients_per_round": 2, "engine": ENGINE, "out": out}
+        return fedpa.fit(loss, params, data, method, **options)
+
+    first, second = again(tmp_path / "run"), again(tmp_path / "run")
+    assert second.params["file"].dtype == jnp.bfloat16
+    loaded = fedpa.load(tmp_path / "run", params=params).params
+    for found in (second.params, loaded):
+        assert trees_equal(found["file"], first.params["file"])
+        assert jax.random.key_data(found["key"]).tolist() == [0, 3]
+        assert found["none"].shape == (0, 2)
+    for ending in ("npz", "safetensors"):
+        fedpa.export(tmp_path / "run", tmp_path / f"model.{ending}")
+    assert np.load(tmp_path / "model.npz")["file"].dtype == np.float32
+
+
+def test_arrays_that_files_could_not_tell_apart_are_refused(tmp_path):
+    with pytest.raises(FedpaError, match="two arrays have the name a/b in files"):
+        named_arrays.named({"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
 
 
 def test_a_history_is_a_table(runs):

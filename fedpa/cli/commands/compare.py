@@ -19,7 +19,8 @@ from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve
-from fedpa.training.run import run
+from fedpa.training.run import check_run, run
+from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "run several methods on one task and compare them"
 
@@ -57,6 +58,8 @@ def main(argv: Sequence[str], console: Console) -> None:
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
     problems = {options: loaded(config) for options, config in _by_options(configs).items()}
+    for config in configs.values():
+        check_run(config, problems[config.task_options])
     refuse_unused_sampler(list(dict.fromkeys(name for name, _ in configs)), argv)
     if command.out is not None:
         run_directory.check_free(command.out, command.overwrite)
@@ -76,7 +79,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         histories.setdefault(labels[name], []).append(result.history)
 
     table = rows(histories, task.metric, preset.targets, preset.last)
-    run_directory.write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
+    write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
     rounds = command.run.rounds
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
     title = f"{command.run.task}, {rounds} rounds, {seeds}"

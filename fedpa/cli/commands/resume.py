@@ -76,5 +76,8 @@ def main(argv: Sequence[str], console: Console) -> None:
             problem=problem,
         )
     if over and not command.quiet:
-        console.print("finished already: nothing was changed; --rounds N gives it more rounds")
+        more = "--rounds N gives it more rounds"
+        if result.stopped is not None:
+            more = "it was stopped, as one of more rounds would have been"
+        console.print(f"finished already, nothing was changed: {more}", highlight=False)
     tell(console, config, out, result, command.quiet)

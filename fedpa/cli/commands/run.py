@@ -53,7 +53,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
     refuse_unused_sampler([config.method], argv)
-    if command.out is not None:
+    if command.out is not None and is_first():
         run_directory.check_free(command.out, command.overwrite)
     # Before anything is made: the data may not be there, or not have what is asked for.
     problem = loaded(config)

@@ -27,7 +27,8 @@ from fedpa.studies.study import (
     studies,
     study_named,
 )
-from fedpa.training.run_directory import check_free, write_atomically
+from fedpa.training.run_directory import check_free
+from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "measure and draw the paper's synthetic studies"
 

@@ -1,12 +1,12 @@
 """`loggers.json`: by what loggers find their run again when it is resumed."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedpa.errors import FedpaError
+from fedpa.training.whole_files import write_atomically
 
 MEMORY = "loggers.json"
 
@@ -18,9 +18,8 @@ def recall(out: Path, name: str) -> dict[str, Any]:
 
 def remember(out: Path, name: str, facts: Mapping[str, Any]) -> None:
     """Keep these facts, in the place of earlier ones of this logger."""
-    part = out / f"{MEMORY}.part"
-    part.write_text(json.dumps({**_read(out), name: dict(facts)}, indent=2) + "\n")
-    os.replace(part, out / MEMORY)
+    text = json.dumps({**_read(out), name: dict(facts)}, indent=2)
+    write_atomically(out / MEMORY, (text + "\n").encode())
 
 
 def _read(out: Path) -> dict[str, dict[str, Any]]:

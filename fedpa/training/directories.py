@@ -1,0 +1,58 @@
+"""Beginning in a directory, and going on in one: what is done there, by whom, in which order."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpa.engines.distributed import from_first, is_first
+from fedpa.errors import FedpaError
+from fedpa.training import run_directory
+from fedpa.training.conducting import Place, Training, conduct, given_back, started
+from fedpa.training.lock import locked
+from fedpa.training.loop import Fit
+from fedpa.training.recording import Made, begin, found
+from fedpa.training.recording_options import RecordingOptions
+
+
+@contextlib.contextmanager
+def new_directory(out: Path, overwrite: bool) -> Iterator[None]:
+    """Hold the directory, with nothing of an earlier run in it."""
+    run_directory.check_free(out, overwrite)
+    with run_directory.writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        run_directory.check_free(out, overwrite)  # somebody may have been there until now
+        run_directory.clear(out)
+        yield
+
+
+def go_on(
+    training: Training,
+    out: Path,
+    made: Made,
+    options: RecordingOptions,
+    about: Mapping[str, Any],
+    anyway: bool = False,
+    initial: Any = None,
+) -> Fit:
+    """Go on with the run that lies there; one that is finished is given back, and left as it is."""
+    over = from_first(lambda: run_directory.is_finished(out, training.rounds))
+    if over:
+        start = started(training, out, found(out, made, anyway))
+        whole = given_back(training, out, start)
+        if whole is not None:
+            return whole
+    with contextlib.ExitStack() as stack:
+        if is_first():
+            run_directory.check_writable(out)
+            stack.enter_context(locked(out))
+        start = started(training, out, found(out, made, anyway))
+        if start is None and run_directory.read_summary(out) is not None:
+            raise FedpaError(
+                f"{str(out)!r} is finished and its checkpoints are gone: there is nothing to go on "
+                "from"
+            )
+        if is_first():
+            begin(out, made, start, initial)
+        return conduct(training, Place(out, made, options, start, about))
