@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.training import run_directory
-from fedpa.training.named_arrays import filled, is_key, path_name
+from fedpa.training.named_arrays import filled, is_key, numbers, path_name
 from fedpa.training.whole_files import read_npz, write_atomically, write_npz
 
 FORMATS = (".npz", ".safetensors")
@@ -104,8 +104,9 @@ def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Non
         which = f"has no array {missing[0]}" if missing else f"has an array {strange[0]}"
         raise refuse("init", source, f"is of another model: it {which}, this one {_has(own)}")
     for name, array in arrays.items():
-        if array.shape != own[name].shape:
-            expected = f"this model needs {list(own[name].shape)}"
+        wanted = numbers(own[name]).shape if is_key(own[name]) else own[name].shape
+        if array.shape != wanted:
+            expected = f"this model needs {list(wanted)}"
             raise refuse("init", source, f"{name} has shape {list(array.shape)}: {expected}")
 
 
@@ -131,7 +132,7 @@ def _leaves(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_trained(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
+    return jnp.issubdtype(array.dtype, jnp.inexact) and array.size > 0
 
 
 def _has(arrays: Mapping[str, Any]) -> str:
