@@ -120,7 +120,7 @@ def warmed(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Any:
             return leaf
         if is_key(leaf):
             return filled(leaf, {path_name(()): arrays[name]})
-        return jnp.asarray(arrays[name], leaf.dtype)
+        return jnp.asarray(arrays[name], jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     return jax.tree_util.tree_map_with_path(warm, model)
 
