@@ -11,7 +11,7 @@ from fedpa.training import run_directory
 from fedpa.training.conducting import Place, Training, conduct, given_back, started
 from fedpa.training.lock import locked
 from fedpa.training.loop import Fit
-from fedpa.training.recording import Made, begin, found
+from fedpa.training.recording import Made, admitted, begin, found
 from fedpa.training.recording_options import RecordingOptions
 
 
@@ -39,7 +39,8 @@ def go_on(
     """Go on with the run that lies there; one that is finished is given back, and left as it is."""
     over = from_first(lambda: run_directory.is_finished(out, training.rounds))
     if over:
-        start = started(training, out, found(out, made, anyway))
+        # Nothing will be computed, so it does not matter by which versions.
+        start = started(training, out, found(out, made, anyway=True))
         whole = given_back(training, out, start)
         if whole is not None:
             return whole
@@ -53,6 +54,7 @@ def go_on(
                 f"{str(out)!r} is finished and its checkpoints are gone: there is nothing to go on "
                 "from"
             )
+        made = admitted(out, made, start)
         if is_first():
             begin(out, made, start, initial)
         return conduct(training, Place(out, made, options, start, about))

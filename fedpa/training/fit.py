@@ -15,6 +15,7 @@ import numpy as np
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
+from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
@@ -92,7 +93,8 @@ def fit(
     algorithm, theta, assemble = prepared(
         loss, params, data, method, rounds, regularizer, reduction, sparse, weight
     )
-    if engine is not None and not callable(engine):
+    engine = local() if engine is None else engine
+    if not callable(engine):
         raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
     evaluations = []
     if evaluate is not None:

@@ -26,8 +26,9 @@ from fedpa.training.whole_files import write_npz
 NOT_COMPARED = ("rounds", "recording", "task_options.data_dir")
 """Settings that may differ when a run is resumed: none of a round's numbers depends on them (data
 that was moved is known by its fingerprint)."""
-INFORMATIVE = ("revision",)
-"""What is noted of the environment and may differ: where in its history the user's work was."""
+INFORMATIVE = ("revision", "changed")
+"""What is noted of the environment and may differ: where in its history the user's work was, and
+what was not the same when the run was resumed anyway."""
 
 
 _SPLITS = ("eval", "valid", "test")
@@ -59,8 +60,8 @@ def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
 
     anyway: go on although versions or data are not what they were.
     """
-    settings, then = run_directory.read_config(out)
-    changed = differences(then, made.environment, INFORMATIVE)
+    settings, _ = run_directory.read_config(out)
+    changed = changes(out, made)
     if changed and not anyway:
         raise FedpaError(
             f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
@@ -79,6 +80,21 @@ def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
             f"{'; '.join(changed)}"
         )
     return stored
+
+
+def changes(out: Path, made: Made) -> list[str]:
+    """What the run was made with and of, and is not any more."""
+    return differences(run_directory.read_config(out)[1], made.environment, INFORMATIVE)
+
+
+def admitted(out: Path, made: Made, start: Snapshot | None) -> Made:
+    """With a note of what has changed and when, for those who look at the numbers."""
+    noted = list(run_directory.read_config(out)[1].get("changed", []))
+    after = start.round if start is not None else 0
+    noted += [f"after round {after}: {change}" for change in changes(out, made)]
+    if not noted:
+        return made
+    return made._replace(environment={**made.environment, "changed": noted})
 
 
 class Recorder(NamedTuple):

@@ -168,7 +168,7 @@ def _value(event: Event, metric: str) -> float | None:
         return float(value)
     group = metric.partition("/")[0]
     evaluated = [name for name in event.record if name.partition("/")[0] == group]
-    if evaluated or "/" not in metric:
+    if evaluated or group not in ("eval", "valid", "test"):
         raise FedpaError(
             f"there is no metric {metric!r}: round {event.round} has "
             f"{', '.join(evaluated or event.record)}"

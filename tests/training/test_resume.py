@@ -347,6 +347,10 @@ def test_another_version_is_refused_unless_told(runs, tmp_path, monkeypatch):
         fit(out)
     fit(out, anyway=True)
     assert_same_run(runs["fedpa"][0] / "whole", out)
+    _, made = run_directory.read_config(out)
+    assert made["changed"][0].startswith("after round 4: versions.jax was ")
+    monkeypatch.undo()
+    fit(out)  # finished: nothing is computed, so versions don't matter
 
 
 def test_two_runs_can_not_share_a_directory(runs, tmp_path):
