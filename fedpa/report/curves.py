@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from fedpa.report.figures import COLOURS, STYLES, new_figure, rendered
 from fedpa.report.summary import (
     WINDOW,
-    Curve,
     curve,
+    mean_over_seeds,
     running_average,
     split_shown,
     switch_round,
@@ -29,8 +27,7 @@ def draw_curves(
         curves = [curve(history, f"eval/{metric}") for history in runs]
         for c in curves:
             axes.plot(c.rounds, c.values, "x", color=colour, markersize=2.5, alpha=0.25)
-        mean = Curve(curves[0].rounds, np.mean([c.values for c in curves], axis=0))
-        smooth = running_average(mean)
+        smooth = running_average(mean_over_seeds(curves))
         axes.plot(
             smooth.rounds, smooth.values, color=colour, linestyle=style, linewidth=1.8, label=method
         )

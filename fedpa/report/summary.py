@@ -4,6 +4,7 @@
 the 10-round running average reaches x.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +42,13 @@ def running_average(c: Curve, window: int = WINDOW) -> Curve:
     rounds = c.rounds[c.rounds >= window]
     means = [np.mean(c.values[(c.rounds > t - window) & (c.rounds <= t)]) for t in rounds]
     return Curve(rounds, np.array(means, float))
+
+
+def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
+    """At the rounds that all of them evaluated: a run may have ended before the others."""
+    common = functools.reduce(np.intersect1d, [c.rounds for c in curves])
+    values = [c.values[np.isin(c.rounds, common)] for c in curves]
+    return Curve(common, np.mean(values, axis=0))
 
 
 def rounds_to(c: Curve, target: float) -> int | None:

@@ -8,8 +8,10 @@ from rich.console import Console
 
 from fedpa.report.curves import draw_curves
 from fedpa.report.summary import (
+    Curve,
     curve,
     final,
+    mean_over_seeds,
     rounds_to,
     running_average,
     split_shown,
@@ -73,6 +75,16 @@ def test_table_in_both_forms():
     assert "0.6000 ± 0.1414" in text
     assert "10 (1 of 2 seeds)" in text
     assert "–" in text
+
+
+def test_seeds_of_unequal_length_have_a_mean_where_all_are():
+    short, long = (
+        Curve(np.array([1, 2]), np.array([0.0, 1.0])),
+        Curve(np.array([1, 2, 3]), np.array([1.0, 2.0, 5.0])),
+    )
+    mean = mean_over_seeds([short, long])
+    assert mean.rounds.tolist() == [1, 2]
+    assert mean.values.tolist() == [0.5, 1.5]
 
 
 def test_curves_are_drawn(tmp_path):
