@@ -19,7 +19,7 @@ from fedpa.errors import FedpaError
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; exit 2 on bad input, 130 on Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    console = Console()
+    console = _Console()
     names = [info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__)]
     try:
         if not words or words[0] in ("-h", "--help"):
@@ -43,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+class _Console(Console):
+    """Its reader (head, less) may have seen enough: work goes on, and nothing more is said."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(name: str) -> Any:

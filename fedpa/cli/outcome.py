@@ -11,6 +11,7 @@ from fedpa.cli.resumable import how_to_go_on
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.report.summary import at_the_end, curve, final
 from fedpa.tasks.task import preset_named, task_named
+from fedpa.training import run_directory
 from fedpa.training.config import RunConfig
 from fedpa.training.loop import Fit
 
@@ -30,6 +31,16 @@ def tell(console: Console, config: RunConfig, out: Path, result: Fit, quiet: boo
     value = final(curve(result.history, f"eval/{metric}"), last)
     _say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
     _say(console, _tested(result.history, metric))
+    target = config.stopping.target
+    if target is not None and result.stopped is None:
+        _say(console, f"the target {target:g} was not reached")
+    best = (run_directory.read_summary(out) or {}).get("best")
+    if best and best["round"] != rounds:
+        _say(
+            console,
+            f"best {best['metric']} {best['value']:.4f} in round {best['round']}: "
+            f"`fedpa eval {shown(out)} --params best` tests it",
+        )
     _say(console, f"written to {shown(out)}")
 
 

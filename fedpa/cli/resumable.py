@@ -1,6 +1,7 @@
 """What a command says and does when its run ends before its time."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,14 +12,12 @@ from fedpa.cli.arguments import shown
 from fedpa.errors import FedpaError
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback, Event
-
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of Ctrl-C and of SIGTERM, by which schedulers announce that they will kill."""
+from fedpa.training.signals import WAITING
 
 
 @contextlib.contextmanager
 def resumable(out: Path) -> Iterator[Callback]:
-    """Ctrl-C and SIGTERM save the last round, say how to go on, and end the command.
+    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to go on, and end the command.
 
     Gives a callback for the run: an exception raised where Python can't pass it on (in JAX's part
     of garbage collection) is lost, so the end of each round looks for a signal once more.
@@ -28,7 +27,11 @@ def resumable(out: Path) -> Iterator[Callback]:
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        if len(received) == 1:
+            raise KeyboardInterrupt
+        if len(received) > 2:
+            os._exit(128 + number)  # files are whole at any time
+        print("saving; once more ends it without", file=sys.stderr)
 
     def look(event: Event) -> None:
         nonlocal begun
@@ -39,7 +42,7 @@ def resumable(out: Path) -> Iterator[Callback]:
     # A signal that is ignored (`nohup`) stays so.
     kept = {
         number: signal.signal(number, interrupt)
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in WAITING
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
@@ -47,7 +50,9 @@ def resumable(out: Path) -> Iterator[Callback]:
     except KeyboardInterrupt:  # by now the run has saved what it has
         said = f" {_how_far(out)}: {how_to_go_on(out)}" if run_directory.is_run(out) else ""
         print(f"interrupted{said}", file=sys.stderr)
-        sys.exit(TERMINATED if received[:1] == [signal.SIGTERM] else INTERRUPTED)
+        while kept:  # the process ends: one more Ctrl-C has nothing left to say
+            signal.signal(kept.popitem()[0], signal.SIG_IGN)
+        sys.exit(128 + (received[0] if received else signal.SIGINT))
     except FedpaError as error:
         if not begun:
             raise

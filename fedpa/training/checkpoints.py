@@ -7,11 +7,17 @@ before it.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import logging
+import os
+import re
 import shutil
+import sys
+import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,8 +103,25 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
 def _write(ocp: Any, path: Path, items: Any) -> None:
     if path.exists():
         shutil.rmtree(path)
-    with _checkpointer(ocp) as checkpointer:
+    with _silent(), _checkpointer(ocp) as checkpointer:
         checkpointer.save(path.absolute(), args=items)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """One error says what went wrong, not a hundred lines of each of orbax's threads."""
+    log = logging.getLogger("absl")
+    level, hook, unraisable = log.level, threading.excepthook, sys.unraisablehook
+    log.setLevel(logging.CRITICAL + 1)
+    threading.excepthook = lambda *_: None
+    sys.unraisablehook = lambda *_: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+        threading.excepthook, sys.unraisablehook = hook, unraisable
 
 
 def entry(out: Path, t: int) -> Path:
@@ -145,7 +168,7 @@ def read(out: Path, t: int) -> Stored:
 
     path = entry(out, t)
     try:
-        with _checkpointer(ocp) as checkpointer:
+        with _silent(), _checkpointer(ocp) as checkpointer:
             found = checkpointer.restore(
                 path.absolute(),
                 args=ocp.args.Composite(
@@ -263,4 +286,6 @@ def _remove_unfinished(root: Path) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if re.search(r"RESOURCE_EXHAUSTED|No space left|ENOSPC", str(error)):
+        return os.strerror(errno.ENOSPC)
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,6 +1,7 @@
 """Beginning in a directory, and going on in one: what is done there, by whom, in which order."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def go_on(
             return whole
     with contextlib.ExitStack() as stack:
         if is_first():
-            run_directory.check_writable(out)
+            if not os.access(out, os.W_OK | os.X_OK):
+                raise FedpaError(f"{str(out)!r} is read-only: copy it and resume the copy")
             stack.enter_context(locked(out))
         start = started(training, out, found(out, made, anyway))
         if start is None and run_directory.read_summary(out) is not None:

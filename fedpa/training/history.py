@@ -27,7 +27,8 @@ class History(list[Record]):
             raise FedpaError(
                 "pandas is not installed: pip install 'fedpa[tables]' brings it"
             ) from None
-        return pandas.DataFrame(list(self)).set_index("round")
+        frame = pandas.DataFrame(list(self))
+        return frame.set_index("round") if len(self) else frame
 
 
 def plain(metrics: Mapping[str, Any]) -> Record:

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from fedpa.errors import FedpaError
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, read_toml, resolve
@@ -44,19 +42,9 @@ def load(directory: str | Path, which: str | int = "last", params: Any = None) -
     if (out / METRICS).is_file():
         metrics = run_directory.read_metrics(out, torn=not finished)
     if "task" not in settings:
-        filled = dict(arrays) if params is None else warmed(params, arrays, str(out))
+        filled = dict(arrays) if params is None else warmed(params, arrays, repr(str(out)))
         return Run(filled, settings, metrics, t, None)
     config: RunConfig = resolve(read_toml(out / CONFIG))
     problem = task_named(config.task).load(config.task_options)
-    model = _filled(problem.init(jax.random.key(config.seed)), arrays, out, config.task)
+    model = warmed(problem.init(jax.random.key(config.seed)), arrays, repr(str(out)))
     return Run(model, config, metrics, t, problem)
-
-
-def _filled(model: Any, arrays: dict[str, np.ndarray], out: Path, task: str) -> Any:
-    try:
-        return warmed(model, arrays, str(out))
-    except FedpaError as error:
-        raise FedpaError(
-            f"{str(out)!r} does not hold the model of task {task!r}: {error}; the data set may be "
-            "another one"
-        ) from None

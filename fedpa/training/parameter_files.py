@@ -80,6 +80,10 @@ def initial(source: str, which: str = "last") -> dict[str, np.ndarray]:
     """What a warm start begins with: a run's parameters, or a file of them."""
     path = Path(source)
     if path.is_file():
+        if which != "last":
+            raise refuse(
+                "init_round", which, f"{source} is a file: it has no rounds to choose from"
+            )
         return read(path)
     if not path.is_dir():
         raise refuse("init", source, "is neither a run's directory nor a file of parameters")
@@ -96,18 +100,24 @@ def which_round(field: str, word: str | int) -> str | int:
 
 
 def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> None:
-    """Refuse arrays that are not the model's, or of other shapes; its own may be shapes alone."""
+    """Refuse arrays that are not the model's, or of other shapes; its own may be shapes alone.
+
+    source: what the arrays are of, as messages call it.
+    """
     own = {path_name(path): leaf for path, leaf in _leaves(model)}
-    strange = sorted(set(arrays) - set(own))
-    missing = sorted(name for name in set(own) - set(arrays) if _is_trained(own[name]))
-    if strange or missing:
-        which = f"has no array {missing[0]}" if missing else f"has an array {strange[0]}"
-        raise refuse("init", source, f"is of another model: it {which}, this one {_has(own)}")
+    trained = {name for name, leaf in own.items() if _is_trained(leaf)}
+    if set(arrays) - set(own) or trained - set(arrays):
+        raise FedpaError(
+            f"{source}: is of another model: it has {_listed(arrays)}; {_listed(own)} are needed"
+        )
     for name, array in arrays.items():
         wanted = numbers(own[name]).shape if is_key(own[name]) else own[name].shape
         if array.shape != wanted:
-            expected = f"this model needs {list(wanted)}"
-            raise refuse("init", source, f"{name} has shape {list(array.shape)}: {expected}")
+            raise FedpaError(
+                f"{source}: {name} has shape {list(array.shape)}: this model needs {list(wanted)}"
+            )
+        if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
+            raise FedpaError(f"{source}: {name} holds a value that is not finite: all must be")
 
 
 def warmed(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Any:
@@ -135,6 +145,6 @@ def _is_trained(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact) and array.size > 0
 
 
-def _has(arrays: Mapping[str, Any]) -> str:
-    names = list(arrays)
-    return "has " + ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+def _listed(arrays: Mapping[str, Any]) -> str:
+    names = sorted(arrays)
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")

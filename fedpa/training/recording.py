@@ -69,7 +69,9 @@ def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
         )
     changed = differences(settings, made.settings, NOT_COMPARED)
     if changed:
-        raise FedpaError(f"{str(out)!r} can't be resumed: {'; '.join(changed)}")
+        raise FedpaError(
+            f"{str(out)!r} can't be resumed: {'; '.join(changed)} (overwrite=True starts anew)"
+        )
     stored = checkpoints.last(out)
     if stored is None:
         return None
@@ -84,6 +86,8 @@ def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
 
 def changes(out: Path, made: Made) -> list[str]:
     """What the run was made with and of, and is not any more."""
+    if not run_directory.is_run(out):
+        return ["config.toml has no table [environment]: what it was made with is not known"]
     return differences(run_directory.read_config(out)[1], made.environment, INFORMATIVE)
 
 

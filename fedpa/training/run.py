@@ -112,12 +112,12 @@ def check_run(config: RunConfig, problem: Problem) -> dict[str, np.ndarray] | No
         if name is not None:
             known = reported(problem, task_named(config.task).metric, config.task_options)
             if name not in known:
-                expected = f"task {config.task} does not report it; it reports {', '.join(known)}"
+                expected = f"rounds of task {config.task} don't report it, but {', '.join(known)}"
                 raise refuse(field, name, expected)
     arrays = _initial(config, None)
     if arrays is not None:
         shapes = eqx.filter_eval_shape(problem.init, jax.random.key(config.seed))
-        parameter_files.check_fits(shapes, arrays, str(config.init))
+        parameter_files.check_fits(shapes, arrays, f"init = {config.init!r}")
     return arrays
 
 
@@ -166,7 +166,7 @@ def _training(
     engine = engines()[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
-        params = parameter_files.warmed(params, arrays, str(config.init))
+        params = parameter_files.warmed(params, arrays, f"init = {config.init!r}")
     algorithm, theta, assemble = prepared(
         problem.loss,
         params,

@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,9 @@ def check_free(out: Path, overwrite: bool) -> None:
                 "choose another directory or give --overwrite"
             )
         if _contents(out) or any((out / name).exists() for name in _FILES):
+            what = "a comparison" if _contents(out) else "files of a run"
             raise FedpaError(
-                f"out = {str(out)!r}: already holds a run: choose another directory or give "
+                f"out = {str(out)!r}: already holds {what}: choose another directory or give "
                 "--overwrite"
             )
     if not is_run(out):
@@ -151,12 +153,23 @@ def read_config(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         values = tomllib.loads((out / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
-        raise FedpaError(f"{str(out)!r} holds no run: {CONFIG} is missing") from None
+        raise FedpaError(f"{str(out)!r} {_no_run(out)}") from None
+    except NotADirectoryError:
+        raise FedpaError(f"{str(out)!r} is a file: give the run's directory") from None
     except OSError as error:
         raise FedpaError(f"{out / CONFIG} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"{out / CONFIG} is not valid TOML: {error}") from None
     return values, values.pop(ENVIRONMENT, {})
+
+
+def _no_run(out: Path) -> str:
+    if not out.exists():
+        return "does not exist"
+    runs = [str(run) for run in _runs_below(out)]
+    if runs:
+        return f"is a comparison, not a run: its runs are {', '.join(runs)}"
+    return f"holds no run: {CONFIG} is missing"
 
 
 def write_metrics(out: Path, history: History) -> None:
@@ -180,15 +193,6 @@ def read_metrics(out: Path, torn: bool = False) -> History:
     return records
 
 
-def past(out: Path) -> History:
-    """For a view: the records of the rounds that a resumed run does not run again."""
-    done = checkpoints.entries(out)
-    try:
-        return History(read_metrics(out, torn=True)[: done[-1] if done else 0])
-    except (OSError, ValueError):  # resuming writes the file anew, whatever is in it
-        return History()
-
-
 def save_params(out: Path, params: Any) -> None:
     """`params.npz`: every array of the model by its place in the tree."""
     with writing(out):
@@ -210,10 +214,10 @@ def read_summary(out: Path) -> Record | None:
     """What came of the run; None if it is not finished."""
     try:
         return json.loads((out / SUMMARY).read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # a cut one is none: the end is written again
         return None
-    except (OSError, ValueError) as error:
-        raise FedpaError(f"{out / SUMMARY} can't be read: {error}") from None
+    except OSError as error:
+        raise FedpaError(f"{out / SUMMARY} can't be read: {error.strerror}") from None
 
 
 def is_finished(out: Path, rounds: int) -> bool:
@@ -237,14 +241,17 @@ def stored_arrays(out: Path, which: str | int = "last") -> tuple[int, dict[str, 
     summary = read_summary(out)
     if which == "last":
         if summary is not None and (out / PARAMS).is_file():
-            return summary["round"], read_npz(out / PARAMS)
+            try:
+                return summary["round"], read_npz(out / PARAMS)
+            except FedpaError as error:
+                warnings.warn(f"{error}; the last checkpoint is taken", stacklevel=2)
         stored = checkpoints.last(out)
     else:
         wanted = _best(out, summary) if which == "best" else int(which)
         stored = checkpoints.read(out, wanted) if wanted in checkpoints.entries(out) else None
     if stored is None:
         there = checkpoints.entries(out)
-        have = f"there are {', '.join(map(str, there))}" if there else "there is none yet"
+        have = f"there are {', '.join(map(str, there))}" if there else "there is none"
         raise FedpaError(f"{str(out)!r} has no checkpoint of {_called(which)}: {have}")
     return stored.round, {
         name.removeprefix("params/"): portable(array)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedpa.errors import FedpaError
 from fedpa.training import checkpoints
 from fedpa.training.recording_options import RecordingOptions
+from fedpa.training.signals import uninterrupted
 from fedpa.training.snapshot import Keep, Snapshot
 
 AT_LEAST = 10.0
@@ -55,8 +56,9 @@ def saved(
         try:
             for snapshot in (waiting, latest):
                 if snapshot is not None:
-                    checkpoints.save(out, snapshot, settings)
-                    done = snapshot.round
+                    with uninterrupted():
+                        checkpoints.save(out, snapshot, settings)
+                        done = snapshot.round
         except FedpaError:
             broken = True
             raise

@@ -50,12 +50,16 @@ def check_stopping(options: StoppingOptions) -> None:
     """Refuse what is out of range or without effect."""
     if options.patience is not None:
         early_stopping("", options.patience, options.min_improvement)
-    elif options.stop_metric is not None or options.min_improvement:
-        raise refuse("patience", None, "is needed with stop_metric and min_improvement")
+    elif options.stop_metric is not None:
+        raise refuse("stop_metric", options.stop_metric, "needs patience")
+    elif options.min_improvement:
+        raise refuse("min_improvement", options.min_improvement, "needs patience")
     if options.target is not None:
         stop_at("", options.target, options.target_window)
-    elif options.target_metric is not None or options.target_window != WINDOW:
-        raise refuse("target", None, "is needed with target_metric and target_window")
+    elif options.target_metric is not None:
+        raise refuse("target_metric", options.target_metric, "needs a target")
+    elif options.target_window != WINDOW:
+        raise refuse("target_window", options.target_window, "needs a target")
 
 
 def stops(options: StoppingOptions, best: Best, shown: str) -> list[Callback]:

@@ -91,8 +91,9 @@ def test_a_run_that_is_not_what_it_was_is_refused(unfinished, capsys, edit, word
 
 
 def test_further_refusals(finished, unfinished, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
     for words, complaint in [
-        (["resume", tmp_path], "holds no run: config.toml is missing"),
+        (["resume", tmp_path / "empty"], "holds no run: config.toml is missing"),
         (["resume", finished, "--rounds", "2"], "rounds = 2: .* has done 4 already"),
         (["resume", unfinished, "--max-minutes", "0"], "max_minutes = 0.0: must be above 0"),
         (["resume", unfinished, "--round", "9"], "unknown option --round: did you mean --rounds"),
@@ -102,13 +103,19 @@ def test_further_refusals(finished, unfinished, tmp_path, capsys):
         (["export", finished, tmp_path / "x.pt"], r"must end in \.npz or \.safetensors"),
         (["run", *QUICK, "--out", finished], "already holds a run: `fedpa resume .*run` goes on"),
         (["run", *QUICK, "--patience", "0"], "patience = 0: must be a whole number, at least 1"),
-        (["run", *QUICK, "--stop-metric", "eval/loss"], "patience = None: is needed"),
-        (["run", *QUICK, "--target", "1", "--target-metric", "eval/auc"], "eval/auc.*reports eval"),
-        (["run", *QUICK, "--patience", "2", "--stop-metric", "valid/loss"], "does not report it"),
+        (["run", *QUICK, "--stop-metric", "eval/loss"], "stop_metric = .*: needs patience"),
+        (
+            ["run", *QUICK, "--target", "1", "--target-metric", "eval/auc"],
+            "eval/auc.*report it, but eval",
+        ),
+        (["run", *QUICK, "--patience", "2", "--stop-metric", "valid/loss"], "don't report it"),
         (["run", *QUICK, "--checkpoint-every", "0"], "checkpoint_every = 0: must be"),
         (["run", *QUICK, "--init", tmp_path / "no"], "init = .*no': is neither"),
         (["run", *QUICK, "--init-round", "best"], "init_round = 'best': needs --init"),
-        (["run", *QUICK, "--log", "papyrus"], "papyrus"),
+        (["run", *QUICK, "--log", "papyrus"], "log = 'papyrus': unknown logger"),
+        (["resume", tmp_path / "nowhere"], "nowhere' does not exist"),
+        (["resume", finished / "config.toml"], "is a file: give the run's directory"),
+        (["resume", finished.parent], "is a comparison, not a run: its runs are .*run"),
     ]:
         before = sorted(tmp_path.rglob("*"))
         assert re.search(complaint, said(capsys, *words, code=2)), complaint
@@ -162,7 +169,10 @@ def test_a_warm_start_of_other_shapes_is_refused(finished, tmp_path, capsys):
     del wrong["layers/0/weight"]
     np.savez(tmp_path / "less.npz", **wrong)
     complaint = said(capsys, "run", *QUICK, "--init", tmp_path / "less.npz", code=2)
-    assert "it has no array layers/0/weight" in complaint
+    assert re.search(r"is of another model: it has .*; .*layers/0/weight.* are needed", complaint)
+    np.savez(tmp_path / "nan.npz", **arrays | {"layers/0/bias": arrays["layers/0/bias"] * np.nan})
+    complaint = said(capsys, "run", *QUICK, "--init", tmp_path / "nan.npz", code=2)
+    assert "layers/0/bias holds a value that is not finite" in complaint
 
 
 def test_a_target_ends_a_run(finished, tmp_path, capsys):

@@ -123,7 +123,7 @@ def test_runs_and_comparisons_do_not_mix(tmp_path):
     begun(comparison / "fedavg-0")
     (comparison / "fedavg-0" / "notes.txt").write_text("mine")
     (comparison / "table.csv").write_text("old")
-    with pytest.raises(FedpaError, match="already holds a run"):
+    with pytest.raises(FedpaError, match="already holds a comparison"):
         run_directory.check_free(comparison, overwrite=False)
     begun(comparison / "fedpa-0")
     run_directory.clear(comparison)
@@ -138,16 +138,13 @@ def test_loading_what_is_no_run_is_refused(finished, tmp_path):
     for name in ("config.toml", "metrics.jsonl", "summary.json"):
         (tmp_path / name).write_bytes((out / name).read_bytes())
     np.savez(tmp_path / "params.npz", other=np.zeros(3))
-    with pytest.raises(
-        FedpaError, match=r"does not hold the model of task 'digits': .*has no array"
-    ):
+    with pytest.raises(FedpaError, match=r"is of another model: it has other; .*are needed"):
         fedpa.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("params.npz", "params.npz is cut"),
         ("metrics.jsonl", "line 2 is cut"),
         ("config.toml", "TOML"),
     ],
@@ -161,6 +158,16 @@ def test_a_cut_file_is_named(finished, tmp_path, name, words):
     with pytest.raises(FedpaError, match=words) as caught:
         fedpa.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_cut_parameters_are_taken_from_the_last_checkpoint(finished, tmp_path):
+    out, fit = finished
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    whole = (out / "params.npz").read_bytes()
+    (tmp_path / "params.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match=r"params\.npz is cut.*; the last checkpoint is taken"):
+        loaded = fedpa.load(tmp_path)
+    assert trees_equal(loaded.params.layers[0].weight, fit.params.layers[0].weight)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedpa.cli.resumable import resumable
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.report.live import watched
 from fedpa.tasks.task import task_named
-from fedpa.training import run_directory
+from fedpa.training import checkpoints, run_directory
 from fedpa.training.run import resume, resumed_config
 from fedpa.training.stopping import max_minutes
 
@@ -57,6 +57,12 @@ def main(argv: Sequence[str], console: Console) -> None:
         return
     metric = task_named(config.task).metric
     over = run_directory.is_finished(out, config.rounds)
+    stored = checkpoints.last(out)
+    if not over and not command.quiet:
+        where = (
+            f"after round {stored.round}" if stored else "from the start: there is no checkpoint"
+        )
+        console.print(f"going on {where}", highlight=False)
     with (
         resumable(out) as signals,
         watched(
@@ -64,7 +70,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             labelled(config.method, config.hyperparameters),
             config.rounds,
             metric=metric,
-            past=run_directory.past(out),
+            past=stored.history if stored else (),
             quiet=command.quiet or over,
         ) as progress,
     ):

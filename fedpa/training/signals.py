@@ -1,0 +1,39 @@
+"""Work that a signal must not break off half-way."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+WAITING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Ctrl-C, what schedulers send before they kill, and a terminal that is closed."""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Signals that somebody handles wait until the block is done.
+
+    A checkpoint that is broken off by an exception leaves threads behind that write to the same
+    place as the next attempt.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals come to that one only
+        yield
+        return
+    received: list[tuple[int, Any]] = []
+    kept = {
+        number: signal.signal(number, lambda *arrived: received.append(arrived))
+        for number in WAITING
+        if callable(signal.getsignal(number))
+    }
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        for number, frame in received[:1]:
+            handler = kept[number]
+            assert callable(handler)
+            handler(number, frame)
