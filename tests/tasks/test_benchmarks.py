@@ -1,5 +1,6 @@
 """The benchmarks on small files in the real layouts: they run, and refuse what can't be trusted."""
 
+import importlib
 import json
 
 import jax
@@ -11,6 +12,7 @@ from fedpa.cli.main import main
 from fedpa.data.readers.hdf5 import write_hdf5
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.tasks import TaskOptions, task_named
+from fedpa.training import checkpoints
 from tests.data import tiny
 
 WORDS = ["the", "a", "code", "loop", "list", "sort", "file", "tree", "error", "test"]
@@ -220,16 +222,21 @@ def test_what_can_not_be_trusted_is_refused(make, says, tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_broken_test_split_costs_nothing_but_itself(tmp_path, capsys):
-    """All of it is read at the very end: parameters and metrics are there by then."""
+def test_a_broken_test_split_costs_nothing_but_itself(tmp_path, capsys, monkeypatch):
+    """What is looked at beforehand is refused then; the rest is read when all rounds are saved."""
     stackoverflow(tmp_path / "data")
     bad = posts(3) | {"tags": np.array(["r"] * 2, object)}
     write_hdf5(tmp_path / "data" / "stackoverflow_test.h5", [("a", posts(2)), ("bad", bad)])
     command = ["run", "stackoverflow-lr", "--data-dir", "data", "--method", "fedavg"]
-    said = refused([*command, "--rounds", "2", "--out", "out"], capsys)
-    assert "stackoverflow_test.h5" in said
-    assert "'bad'" in said
-    assert (tmp_path / "out" / "params.npz").exists()
+    for looked_at in (True, False):
+        if not looked_at:  # as if the split were large
+            running = importlib.import_module("fedpa.training.run")  # the function has its name
+            monkeypatch.setattr(running, "data_fingerprint", lambda splits: "none")
+        said = refused([*command, "--rounds", "2", "--out", "out"], capsys)
+        assert "stackoverflow_test.h5" in said
+        assert "'bad'" in said
+        assert (tmp_path / "out").exists() != looked_at
+    assert checkpoints.entries(tmp_path / "out") == [2]
     assert last_record(tmp_path / "out")["round"] == 2
 
 
