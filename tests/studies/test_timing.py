@@ -54,6 +54,7 @@ def test_all_forms_give_one_delta(rows, dim):
     assert all(row["value"] < 1e-5 for row in errors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dim", DIMS)
 def test_samples_cost_memory(rows, dim):
     memory = {
@@ -69,6 +70,7 @@ def test_large_clients_have_fewer_examples():
     assert 4 * timing.EXAMPLES * 100_000 <= timing.EXAMPLES_FIT < 4 * timing.EXAMPLES * 1_000_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dim", DIMS)
 def test_all_make_the_same_steps_and_none_diverges(rows, dim):
     losses = [row["value"] for row in where(rows, dim=dim, quantity="loss")]
@@ -92,6 +94,7 @@ def printed(rows):
     return captured.get()
 
 
+@pytest.mark.long
 def test_the_file_is_enough_to_draw_and_to_report(rows):
     assert rendered(timing.draw(rows), "png").startswith(b"\x89PNG")
     text = printed(rows)
@@ -101,6 +104,7 @@ def test_the_file_is_enough_to_draw_and_to_report(rows):
     assert "not measured at this size" in text
 
 
+@pytest.mark.long
 def test_published_times_and_goals_stand_beside_the_measured(rows):
     renamed = [row | {"dim": {20: 10_000, 50: 1_000_000}[row["dim"]]} for row in rows]
     long = {"milliseconds": 9_876.5, "overhead_percent": 12_345.6}
@@ -115,6 +119,7 @@ def test_published_times_and_goals_stand_beside_the_measured(rows):
     assert rendered(timing.draw(renamed), "png") != rendered(timing.draw(rows), "png")
 
 
+@pytest.mark.long
 def test_progress_is_told(rows, told):
     assert [fraction for fraction, _ in told] == sorted(fraction for fraction, _ in told)
     assert {text.split(":")[0] for _, text in told} == {"d = 20", "d = 50"}
