@@ -1,4 +1,4 @@
-"""The table of methods: printed, and as `table.csv`."""
+"""The table of methods, as the paper's table 3: printed, and as `table.csv`."""
 
 import csv
 import io
@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
+from fedpa.report.bootstrap import LEVEL, Interval, interval_of_mean
+from fedpa.report.published import Published
 from fedpa.report.summary import WINDOW, at_the_end, curve, final, rounds_to
 
 Histories = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
-"""method label → one history per seed."""
+"""method label → one history per seed, the same seeds in the same order for every method."""
+
+
+class Difference(NamedTuple):
+    """From the reference, seed by seed: the same cohorts on both sides."""
+
+    mean: float
+    interval: Interval | None
 
 
 class Row(NamedTuple):
@@ -19,54 +29,128 @@ class Row(NamedTuple):
     seeds: int
     final: float
     """Mean over seeds."""
-    spread: float | None
-    """Standard deviation over seeds; None for one seed."""
+    interval: Interval | None
+    """Of that mean; None for one seed."""
+    difference: Difference | None
+    """None for the reference itself, and without one."""
     test: float
     """Of the last round, on the whole test split; mean over seeds."""
     rounds_to: Mapping[float, Sequence[int | None]]
     """target → one number per seed; None where it was not reached."""
     seconds: float
     """Of all rounds, mean over seeds."""
+    bytes_up: float
+    bytes_down: float
+    """Of all rounds and clients, mean over seeds."""
 
 
-def rows(histories: Histories, metric: str, targets: Sequence[float], last: int) -> list[Row]:
-    result = []
-    for method, runs in histories.items():
-        curves = [curve(history, f"eval/{metric}") for history in runs]
-        finals = [final(c, last) for c in curves]
-        result.append(
-            Row(
-                method,
-                len(runs),
-                float(np.mean(finals)),
-                float(np.std(finals, ddof=1)) if len(runs) > 1 else None,
-                float(np.mean([at_the_end(history, f"test/{metric}") for history in runs])),
-                {target: [rounds_to(c, target) for c in curves] for target in targets},
-                float(np.mean([sum(r["seconds"] for r in history) for history in runs])),
-            )
+def rows(
+    histories: Histories,
+    metric: str,
+    targets: Sequence[float],
+    last: int,
+    reference: str | None = None,
+) -> list[Row]:
+    """One row for each method; `reference` is the one that the others are compared with."""
+    curves = {
+        method: [curve(history, f"eval/{metric}") for history in runs]
+        for method, runs in histories.items()
+    }
+    finals = {method: [final(c, last) for c in own] for method, own in curves.items()}
+    return [
+        Row(
+            method,
+            len(runs),
+            float(np.mean(finals[method])),
+            interval_of_mean(finals[method]),
+            _difference(finals, method, reference),
+            _mean(at_the_end(history, f"test/{metric}") for history in runs),
+            {target: [rounds_to(c, target) for c in curves[method]] for target in targets},
+            _mean(sum(r["seconds"] for r in history) for history in runs),
+            _mean(sum(r.get("comm/bytes_up", 0) for r in history) for history in runs),
+            _mean(sum(r.get("comm/bytes_down", 0) for r in history) for history in runs),
         )
-    return result
+        for method, runs in histories.items()
+    ]
 
 
-def printed(table: Sequence[Row], title: str, metric: str, last: int) -> Table:
-    spread = " ± standard deviation over seeds" if table[0].spread is not None else ""
+def _mean(values: Any) -> float:
+    return float(np.mean(list(values)))
+
+
+def _difference(
+    finals: Mapping[str, Sequence[float]], method: str, reference: str | None
+) -> Difference | None:
+    if reference is None or method == reference:
+        return None
+    paired = [a - b for a, b in zip(finals[method], finals[reference], strict=True)]
+    return Difference(float(np.mean(paired)), interval_of_mean(paired))
+
+
+def printed(
+    table: Sequence[Row],
+    title: str,
+    metric: str,
+    last: int,
+    reference: str | None = None,
+    published: Sequence[Published] = (),
+) -> Table:
+    several = table[0].seeds > 1
     caption = (
-        f"{metric}: mean of the last {last} rounds' evaluations{spread}; test: after the last "
-        f"round, on all of the test split; rounds to: until the {WINDOW}-round average gets there; "
-        "seconds: compiling included"
+        f"{metric}: mean of the last {last} rounds' evaluations"
+        + (f" ± half a {LEVEL:.0%} bootstrap interval over seeds" if several else "")
+        + ("" if several else " (one seed: no interval)")
+        + "; test: after the last round, on all of the test split; rounds to: until the "
+        f"{WINDOW}-round average gets there; seconds: compiling included; MB: of all clients"
     )
-    view = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    if published:
+        caption += "; published: the paper's own, not measured here"
+    view = Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     view.add_column("method", no_wrap=True)
     view.add_column(metric, justify="right", no_wrap=True)
+    if reference is not None:
+        view.add_column(f"less\n{reference}", justify="right", no_wrap=True)
     view.add_column("test", justify="right", no_wrap=True)
     for target in table[0].rounds_to:
-        view.add_column(f"rounds to {target:g}", justify="right")
-    view.add_column("seconds", justify="right")
+        view.add_column(f"rounds\nto {target:g}", justify="right")
+    view.add_column("seconds", justify="right", no_wrap=True)
+    view.add_column("MB up,\ndown", justify="right", no_wrap=True)
     for row in table:
-        value = f"{row.final:.4f}" + (f" ± {row.spread:.4f}" if row.spread is not None else "")
+        value = _with_half(f"{row.final:.4f}", row.interval)
         reached = [_reached(numbers) for numbers in row.rounds_to.values()]
-        view.add_row(row.method, value, f"{row.test:.4f}", *reached, f"{row.seconds:.1f}")
+        view.add_row(
+            row.method,
+            value,
+            *([_told(row.difference)] if reference is not None else []),
+            f"{row.test:.4f}",
+            *reached,
+            f"{row.seconds:.1f}",
+            f"{row.bytes_up / 1e6:.4g}\n{row.bytes_down / 1e6:.4g}",
+        )
+    for other in published:
+        shown = "–" if other.final is None else f"{other.final:.3f}"
+        targets = [str(other.rounds_to.get(t) or "–") for t in table[0].rounds_to]
+        empty = [""] if reference is not None else []
+        name = f"{other.method}\n(published)"
+        view.add_row(name, shown, *empty, "", *targets, "", "", style="dim")
     return view
+
+
+def _with_half(text: str, interval: Interval | None) -> str:
+    return text if interval is None else f"{text}\n± {interval.half:.4f}"
+
+
+def _told(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    return _with_half(f"{difference.mean:+.4f}", difference.interval)
 
 
 def _reached(numbers: Sequence[int | None]) -> str:
@@ -90,13 +174,22 @@ def as_csv(table: Sequence[Row], metric: str) -> str:
     writer = csv.writer(out, lineterminator="\n")
     targets = list(table[0].rounds_to)
     writer.writerow(
-        ["method", "seeds", metric, f"{metric}_std", f"test_{metric}"]
+        ["method", "seeds", metric, f"{metric}_low", f"{metric}_high"]
+        + ["difference", "difference_low", "difference_high", f"test_{metric}"]
         + [f"rounds_to_{target:g}{end}" for target in targets for end in ("", "_by_seed")]
-        + ["seconds"]
+        + ["seconds", "bytes_up", "bytes_down"]
     )
     for row in table:
         reached = [cell for target in targets for cell in _cells(row.rounds_to[target])]
-        spread = "" if row.spread is None else f"{row.spread:.6f}"
-        numbers = [f"{row.final:.6f}", spread, f"{row.test:.6f}", *reached, f"{row.seconds:.2f}"]
-        writer.writerow([row.method, row.seeds, *numbers])
+        gap = row.difference
+        writer.writerow(
+            [row.method, row.seeds, f"{row.final:.6f}", *_ends(row.interval)]
+            + (["", "", ""] if gap is None else [f"{gap.mean:.6f}", *_ends(gap.interval)])
+            + [f"{row.test:.6f}", *reached, f"{row.seconds:.2f}"]
+            + [f"{row.bytes_up:.0f}", f"{row.bytes_down:.0f}"]
+        )
     return out.getvalue()
+
+
+def _ends(interval: Interval | None) -> list[str]:
+    return ["", ""] if interval is None else [f"{interval.low:.6f}", f"{interval.high:.6f}"]

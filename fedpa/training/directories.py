@@ -2,18 +2,21 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.errors import FedpaError
-from fedpa.training import run_directory
+from fedpa.training import checkpoints, run_directory
 from fedpa.training.conducting import Place, Training, conduct, given_back, started
 from fedpa.training.lock import locked
 from fedpa.training.loop import Fit
 from fedpa.training.recording import Made, admitted, begin, found
 from fedpa.training.recording_options import RecordingOptions
+from fedpa.training.saving import best_round
+from fedpa.training.snapshot import Snapshot
 
 
 @contextlib.contextmanager
@@ -26,6 +29,22 @@ def new_directory(out: Path, overwrite: bool) -> Iterator[None]:
         run_directory.check_free(out, overwrite)  # somebody may have been there until now
         run_directory.clear(out)
         yield
+
+
+def branched(training: Training, source: Path, out: Path, made: Made) -> Snapshot:
+    """Where another run ended, as this run's past, with a checkpoint of its own."""
+    start = started(training, source, checkpoints.last(source))
+    if start is None:
+        raise FedpaError(f"{str(source)!r} has no checkpoint to go on from")
+    best = best_round(start.memory)
+    if best in checkpoints.entries(source) and best != start.round:
+        with run_directory.writing(out):  # whole when it has its name
+            place = checkpoints.entry(out, best)
+            part = place.with_name(f"{best}.part")
+            shutil.copytree(checkpoints.entry(source, best), part)
+            part.rename(place)
+    checkpoints.save(out, start, made.settings)
+    return start
 
 
 def go_on(

@@ -20,7 +20,7 @@ from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.config import RunConfig, as_table, read_toml, resolve
-from fedpa.training.directories import go_on, new_directory
+from fedpa.training.directories import branched, go_on, new_directory
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.fit import prepared
 from fedpa.training.loop import Fit
@@ -37,10 +37,12 @@ def run(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
+    branch: Path | None = None,
 ) -> Fit:
     """Train as configured, recorded in `out`, if there is one, which must hold no run.
 
     problem: the task, if it is loaded already.
+    branch: a run whose rounds this one would have had as its first, too: it goes on from there.
     """
     config = resolve(config)
     if out is not None and is_first():
@@ -55,9 +57,31 @@ def run(
         if out is not None and is_first():
             made = _made(config, problem)
             stack.enter_context(new_directory(out, overwrite))
-            begin(out, made, None, arrays)
-            place = Place(out, made, config.recording, None, _about(config))
+            start = None
+            if branch is not None:
+                start = branched(_training(config, problem, arrays, callbacks), branch, out, made)
+            begin(out, made, start, arrays)
+            place = Place(out, made, config.recording, start, _about(config))
         return conduct(_training(config, problem, arrays, callbacks), place)
+
+
+def run_or_resume(
+    config: RunConfig,
+    out: Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    problem: Problem | None = None,
+    branch: Path | None = None,
+) -> Fit:
+    """As configured, in `out`: what lies there of this run is not done again.
+
+    A run of other settings is refused; one of fewer rounds is given the rest.
+    """
+    if not run_directory.is_run(out):
+        return run(config, out, callbacks=callbacks, problem=problem, branch=branch)
+    config = resolve(config)
+    problem = task_named(config.task).load(config.task_options) if problem is None else problem
+    return _go_on(of_problem(config, problem), out, problem, callbacks, anyway=False)
 
 
 def resume(
@@ -77,7 +101,12 @@ def resume(
     out = Path(directory)
     config = resumed_config(out, rounds)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    config = of_problem(config, problem)
+    return _go_on(of_problem(config, problem), out, problem, callbacks, anyway)
+
+
+def _go_on(
+    config: RunConfig, out: Path, problem: Problem, callbacks: Sequence[Callback], anyway: bool
+) -> Fit:
     made, arrays = _made(config, problem), _initial(config, out)
     training = _training(config, problem, arrays, callbacks)
     return go_on(training, out, made, config.recording, _about(config), anyway, arrays)

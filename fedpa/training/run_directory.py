@@ -37,6 +37,8 @@ CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz",
 INIT = "init.npz"
 """The parameters a warm start began with."""
 TABLE, CURVES = "table.csv", "curves.png"
+BURN_IN = "burn-in"
+"""Where a comparison has the rounds that several of its runs share, by seed."""
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY)
 _DIRECTORIES = (CHECKPOINTS, *loggers())
 """A logger's files are in a directory of its name."""
@@ -96,8 +98,9 @@ def clear(out: Path) -> None:
             stack.enter_context(locked(run))
         for run in runs:
             _remove([*_of_a_run(run), run / LOCK])
-            if not any(run.iterdir()):
-                run.rmdir()
+            for place in (run, run.parent):
+                if place != out and not any(place.iterdir()):
+                    place.rmdir()
         _remove([out / TABLE, out / CURVES, *(_of_a_run(out) if is_run(out) else [])])
 
 
@@ -121,8 +124,9 @@ def _of_a_run(run: Path) -> list[Path]:
 
 
 def _runs_below(out: Path) -> list[Path]:
-    """The runs of a comparison."""
-    return [path.parent for path in sorted(out.glob(f"*/{CONFIG}")) if is_run(path.parent)]
+    """The runs of a comparison, and the rounds that some of them share."""
+    found = [*sorted(out.glob(f"*/{CONFIG}")), *sorted(out.glob(f"{BURN_IN}/*/{CONFIG}"))]
+    return [path.parent for path in found if is_run(path.parent)]
 
 
 def _contents(out: Path) -> list[Path]:
@@ -191,6 +195,18 @@ def read_metrics(out: Path, torn: bool = False) -> History:
                 break
             raise FedpaError(f"{out / METRICS}: line {number} is cut or no JSON") from None
     return records
+
+
+def past(out: Path, branch: Path | None = None) -> History:
+    """For a view: the records of the rounds that will not be run again."""
+    for place in (out, branch):
+        done = checkpoints.entries(place) if place is not None else []
+        if place is not None and done:
+            try:
+                return History(read_metrics(place, torn=True)[: done[-1]])
+            except (OSError, ValueError):  # written anew from the checkpoint, whatever is in it
+                return History()
+    return History()
 
 
 def save_params(out: Path, params: Any) -> None:

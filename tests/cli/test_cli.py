@@ -7,6 +7,7 @@ process: starting Python and JAX takes longer than most of what is tested.
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +120,8 @@ def test_compare_writes_runs_table_and_curves(here, capsys):
     )  # fmt: skip
     out = here / "cmp"
     names = {f"{m}-{s}" for m in ("fedavg-1", "fedpa", "mean-scaled") for s in (0, 1)}
-    assert {path.name for path in out.iterdir()} == names | {"table.csv", "curves.png"}
+    files = {"table.csv", "curves.png", "burn-in"}
+    assert {path.name for path in out.iterdir()} == names | files
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["FedAvg[1]", "FedPA[2]", "mean-scaled[2]"]
     assert rows[0]["seeds"] == "2"
@@ -128,7 +130,32 @@ def test_compare_writes_runs_table_and_curves(here, capsys):
     # FedAvg[1] ran one epoch, the others two, on the same settings otherwise.
     assert fedpa.load(out / "fedpa-1").config.hyperparameters.epochs == 2
     assert fedpa.load(out / "fedavg-1-1").config.hyperparameters.epochs == 1
-    assert "already holds" in refused_here("compare", *QUICK, "--out", "cmp", capsys=capsys)
+    # The first round of FedPA and its control was made once; each is the run it would have been.
+    main(["run", *QUICK, "--seed", "1", "--quiet", "--out", "alone"])
+    assert (here / "alone" / "params.npz").read_bytes() == (
+        out / "fedpa-1" / "params.npz"
+    ).read_bytes()
+    # Again: what is finished stays, what is missing is run, what was cut is resumed.
+    kept = (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns
+    shutil.rmtree(out / "fedpa-0")
+    (out / "mean-scaled-1" / "summary.json").unlink()
+    words = ["compare", "digits", *QUICK, "--methods", "fedavg-1,fedpa,mean-scaled"]
+    before = (out / "table.csv").read_text()
+    main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
+    assert (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns == kept
+    after = (out / "table.csv").read_text()
+    assert _without_seconds(after) == _without_seconds(before)
+    capsys.readouterr()
+    said = refused_here(*words, "--rho", "0.5", "--out", "cmp", capsys=capsys)
+    assert "hyperparameters.rho was 1.0 and is 0.5" in said
+    assert "holds a run" in refused_here(*words, "--out", "cmp/fedpa-0", capsys=capsys)
+
+
+def _without_seconds(table):
+    return [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for row in csv.DictReader(table.splitlines())
+    ]
 
 
 def test_dry_run_prints_and_writes_nothing(here, capsys):
@@ -165,6 +192,9 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["compare", "--methods", "fedpa,fedpa"], "named once"),
         (["compare", "--methods", ","], "name at least one"),
         (["compare", "--seeds", "0"], "seeds = 0"),
+        (["compare", "--jobs", "0"], "jobs = 0"),
+        (["compare", "--reference", "mb-sgd"], "reference = 'mb-sgd': does not take part"),
+        (["compare", "--published"], "the paper has no results for task digits"),
         (["compare", "--seed", "4294967295", "--seeds", "2"], "seed = 4294967296"),
         (["compare", "--method", "fedpa"], "did you mean --methods?"),
         (["compare", "--shrinkage", "oas"], "mean-scaled takes the step of a fixed ρ"),

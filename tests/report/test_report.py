@@ -3,10 +3,14 @@ import io
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
+from fedpa.report.bootstrap import Interval, interval_of_mean
 from fedpa.report.curves import draw_curves
+from fedpa.report.published import PUBLISHED
 from fedpa.report.summary import (
     Curve,
     curve,
@@ -65,16 +69,65 @@ def test_table_in_both_forms():
     table = rows(histories, "accuracy", [0.6], last=5)
     parsed = list(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))
     assert float(parsed[0]["accuracy"]) == pytest.approx(0.6)
-    assert float(parsed[0]["accuracy_std"]) == pytest.approx(np.std([0.5, 0.7], ddof=1), abs=1e-6)
+    assert float(parsed[0]["accuracy_low"]) == pytest.approx(0.5)  # of two, both may be the same
+    assert float(parsed[0]["accuracy_high"]) == pytest.approx(0.7)
     assert parsed[0]["rounds_to_0.6"] == ""  # not every seed got there
     assert parsed[0]["rounds_to_0.6_by_seed"] == "–;10"
-    assert parsed[1]["accuracy_std"] == ""
+    assert parsed[1]["accuracy_low"] == ""
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(printed(table, "title", "accuracy", 5))
     text = console.export_text()
-    assert "0.6000 ± 0.1414" in text
-    assert "10 (1 of 2 seeds)" in text
+    assert "± 0.1000" in text
+    assert "10 (1 of 2 seeds)" in " ".join(text.split())
     assert "–" in text
+
+
+def test_differences_are_paired_by_seed():
+    """Seeds differ a lot, the methods little: the difference has a narrow interval all the same."""
+    base = [0.2, 0.5, 0.8]
+    histories = {
+        "A": [history([value] * 20) for value in base],
+        "B": [history([value + 0.01] * 20) for value in base],
+    }
+    one, other = rows(histories, "accuracy", [], 5, reference="A")
+    assert one.difference is None
+    assert other.difference.mean == pytest.approx(0.01)
+    assert other.difference.interval.half < 1e-9
+    assert other.interval.half > 0.1
+    console = Console(width=80, file=io.StringIO(), record=True)
+    published = PUBLISHED["emnist"]
+    console.print(printed([one, other], "title", "accuracy", 5, "A", published))
+    text = console.export_text()
+    assert "+0.0100" in text
+    assert text.count("(published)") == len(published)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_seed_has_no_interval_and_the_table_says_so():
+    (row,) = rows({"A": [history([0.5] * 20)]}, "accuracy", [], 5)
+    assert row.interval is None
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(printed([row], "title", "accuracy", 5))
+    assert "one seed: no interval" in " ".join(console.export_text().split())
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8))
+def test_a_bootstrap_interval_holds_the_mean_and_no_more_than_the_range(values):
+    low, high = interval_of_mean(values)
+    assert min(values) - 1e-12 <= low <= high <= max(values) + 1e-12
+    assert interval_of_mean(values) == Interval(low, high)  # the same every time
+    shifted = interval_of_mean([value + 1 for value in values])
+    assert shifted.low == pytest.approx(low + 1)
+
+
+def test_a_bootstrap_interval_covers_about_as_often_as_it_says():
+    """Means of 12 normal numbers: 95 % by name, a little less by the bootstrap's known bias."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(300):
+        low, high = interval_of_mean(rng.normal(size=12).tolist())
+        covered += low <= 0 <= high
+    assert 0.86 <= covered / 300 <= 0.97
 
 
 def test_seeds_of_unequal_length_have_a_mean_where_all_are():

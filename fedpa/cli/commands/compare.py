@@ -10,16 +10,19 @@ from rich.console import Console
 
 from fedpa.algorithms.method import labelled, methods
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.cli.comparing import Planned, carried_out
 from fedpa.cli.loading import loaded
-from fedpa.errors import FedpaError, refuse
+from fedpa.cores import cores
+from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.curves import draw_curves
-from fedpa.report.live import watched
-from fedpa.report.table import as_csv, printed, rows
+from fedpa.report.published import PUBLISHED
+from fedpa.report.table import Histories, as_csv, printed, rows
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve
-from fedpa.training.run import check_run, run
+from fedpa.training.run import check_run
+from fedpa.training.shared_burn_in import shared
 from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "run several methods on one task and compare them"
@@ -34,57 +37,86 @@ class CompareCommand:
     """Comma-separated methods; the task's choice if not given."""
     seeds: int = 1
     """How many seeds each method runs: --seed, --seed + 1, …"""
+    reference: str | None = None
+    """The method that differences are taken from; fedavg if it takes part, else the first."""
+    published: bool = False
+    """Show the paper's own results beside the measured ones."""
+    jobs: int | None = None
+    """Runs at a time, each in a process of its own; half the number of cores if not given."""
     out: Path | None = None
-    """Directory to write to; a fresh runs/<time>-<task>-compare if not given."""
+    """Directory to write to; a fresh runs/<time>-<task>-compare if not given. A comparison that
+    lies there is gone on with: what is finished is kept, what was cut resumed, what is missing
+    run."""
     config: Path | None = None
     """A config.toml to start from; options on the command line win over it."""
     overwrite: bool = False
     """Replace what the directory already holds."""
+    quiet: bool = False
+    """Show no progress, only the table."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:
     if any(word.split("=")[0] == "--method" for word in argv):
         raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
     command = parse(CompareCommand, argv, "fedpa compare")
-    if command.seeds < 1:
-        raise refuse("seeds", command.seeds, "must be at least 1")
+    check_integer("seeds", command.seeds, 1)
+    jobs = max(cores() // 2, 1) if command.jobs is None else command.jobs
+    check_integer("jobs", jobs, 1)
     task = task_named(command.run.task)
-    _, preset = preset_named(command.run.task, command.run.preset)
     # Everything is checked before the first run starts.
+    names = _names(command.methods, task.compared)
     configs = {
         (name, seed): resolve(dataclasses.replace(config, seed=seed))
-        for name in _names(command.methods, task.compared)
+        for name in names
         for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
+    reference = _reference(command.reference, names)
+    if command.published and command.run.task not in PUBLISHED:
+        raise refuse("published", True, f"the paper has no results for task {command.run.task}")
     problems = {options: loaded(config) for options, config in _by_options(configs).items()}
     for config in configs.values():
         check_run(config, problems[config.task_options])
-    refuse_unused_sampler(list(dict.fromkeys(name for name, _ in configs)), argv)
-    if command.out is not None:
-        run_directory.check_free(command.out, command.overwrite)
-        run_directory.clear(command.out)
-    out = command.out or run_directory.fresh_directory(f"{command.run.task}-compare")
+    refuse_unused_sampler(names, argv)
+    out = _directory(command)
 
     labels = _labels(configs)
-    width = max(map(len, labels.values())) + (0 if command.seeds == 1 else len(", seed 0"))
+    first_rounds = shared(configs)
+    planned = [
+        Planned(
+            labels[name] if command.seeds == 1 else f"{labels[name]}, seed {seed}",
+            config,
+            out / f"{name}-{seed}",
+            first_rounds.get((name, seed)),
+        )
+        for (name, seed), config in configs.items()
+    ]
+    found = carried_out(planned, out, problems, jobs, console, command.quiet)
     histories: dict[str, list[list[dict[str, object]]]] = {}
-    for (name, seed), config in configs.items():
-        shown_label = labels[name] if command.seeds == 1 else f"{labels[name]}, seed {seed}"
-        with watched(
-            console, f"{shown_label:<{width}}", config.rounds, metric=task.metric
-        ) as progress:
-            problem = problems[config.task_options]
-            result = run(config, out / f"{name}-{seed}", callbacks=[progress], problem=problem)
-        histories.setdefault(labels[name], []).append(result.history)
+    for (name, _), history in zip(configs, found, strict=True):
+        histories.setdefault(labels[name], []).append(list(history))
+    against = labels[reference] if reference is not None else None
+    _report(command, histories, against, out, console)
 
-    table = rows(histories, task.metric, preset.targets, preset.last)
+
+def _report(
+    command: CompareCommand,
+    histories: Histories,
+    reference: str | None,
+    out: Path,
+    console: Console,
+) -> None:
+    task = task_named(command.run.task)
+    _, preset = preset_named(command.run.task, command.run.preset)
+    table = rows(histories, task.metric, preset.targets, preset.last, reference)
     write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
     rounds = command.run.rounds
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
     title = f"{command.run.task}, {rounds} rounds, {seeds}"
     draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
-    console.print(printed(table, title, task.metric, min(preset.last, rounds)))
+    published = PUBLISHED.get(command.run.task, ()) if command.published else ()
+    last = min(preset.last, rounds)
+    console.print(printed(table, title, task.metric, last, reference, published))
     console.print(
         f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
         "one directory per run",
@@ -92,6 +124,30 @@ def main(argv: Sequence[str], console: Console) -> None:
         markup=False,
         highlight=False,
     )
+
+
+def _directory(command: CompareCommand) -> Path:
+    if command.out is None:
+        return run_directory.fresh_directory(f"{command.run.task}-compare")
+    if command.overwrite:
+        run_directory.check_free(command.out, overwrite=True)
+        run_directory.clear(command.out)
+    elif run_directory.is_run(command.out):
+        raise refuse("out", str(command.out), "holds a run: choose another directory")
+    else:
+        run_directory.check_writable(command.out)
+    with run_directory.writing(command.out):
+        command.out.mkdir(parents=True, exist_ok=True)
+    return command.out
+
+
+def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
+    """The method that the others are compared with; None if there is only one."""
+    if wanted is not None and wanted not in names:
+        raise refuse("reference", wanted, f"does not take part; choose from {', '.join(names)}")
+    if len(names) == 1:
+        return None
+    return wanted or ("fedavg" if "fedavg" in names else names[0])
 
 
 def _by_options(configs: dict[tuple[str, int], RunConfig]) -> dict[TaskOptions, RunConfig]:

@@ -1,0 +1,57 @@
+"""Rounds that several methods of a comparison have in common, computed once.
+
+FedPA and its controls begin as FedAvg: with one seed and the same settings their first rounds are
+the same numbers, bit for bit. One run makes them, the others go on from its last checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+from fedpa.algorithms.hyperparameters import without_sampler
+from fedpa.algorithms.method import methods
+from fedpa.training.config import RunConfig, resolve
+
+K = TypeVar("K", bound=Hashable)
+BEGINS_AS = "fedavg"
+
+
+def burn_in(config: RunConfig) -> RunConfig | None:
+    """The run that is this one's burn-in; None if it has none, or nothing after it."""
+    h = config.hyperparameters
+    if not methods()[config.method].samples or not 0 < h.burn_in_rounds < config.rounds:
+        return None
+    return as_burn_in(config, h.burn_in_rounds)
+
+
+def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
+    """So many rounds of FedAvg with these settings; what it does not read is as nobody set it."""
+    plain = RunConfig().hyperparameters
+    unread = {
+        name: getattr(plain, name)
+        for name in (
+            "burn_in_rounds",
+            "rho",
+            "shrinkage",
+            "shrinkage_target",
+            "sample_scale",
+            "delta_form",
+        )
+    }
+    h = without_sampler(dataclasses.replace(config.hyperparameters, **unread))
+    return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
+
+
+def shared(configs: Mapping[K, RunConfig]) -> dict[K, RunConfig]:
+    """For each run that has company in its first rounds, the run that makes them for all."""
+    wanted = {key: burn_in(config) for key, config in configs.items()}
+    lengths = {found.rounds for found in wanted.values() if found is not None}
+    for key, config in configs.items():
+        if config.method == BEGINS_AS and len(lengths) == 1:
+            (rounds,) = lengths
+            if rounds < config.rounds:
+                wanted[key] = as_burn_in(config, rounds)
+    there = [found for found in wanted.values() if found is not None]
+    return {
+        key: found for key, found in wanted.items() if found is not None and there.count(found) > 1
+    }
