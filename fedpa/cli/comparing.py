@@ -2,16 +2,19 @@
 
 import contextlib
 import multiprocessing
+import os
+import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from fedpa.cli.arguments import shown
+from fedpa.errors import FedpaError
 from fedpa.report.live import watched
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Problem, task_named
@@ -103,20 +106,60 @@ def _in_turn(
 def _side_by_side(runs: Sequence[_Run], jobs: int, console: Console, quiet: bool) -> None:
     """Each in a process of its own, which loads the task for itself."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context) as pool:
-        waiting = {pool.submit(_alone, run): run for run in runs}
-        try:
-            for done in as_completed(waiting):
-                done.result()
+    waiting, alive = list(runs), dict[Any, tuple[Any, _Run, Connection]]()
+    try:
+        while waiting or alive:
+            while waiting and len(alive) < jobs:
+                run, (ours, theirs) = waiting.pop(0), context.Pipe(duplex=False)
+                process = context.Process(target=_alone, args=(run, theirs))
+                with _deaf():  # until it listens itself: imports have nothing to save
+                    process.start()
+                theirs.close()
+                alive[process.sentinel] = (process, run, ours)
+            for sentinel in wait(list(alive)):
+                process, run, ours = alive.pop(sentinel)
+                process.join()
+                if process.exitcode != 0:
+                    raise FedpaError(f"{run.label}: {_complaint(ours, process.exitcode)}")
                 if not quiet:
-                    console.print(f"{waiting[done].label}: done", highlight=False)
-        except BaseException:
-            for future in waiting:
-                future.cancel()
-            raise
+                    console.print(f"{run.label}: done", highlight=False)
+    finally:  # those that are left are to save what they have
+        for process, _, _ in alive.values():
+            while process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+                process.join(0.5)
 
 
-def _alone(run: _Run) -> None:
-    with warnings.catch_warnings(), contextlib.suppress(BrokenPipeError):
-        warnings.simplefilter("ignore")
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C means nothing here; a process that is started here begins like that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _complaint(ours: Connection, code: int | None) -> str:
+    try:
+        return ours.recv() if ours.poll() else f"its process ended with code {code}"
+    except EOFError:
+        return f"its process ended with code {code}"
+
+
+def _alone(run: _Run, tell: Connection) -> None:
+    """One run, without a word; the first signal to end it is enough."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    warnings.simplefilter("ignore")
+    try:
         run_or_resume(run.config, run.out, branch=run.branch)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except FedpaError as error:
+        tell.send(str(error))
+        sys.exit(2)
