@@ -114,10 +114,9 @@ def test_without_out_a_fresh_directory_is_named(here, capsys):
 
 
 def test_compare_writes_runs_table_and_curves(here, capsys):
-    done = cli(
-        "compare", "digits", *QUICK, "--methods", "fedavg-1,fedpa,mean-scaled", "--seeds", "2",
-        "--out", "cmp", cwd=here,
-    )  # fmt: skip
+    words = ["compare", "digits", *QUICK, "--methods", "fedavg-1,fedpa,mean-scaled"]
+    main([*words, "--seeds", "2", "--out", "cmp"])
+    said = capsys.readouterr().out
     out = here / "cmp"
     names = {f"{m}-{s}" for m in ("fedavg-1", "fedpa", "mean-scaled") for s in (0, 1)}
     files = {"table.csv", "curves.png", "burn-in"}
@@ -125,7 +124,7 @@ def test_compare_writes_runs_table_and_curves(here, capsys):
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["FedAvg[1]", "FedPA[2]", "mean-scaled[2]"]
     assert rows[0]["seeds"] == "2"
-    assert "FedPA[2]" in done.stdout
+    assert "FedPA[2]" in said
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     # FedAvg[1] ran one epoch, the others two, on the same settings otherwise.
     assert fedpa.load(out / "fedpa-1").config.hyperparameters.epochs == 2
@@ -139,7 +138,6 @@ def test_compare_writes_runs_table_and_curves(here, capsys):
     kept = (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns
     shutil.rmtree(out / "fedpa-0")
     (out / "mean-scaled-1" / "summary.json").unlink()
-    words = ["compare", "digits", *QUICK, "--methods", "fedavg-1,fedpa,mean-scaled"]
     before = (out / "table.csv").read_text()
     main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
     assert (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns == kept
