@@ -64,12 +64,12 @@ def printed(table: Sequence[Row], title: str, metric: str, last: int) -> Table:
     view.add_column("seconds", justify="right")
     for row in table:
         value = f"{row.final:.4f}" + (f" ± {row.spread:.4f}" if row.spread is not None else "")
-        reached = [_reached(numbers) for numbers in row.rounds_to.values()]
-        view.add_row(row.method, value, f"{row.test:.4f}", *reached, f"{row.seconds:.1f}")
+        cells = [reached(numbers) for numbers in row.rounds_to.values()]
+        view.add_row(row.method, value, f"{row.test:.4f}", *cells, f"{row.seconds:.1f}")
     return view
 
 
-def _reached(numbers: Sequence[int | None]) -> str:
+def reached(numbers: Sequence[int | None]) -> str:
     """The mean over seeds where all reached the target; which did where some."""
     got = [n for n in numbers if n is not None]
     if not got:
