@@ -61,7 +61,7 @@
       xaxis: { ...axis, ...layout.xaxis, title: title(layout.xaxis), showgrid: false, showline: true },
       yaxis: { ...axis, ...layout.yaxis, title: title(layout.yaxis),
                nticks: narrow.matches ? 6 : 9 },
-      shapes: layout.shapes.map((s) => ({ ...s, layer: "below", line: lines[s.name] })),
+      shapes: layout.shapes.map((s) => ({ ...s, layer: "between", line: lines[s.name] })),
       annotations: layout.annotations.map((a) => ({ ...a, font: { size: 11, color: css("--quiet") } })),
     };
   }

@@ -4,7 +4,6 @@ The pipe (`--remote-debugging-pipe`: messages on descriptors 3 and 4, a zero byt
 neither a port nor a library.
 """
 
-import base64
 import contextlib
 import json
 import os
@@ -97,10 +96,6 @@ class Browser:
     def prefer(self, scheme: str) -> None:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
-
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def complaints(self) -> list[str]:
         """Errors and warnings of the console, exceptions, requests that failed."""
