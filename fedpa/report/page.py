@@ -14,7 +14,7 @@ from typing import Any
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.report.figures import COLOURS
 from fedpa.report.found_runs import FoundRun, differing
-from fedpa.report.page_charts import DARK, charts, dash, marks_shown
+from fedpa.report.page_charts import DARK, charts, dash, marks_shown, points_shown
 from fedpa.report.panels import Panel, at_the_end_over_clients, spread_metrics
 from fedpa.report.parts import Part
 from fedpa.report.results_text import latex, markdown
@@ -63,6 +63,7 @@ def page(found: Sequence[Part]) -> str:
             f'<h2 id="{name}-title">{title}</h2>{content}</section>\n'
             for name, (title, content) in there.items()
         ),
+        thinned=_thinned(panels),
         data=json_in_page(data),
         plotly=_plotly(),
         script=_file("page.js"),
@@ -91,7 +92,8 @@ _PAGE = """<!doctype html>
 </fieldset></div>
 <main id="main">
 {sections}</main>
-<footer class="quiet">Charts: hover for numbers, drag to zoom, double-click to go back.</footer>
+<footer class="quiet">Charts: hover for numbers, drag to zoom, double-click to go
+back.{thinned}</footer>
 <div id="said" class="unseen" role="status" aria-live="polite"></div>
 <script type="application/json" id="report-data">{data}</script>
 <script>{plotly}</script>
@@ -100,6 +102,12 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
+
+
+def _thinned(panels: Sequence[Panel]) -> str:
+    most = points_shown(panels)
+    longest = max((len(s.line.rounds) for p in panels for s in p.series), default=0)
+    return f" Lines of more than {most:,} rounds skip some between." if longest > most else ""
 
 
 def json_in_page(data: Any) -> str:
@@ -159,11 +167,12 @@ def _notices(found: Sequence[Part]) -> str:
             "Seeds of unequal length: the mean goes as far as all of them, thin lines show the "
             f"rest: {', '.join(dict.fromkeys(unequal))}."
         )
-    return "".join(f'<p class="notice">{_text(text)}</p>' for text in texts)
+    listed = "".join(f"<li>{_text(text)}</li>" for text in texts)
+    return f'<ul class="notice">{listed}</ul>' if texts else ""
 
 
 def _progress(run: FoundRun) -> str:
-    return f"{len(run.history)} of {_several(run.rounds, 'round')}"
+    return f"{len(run.history):,} of {_several(run.rounds, 'round')}"
 
 
 def _toggle(number: int, method: str) -> str:
@@ -238,7 +247,7 @@ def _clients(found: Sequence[Part], ids: dict[int, str]) -> str:
         shown = "".join(_chart(p, ids[id(p)], p.title, tall=True) for p in part.over_clients)
         tables = ""
         for metric in spread_metrics(part.groups, "test"):
-            header = ["method", *(f"{p} % of clients" for p in PERCENTILES)]
+            header = ["method", *(f"{p}th percentile" for p in PERCENTILES)]
             rows = [
                 [group.label, *(_decimal(v) for v in at_the_end_over_clients(group, metric))]
                 for group in part.groups
@@ -272,15 +281,15 @@ def _with_unfinished(label: str, number: int) -> str:
 
 
 def _settings(found: Sequence[Part]) -> str:
-    groups = [group for part in found for group in part.groups]
-    fields = differing(groups)
-    if not fields:
-        return "<p>The runs differ in no setting.</p>"
-    several = len(found) > 1
-    labels = [f"{g.label}, {g.task}" if several else g.label for g in groups]
-    rows = [[name, *values] for name, values in fields.items()]
+    """Within a task: two tasks differ in nearly everything."""
     caption = "Fields of config.toml in which the runs differ; of seeds, every value."
-    return _table(["field", *labels], rows, caption, left=True)
+    content = ""
+    for part in found:
+        rows = [[name, *values] for name, values in differing(part.groups).items()]
+        header = ["field", *(group.label for group in part.groups)]
+        table = _table(header, rows, caption, left=True)
+        content += _headed(part, found, table if rows else "<p>The runs differ in none.</p>")
+    return content
 
 
 def _texts(found: Sequence[Part]) -> str:

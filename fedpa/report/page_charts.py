@@ -26,9 +26,14 @@ MOST_POINTS = 50_000
 
 def charts(panels: Sequence[Panel], methods: Sequence[str]) -> list[dict[str, Any]]:
     """A figure per panel: its name, data and layout."""
-    lines = sum(1 + 2 * (s.low is not None) + len(s.rest) for p in panels for s in p.series)
-    most = max(MOST_POINTS // max(lines, 1), 50)
+    most = points_shown(panels)
     return [_chart(panel, methods, most) for panel in panels]
+
+
+def points_shown(panels: Sequence[Panel]) -> int:
+    """How many points a line has at most."""
+    lines = sum(1 + 2 * (s.low is not None) + len(s.rest) for p in panels for s in p.series)
+    return max(MOST_POINTS // max(lines, 1), 50)
 
 
 def dash(index: int) -> str:
@@ -57,7 +62,7 @@ def _chart(panel: Panel, methods: Sequence[str], most: int) -> dict[str, Any]:
             *(_vertical(switch) for switch in panel.switches),
         ],
         "annotations": [
-            *(_target(target) for target in panel.targets),
+            *(_target(target, place) for place, target in enumerate(panel.targets)),
             *(_switch(t, place, _last(panel)) for place, t in enumerate(panel.switches)),
         ],
     }
@@ -119,9 +124,11 @@ def _vertical(x: int) -> dict[str, Any]:
     return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "name": "switch"}
 
 
-def _target(y: float) -> dict[str, Any]:
-    where = {"xref": "paper", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom"}
-    return where | {"text": f"target {y:g}", "showarrow": False}
+def _target(y: float, place: int) -> dict[str, Any]:
+    """Left and right in turn: targets may lie closer together than their names are high."""
+    side = {"x": 0, "xanchor": "left"} if place % 2 == 0 else {"x": 1, "xanchor": "right"}
+    where = {"xref": "paper", "y": y, "yanchor": "bottom"}
+    return side | where | {"text": f"target {y:g}", "showarrow": False}
 
 
 def _switch(x: int, place: int, last: int) -> dict[str, Any]:

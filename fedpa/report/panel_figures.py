@@ -16,6 +16,7 @@ KINDS: tuple[Literal["png", "pdf"], ...] = ("png", "pdf")
 FIGURES = tuple(f"{name}.{kind}" for name in ("curves", "diagnostics", "clients") for kind in KINDS)
 """The files there may be; without numbers for it a figure is left out."""
 COLUMNS = 2
+WIDTH = 7.0
 
 
 def figures(found: Sequence[Part]) -> dict[str, bytes]:
@@ -41,8 +42,8 @@ def _figure(panels: Sequence[Panel], methods: Sequence[str], name: str) -> Figur
     columns = 1 if name == "curves" else min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     height = 4.3 if name != "diagnostics" else 2.6
-    legend = 0.25 * math.ceil(len(methods) / 3)
-    figure = new_figure(7.0, height * rows + legend)
+    beside = _legend_columns(methods)
+    figure = new_figure(WIDTH, height * rows + 0.2 * math.ceil(len(methods) / beside))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, panels, strict=False):
         _draw(axes, panel, methods)
@@ -58,11 +59,17 @@ def _figure(panels: Sequence[Panel], methods: Sequence[str], name: str) -> Figur
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=3,
+            ncols=beside,
             frameon=False,
             fontsize=8,
         )
     return figure
+
+
+def _legend_columns(methods: Sequence[str]) -> int:
+    """As many as the longest label leaves room for: about a hundred characters to a figure."""
+    longest = max(len(method) for method in methods)
+    return min(max(95 // (longest + 9), 1), 3)
 
 
 def _draw(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ DIAGNOSTICS = {
         "Direction of the correction", "cosine", "Between a delta and FedAvg's of the same chain."
     ),
     "ess": Meaning("Effective sample size", "samples", "Of a client's posterior samples."),
-    "rejected": Meaning("Rejected clients", "clients", "Whose results were not finite."),
+    "rejected": Meaning("Rejected clients", "clients so far", "Whose results were not finite."),
 }
 """What each train/… number means, in the order of the charts."""
 NO_DIAGNOSTICS = ("loss", "empty", "skipped", "rejected_clients")
@@ -123,7 +123,7 @@ def diagnostics(groups: Sequence[Group]) -> list[Panel]:
 def _diagnostic(groups: Sequence[Group], name: str) -> Panel:
     plain = name.replace("_", " ")
     meaning = DIAGNOSTICS.get(name, Meaning(plain.capitalize(), plain, f"train/{name}."))
-    series = [_of_key(group, f"train/{name}") for group in groups]
+    series = [_of_key(group, f"train/{name}", added_up=name == "rejected") for group in groups]
     there = [s for s in series if len(s.line.rounds) or s.rest]
     return Panel(f"train-{name}", meaning.title, meaning.note, meaning.y, there)
 
@@ -160,8 +160,12 @@ def spread_metrics(groups: Sequence[Group], split: str) -> list[str]:
     )
 
 
-def _of_key(group: Group, key: str) -> Series:
+def _of_key(group: Group, key: str, added_up: bool = False) -> Series:
+    """added_up: over the rounds so far, for what happens now and then."""
     found = [Marks(str(r.seed), _finite(curve(r.history, key))) for r in group.runs]
+    if added_up:
+        sums = [Curve(m.points.rounds, np.cumsum(m.points.values)) for m in found]
+        found = [m._replace(points=c) for m, c in zip(found, sums, strict=True)]
     return _over_seeds(group.label, found)
 
 

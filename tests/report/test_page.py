@@ -202,6 +202,7 @@ def test_rejected_clients_and_samplers_numbers_have_charts():
     assert names[-3:] == ["train-ess", "train-rejected", "train-acceptance"]
     assert "No client was rejected" not in shown(text)
     assert re.search(r"<td>60</td></tr>", text)  # in all
+    assert data["charts"][names.index("train-rejected")]["data"][-1]["y"][:3] == [2, 4, 6]
 
 
 def test_a_run_of_a_model_of_ones_own():
