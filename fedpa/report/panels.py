@@ -88,6 +88,8 @@ def learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
     several = any(s.low is not None for s in series)
     band = ", shaded from the lowest seed to the highest" if several else ""
     note = f"×: an evaluation; line: the {WINDOW}-round average, mean over seeds{band}."
+    if not any(len(s.line.rounds) or s.rest for s in series):
+        note += f" No run has been evaluated after round {WINDOW} yet, so there is no line."
     switches = {switch_round(history) for group in groups for history in group.histories}
     return Panel(
         "curves",

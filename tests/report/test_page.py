@@ -147,6 +147,13 @@ def test_seeds_of_unequal_length_go_on_as_thin_lines():
     assert "40, 20" in shown(text)  # the setting in which they differ
 
 
+def test_a_run_of_a_few_rounds_has_marks_but_no_line_yet():
+    text, data = reported(made_run(Path("a-run"), rounds=5), figures=True)
+    assert "there is no line" in shown(text)
+    assert [len(t["x"]) for t in data["charts"][0]["data"]] == [5, 0]
+    assert Path("report-curves.png").exists()
+
+
 def test_text_of_files_is_never_markup():
     nasty = "</script><script>alert(1)</script><b>&"
     made_run(Path("a") / "x'\"><img src=x>", settings={"method": nasty})

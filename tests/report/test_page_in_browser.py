@@ -75,6 +75,37 @@ def test_a_method_is_hidden_in_all_charts(opened):
     assert opened.complaints() == []
 
 
+def test_numbers_on_hover_and_a_zoom_that_stays(opened):
+    where = opened.value(
+        "(() => { const r = document.querySelectorAll('#chart-0 path.point')[20]"
+        ".getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
+    )
+    move(opened, "mouseMoved", *where, held=False)
+    opened.wait("/round \\d+/.test(document.querySelector('#chart-0 .hoverlayer').textContent)")
+    ends = "document.getElementById('chart-0').layout.xaxis.range.map(Math.round).join()"
+    whole = opened.value(ends)
+    box = opened.value(
+        "(() => { const r = document.querySelector('#chart-0 .nsewdrag')"
+        ".getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"
+    )
+    left, right, middle = box[0] + box[2] * 0.3, box[0] + box[2] * 0.7, box[1] + box[3] / 2
+    move(opened, "mousePressed", left, middle)
+    move(opened, "mouseMoved", (left + right) / 2, middle)
+    move(opened, "mouseMoved", right, middle)
+    move(opened, "mouseReleased", right, middle)
+    opened.wait(f"{ends} !== {whole!r}")
+    zoomed = opened.value(ends)
+    opened.value("document.getElementById('theme').click()")
+    opened.value("document.querySelector('[data-method=\"1\"]').click()")
+    assert opened.value(ends) == zoomed
+    assert opened.complaints() == []
+
+
+def move(opened, kind, x, y, held=True):
+    button = {"button": "left", "buttons": 1, "clickCount": 1} if held else {}
+    opened.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+
 def press(opened, key, code):
     event = {"key": key, "code": "Space", "windowsVirtualKeyCode": code, "text": key}
     opened.call("Input.dispatchKeyEvent", type="keyDown", **event)
