@@ -31,8 +31,8 @@ class ReportCommand:
     finished."""
     out: Path = Path("report.html")
     """The page to write; figures go beside it: report-curves.png, report-curves.pdf, …"""
-    no_figures: bool = False
-    """Write the page alone."""
+    figures: bool = True
+    """Write the figures, too; --no-figures for the page alone."""
     mixed: bool = False
     """Take runs of different tasks, each with its own curves and table."""
     overwrite: bool = False
@@ -47,7 +47,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         check_tasks(runs)
     found = parts(grouped(runs))
     files = {command.out: page(found).encode()}
-    if not command.no_figures:
+    if command.figures:
         files |= {_beside(command.out, name): content for name, content in figures(found).items()}
     with writing(command.out):
         command.out.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def _check_out(command: ReportCommand) -> None:
     check_writable(out.parent)
     if command.overwrite:
         return
-    names = [] if command.no_figures else [_beside(out, name) for name in FIGURES]
+    names = [_beside(out, name) for name in FIGURES] if command.figures else []
     for path in [out, *names]:
         if path.exists():
             raise refuse("out", str(out), f"{path.name} exists: choose another or give --overwrite")
