@@ -45,7 +45,7 @@
       gridcolor: css("--grid"), linecolor: css("--rule"), zeroline: false, automargin: true,
       tickfont: { size: 12 },
     };
-    const lines = { target: { color: css("--quiet"), width: 0.8 },
+    const lines = { target: { color: css("--quiet"), width: 1 },
                     switch: { color: css("--quiet"), width: 1.2, dash: "dot" } };
     const title = (a) => ({ ...a.title, font: { size: 13 }, standoff: 8 });
     return {
@@ -61,7 +61,8 @@
       xaxis: { ...axis, ...layout.xaxis, title: title(layout.xaxis), showgrid: false, showline: true },
       yaxis: { ...axis, ...layout.yaxis, title: title(layout.yaxis),
                nticks: narrow.matches ? 6 : 9 },
-      shapes: layout.shapes.map((s) => ({ ...s, layer: "between", line: lines[s.name] })),
+      // Above, if faint: below, a grid line at the same height would hide a target.
+      shapes: layout.shapes.map((s) => ({ ...s, layer: "above", opacity: 0.6, line: lines[s.name] })),
       annotations: layout.annotations.map((a) => ({ ...a, font: { size: 11, color: css("--quiet") } })),
     };
   }
