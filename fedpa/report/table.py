@@ -124,13 +124,13 @@ def printed(
     view.add_column("MB up,\ndown", justify="right", no_wrap=True)
     for row in table:
         value = _with_half(f"{row.final:.4f}", row.interval)
-        reached = [_reached(numbers) for numbers in row.rounds_to.values()]
+        rounds = [reached(numbers) for numbers in row.rounds_to.values()]
         view.add_row(
             row.method,
             value,
             *([_told(row.difference)] if reference is not None else []),
             f"{row.test:.4f}",
-            *reached,
+            *rounds,
             f"{row.seconds:.1f}",
             f"{row.bytes_up / 1e6:.4g}\n{row.bytes_down / 1e6:.4g}",
         )
@@ -153,7 +153,7 @@ def _told(difference: Difference | None) -> str:
     return _with_half(f"{difference.mean:+.4f}", difference.interval)
 
 
-def _reached(numbers: Sequence[int | None]) -> str:
+def reached(numbers: Sequence[int | None]) -> str:
     """The mean over seeds where all reached the target; which did where some."""
     got = [n for n in numbers if n is not None]
     if not got:
