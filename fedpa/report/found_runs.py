@@ -18,6 +18,7 @@ from fedpa.tasks.task import Preset, tasks
 from fedpa.training import run_directory
 from fedpa.training.config import ENVIRONMENT
 from fedpa.training.history import History
+from fedpa.training.loggers.logger import flat
 
 OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""
@@ -116,15 +117,15 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
     settings, environment = run_directory.read_config(directory)
     if not environment:
         return None
-    flat = _flat(settings)
+    fields = flat(settings)
     summary = run_directory.read_summary(directory) or {}
     return FoundRun(
         directory,
         origin,
-        flat,
-        _flat({ENVIRONMENT: environment}),
+        fields,
+        flat({ENVIRONMENT: environment}),
         _history(directory),
-        run_directory.is_finished(directory, int(flat.get("rounds", 0))),
+        run_directory.is_finished(directory, int(fields.get("rounds", 0))),
         summary.get("stopped"),
     )
 
@@ -138,16 +139,6 @@ def _history(directory: Path) -> History:
     except OSError as error:
         path = directory / run_directory.METRICS
         raise FedpaError(f"{path} can't be read: {error.strerror}") from None
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def grouped(runs: Sequence[FoundRun]) -> list[Group]:

@@ -36,7 +36,7 @@ from fedpa.training.whole_files import PART, read_npz, write_atomically, write_n
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
 INIT = "init.npz"
 """The parameters a warm start began with."""
-TABLE, CURVES = "table.csv", "curves.png"
+TABLE, CURVES, REPORT = "table.csv", "curves.png", "report.html"
 BURN_IN = "burn-in"
 """Where a comparison has the rounds that several of its runs share, by seed."""
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY)
@@ -101,7 +101,12 @@ def clear(out: Path) -> None:
             for place in (run, run.parent):
                 if place != out and not any(place.iterdir()):
                     place.rmdir()
-        _remove([out / TABLE, out / CURVES, *(_of_a_run(out) if is_run(out) else [])])
+        _remove(
+            [
+                *(out / name for name in (TABLE, CURVES, REPORT)),
+                *(_of_a_run(out) if is_run(out) else []),
+            ]
+        )
 
 
 def _remove(paths: list[Path]) -> None:
@@ -131,7 +136,7 @@ def _runs_below(out: Path) -> list[Path]:
 
 def _contents(out: Path) -> list[Path]:
     """What a comparison left."""
-    own = [out / name for name in (TABLE, CURVES) if (out / name).exists()]
+    own = [out / name for name in (TABLE, CURVES, REPORT) if (out / name).exists()]
     return [*own, *_runs_below(out)]
 
 

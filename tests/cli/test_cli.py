@@ -119,12 +119,13 @@ def test_compare_writes_runs_table_and_curves(here, capsys):
     said = capsys.readouterr().out
     out = here / "cmp"
     names = {f"{m}-{s}" for m in ("fedpa", "mean-scaled") for s in (0, 1)}
-    files = {"table.csv", "curves.png", "burn-in"}
+    files = {"table.csv", "curves.png", "report.html", "burn-in"}
     assert {path.name for path in out.iterdir()} == names | files
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["FedPA[2]", "mean-scaled[2]"]
     assert rows[0]["seeds"] == "2"
     assert "FedPA[2]" in said
+    assert (out / "report.html").as_uri() in said
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     # The first round of FedPA and its control was made once; each is the run it would have been.
     main(["run", *QUICK, "--seed", "1", "--quiet", "--out", "alone"])

@@ -15,6 +15,9 @@ from fedpa.cli.loading import loaded
 from fedpa.cores import cores
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.curves import draw_curves
+from fedpa.report.found_runs import find_runs, grouped
+from fedpa.report.page import page
+from fedpa.report.parts import parts
 from fedpa.report.published import PUBLISHED
 from fedpa.report.table import Histories, as_csv, printed, rows
 from fedpa.tasks.options import TaskOptions
@@ -117,13 +120,14 @@ def _report(
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     last = min(preset.last, rounds)
     console.print(printed(table, title, task.metric, last, reference, published))
-    console.print(
+    found = parts(grouped(find_runs([out])))
+    write_atomically(out / run_directory.REPORT, page(found).encode())
+    for text in (
         f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
-        "one directory per run",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+        f"{run_directory.REPORT}, one directory per run",
+        f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}",
+    ):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _directory(command: CompareCommand) -> Path:
