@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.table import Table
 
 from fedpa.report.figures import COLOURS, new_figure, tidy
@@ -35,7 +35,7 @@ class Level(NamedTuple):
 
     label: str
     place: float
-    """On the axis of the figure."""
+    """On the axis of the figure; of a part of an interval, where its best trial is."""
     values: tuple[float, ...]
 
 
@@ -45,6 +45,8 @@ class Marginal(NamedTuple):
     log: bool
     numeric: bool
     """Whether places are the values themselves, or their number in the list of choices."""
+    ends: tuple[float, float] | None = None
+    """Of an interval."""
 
 
 def marginals(space: Space, trials: Sequence[Trial]) -> list[Marginal]:
@@ -83,9 +85,12 @@ def _of_interval(name: str, values: Interval, trials: Sequence[Trial]) -> Margin
         def inside(value: float, a: float = a, b: float = b, last: bool = last) -> bool:
             return a <= value and (value < b or last)
 
-        middle = math.sqrt(a * b) if log else (a + b) / 2
-        levels.append(Level(f"{shown(a)} – {shown(b)}", middle, _values(trials, name, inside)))
-    return Marginal(name, tuple(levels), log, True)
+        there = [trial for trial in trials if inside(trial.params[name])]
+        top = best(there)
+        place = float(top.params[name]) if top is not None else a
+        found = _values(there, name, inside)
+        levels.append(Level(f"{shown(a)} – {shown(b)}", place, found))
+    return Marginal(name, tuple(levels), log, True, (float(low), float(high)))
 
 
 def _values(trials: Sequence[Trial], name: str, wanted: Callable[[Any], bool]) -> tuple[float, ...]:
@@ -182,13 +187,15 @@ def _panel(axes: Axes, marginal: Marginal, trials: Sequence[Trial], top: Trial |
         )
     if marginal.log:
         axes.set_xscale("log")
-    is_choice = all("–" not in level.label for level in marginal.levels)
-    if is_choice and len(marginal.levels) <= MOST_LABELS:
-        axes.xaxis.set_major_locator(NullLocator())
-        axes.set_xticks([level.place for level in marginal.levels])
-        axes.set_xticklabels([level.label for level in marginal.levels])
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)
+    if marginal.ends is not None:
+        axes.set_xlim(*marginal.ends)
+    elif len(marginal.levels) <= MOST_LABELS:
+        places = [level.place for level in marginal.levels]
+        axes.set_xticks(places, [level.label for level in marginal.levels])
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -30,7 +30,8 @@ class Sweep(NamedTuple):
 
 
 def checked(settings: Sweep) -> Sweep:
-    """Refuse what can't be run, before anything is; places are made absolute."""
+    """Refuse what can't be run, before anything is; in a standard form, places absolute."""
+    settings = settings._replace(space=spaces.ordered(settings.space))
     resolved = spaces.configured(settings.base, spaces.first_point(settings.space))
     spaces.check_space(settings.space, settings.base)
     base = dataclasses.replace(

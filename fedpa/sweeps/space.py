@@ -64,7 +64,12 @@ def parsed(table: Mapping[str, Any], where: str) -> Space:
     """A space from plain values; unknown fields and values of other types are refused."""
     if not table:
         raise FedpaError(f"{where} is empty: name at least one hyperparameter and its values")
-    return {name: _values(name, value, where) for name, value in table.items()}
+    return ordered({name: _values(name, value, where) for name, value in table.items()})
+
+
+def ordered(space: Space) -> Space:
+    """In the order of `Hyperparameters`: trials don't depend on the order of lines in a file."""
+    return {name: space[name] for name in _HINTS if name in space}
 
 
 def _values(name: str, value: Any, where: str) -> Choices | Interval:
