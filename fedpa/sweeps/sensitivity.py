@@ -130,7 +130,7 @@ def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Tab
 def drawn(space: Space, trials: Sequence[Trial], metric: str, title: str) -> Figure:
     """A panel for each hyperparameter: a point per trial, a line through the best at each value."""
     found = marginals(space, trials)
-    across = min(len(found), ACROSS)
+    across = 2 if len(found) == 4 else min(len(found), ACROSS)
     down = math.ceil(len(found) / across)
     figure = new_figure(0.6 + 2.9 * across, 0.5 + 2.5 * down)
     panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
