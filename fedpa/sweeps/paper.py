@@ -37,7 +37,7 @@ def split(space: Space) -> tuple[Space, Space]:
     first = {name: values for name, values in space.items() if name not in SAMPLING}
     second = {name: values for name, values in space.items() if name in SAMPLING}
     if not first or not second:
-        missing = "a rate or epochs" if not first else "burn_in_rounds or rho"
+        missing = "rate or number of epochs" if not first else "burn_in_rounds or rho"
         raise FedpaError(f"space: --paper has two stages, and there is no {missing} to choose")
     return first, second
 

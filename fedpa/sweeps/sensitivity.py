@@ -70,7 +70,7 @@ def _of_choices(name: str, choices: Choices, trials: Sequence[Trial]) -> Margina
     return Marginal(name, levels, numeric and _is_spread(ordered), numeric)
 
 
-def _is_spread(ordered: Sequence[float]) -> bool:
+def _is_spread(ordered: Sequence[float | int]) -> bool:
     return ordered[0] > 0 and ordered[-1] / ordered[0] >= SPREAD
 
 
