@@ -23,6 +23,7 @@ ROWS = [
     {"tasks"},
     {"training"},
     {"report"},
+    {"sweeps"},
     {"studies"},
     {"cli"},
 ]

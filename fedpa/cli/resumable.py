@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,21 @@ from fedpa.training.signals import WAITING
 
 @contextlib.contextmanager
 def resumable(out: Path) -> Iterator[Callback]:
-    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to go on, and end the command.
+    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to go on, and end the command."""
+
+    def how_far() -> str:
+        return f" {_how_far(out)}: {how_to_go_on(out)}" if run_directory.is_run(out) else ""
+
+    with interruptible(how_far, how_to_go_on(out)) as look:
+        yield look
+
+
+@contextlib.contextmanager
+def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
+    """The same for any work that can be gone on with.
+
+    how_far: what is said behind "interrupted".
+    going_on: what to do once an error is mended.
 
     Gives a callback for the run: an exception raised where Python can't pass it on (in JAX's part
     of garbage collection) is lost, so the end of each round looks for a signal once more.
@@ -48,15 +62,14 @@ def resumable(out: Path) -> Iterator[Callback]:
     try:
         yield look
     except KeyboardInterrupt:  # by now the run has saved what it has
-        said = f" {_how_far(out)}: {how_to_go_on(out)}" if run_directory.is_run(out) else ""
-        print(f"interrupted{said}", file=sys.stderr)
+        print(f"interrupted{how_far()}", file=sys.stderr)
         while kept:  # the process ends: one more Ctrl-C has nothing left to say
             signal.signal(kept.popitem()[0], signal.SIG_IGN)
         sys.exit(128 + (received[0] if received else signal.SIGINT))
     except FedpaError as error:
         if not begun:
             raise
-        raise FedpaError(f"{error}; once that is mended, {how_to_go_on(out)}") from None
+        raise FedpaError(f"{error}; once that is mended, {going_on}") from None
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

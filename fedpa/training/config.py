@@ -168,13 +168,18 @@ def read_toml(path: Path) -> RunConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"config = {str(path)!r}: is not valid TOML: {error}") from None
     values.pop(ENVIRONMENT, None)  # what a run was made with does not decide another's numbers
+    return from_table(values, str(path))
+
+
+def from_table(values: dict[str, Any], where: str) -> RunConfig:
+    """A configuration from plain values, as `as_table` gives them; `where` they were found."""
     for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
-            raise refuse(f"{path}: {name}", values[name], "must be of type str")
+            raise refuse(f"{where}: {name}", values[name], "must be of type str")
     base = default_config(
         values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
     )
-    config = _replace(base, values, str(path))
+    config = _replace(base, values, where)
     # A resolved file states the number of samples even where it only follows from the epochs. Then
     # it must not hold against other epochs given on top of the file.
     h = config.hyperparameters
@@ -196,11 +201,11 @@ def _replace(base: Any, values: dict[str, Any], where: str) -> Any:
                 raise refuse(f"{where}: {name}", value, "must be a table of settings")
             changes[name] = _replace(getattr(base, name), value, f"{where} [{name}]")
         else:
-            changes[name] = _typed(hints[name], value, f"{where}: {name}")
+            changes[name] = typed(hints[name], value, f"{where}: {name}")
     return dataclasses.replace(base, **changes)
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
+def typed(hint: Any, value: Any, where: str) -> Any:
     """`value` if it is of the type `hint` says (an integer will do for a number)."""
     options = typing.get_args(hint) if _is_union(hint) else (hint,)
     for option in options:
