@@ -88,7 +88,7 @@ def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):
     assert "written to a" in first.stdout
     assert "round 3/3" in first.stdout
     again = ["--config", "a/config.toml", "--out", "b"]
-    cli("run", "digits", *again, cwd=here, compile_anew=True)
+    cli("run", "digits", *again, cwd=here)  # by programs that were compiled before
     main(["run", "--config", "a/config.toml", "--seed", "1", "--out", "c"])
     capsys.readouterr()
 

@@ -90,7 +90,7 @@ def elsewhere(out, engine, devices, processes=1):
 
 @pytest.mark.parametrize(
     ("devices", "processes"),
-    [*(pytest.param(n, 1, marks=pytest.mark.long) for n in (2, 4)), (1, 2)],
+    [pytest.param(*case, marks=pytest.mark.long) for case in ((2, 1), (4, 1), (1, 2))],
 )
 def test_sharded_over_devices_and_processes(devices, processes, tmp_path, reference):
     """Forced host devices, and two processes that meet on loopback. `local` chooses by itself."""

@@ -90,7 +90,7 @@ def test_kills_change_nothing(name, tmp_path):
     assert performed == []
 
 
-@pytest.mark.parametrize("name", ["tpe", "grid, pruned"])
+@pytest.mark.parametrize("name", ["tpe", pytest.param("grid, pruned", marks=pytest.mark.long)])
 def test_a_journal_cut_anywhere_is_gone_on_with(name, tmp_path):
     sweep = KINDS[name]
     whole, _ = run(tmp_path / "whole", sweep)

@@ -64,6 +64,7 @@ def write_space(tmp_path, text):
     return path
 
 
+@pytest.mark.long
 def test_a_tasks_own_grid(pretended, tmp_path, capsys):
     out = tmp_path / "sweep"
     text = said(capsys, "digits", "--out", out)
