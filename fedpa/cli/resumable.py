@@ -12,7 +12,10 @@ from fedpa.cli.arguments import shown
 from fedpa.errors import FedpaError
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback, Event
-from fedpa.training.signals import WAITING
+from fedpa.training.signals import ALARM, WAITING
+
+GRACE = 2.0
+"""Seconds that a round has to end in peace."""
 
 
 @contextlib.contextmanager
@@ -33,19 +36,24 @@ def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callbac
     how_far: what is said behind "interrupted".
     going_on: what to do once an error is mended.
 
-    Gives a callback for the run: an exception raised where Python can't pass it on (in JAX's part
-    of garbage collection) is lost, so the end of each round looks for a signal once more.
+    Gives a callback for the run, which ends it after its round. An exception that a signal raises
+    anywhere may come between taking a lock and knowing it, and then threads wait for ever; or where
+    Python can't pass it on (in JAX's part of garbage collection), and is lost. So that is done only
+    to a round that takes long, or when the signal comes again.
     """
     received: list[int] = []
     begun = False
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
-        if len(received) == 1:
-            raise KeyboardInterrupt
         if len(received) > 2:
             os._exit(128 + number)  # files are whole at any time
-        print("saving; once more ends it without", file=sys.stderr)
+        if len(received) == 2 or ALARM is None:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+    def too_long(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
 
     def look(event: Event) -> None:
         nonlocal begun
@@ -59,6 +67,8 @@ def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callbac
         for number in WAITING
         if signal.getsignal(number) is not signal.SIG_IGN
     }
+    if ALARM is not None:
+        kept[ALARM] = signal.signal(ALARM, too_long)
     try:
         yield look
     except KeyboardInterrupt:  # by now the run has saved what it has
@@ -71,6 +81,8 @@ def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callbac
             raise
         raise FedpaError(f"{error}; once that is mended, {going_on}") from None
     finally:
+        if ALARM is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in kept.items():
             signal.signal(number, handler)
 

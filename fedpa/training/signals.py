@@ -10,6 +10,8 @@ WAITING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 """Ctrl-C, what schedulers send before they kill, and a terminal that is closed."""
+ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
+"""A timer's; not on Windows."""
 
 
 @contextlib.contextmanager
@@ -25,7 +27,7 @@ def uninterrupted() -> Iterator[None]:
     received: list[tuple[int, Any]] = []
     kept = {
         number: signal.signal(number, lambda *arrived: received.append(arrived))
-        for number in WAITING
+        for number in (*WAITING, *([] if ALARM is None else [ALARM]))
         if callable(signal.getsignal(number))
     }
     try:
