@@ -233,5 +233,5 @@ def test_the_estimate_is_measured():
 
 
 def test_typed_values():
-    assert configuration._typed(float, 3, "x") == 3.0
-    assert jnp.asarray(configuration._typed(float | None, 2.5, "x")) == 2.5
+    assert configuration.typed(float, 3, "x") == 3.0
+    assert jnp.asarray(configuration.typed(float | None, 2.5, "x")) == 2.5
