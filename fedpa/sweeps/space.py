@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import itertools
 import math
-import tomllib
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.algorithms.method import methods
 from fedpa.errors import FedpaError, refuse
-from fedpa.training.config import RunConfig, resolve, typed
+from fedpa.training.config import RunConfig, resolve, table_of, typed
 
 MOST_CHECKED = 3_000
 """Combinations that are checked one by one; of larger spaces each value is, with the others' first.
@@ -47,12 +46,7 @@ _HINTS = typing.get_type_hints(Hyperparameters)
 
 def read_space(path: Path) -> Space:
     """A space from a file's table [space]."""
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise FedpaError(f"space = {str(path)!r}: can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedpaError(f"space = {str(path)!r}: is not valid TOML: {error}") from None
+    values = table_of("space", path)
     others = [name for name in values if name != "space"]
     if others or not isinstance(values.get("space"), dict):
         found = f"found {', '.join(others)}" if others else "found nothing"

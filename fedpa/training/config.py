@@ -156,17 +156,22 @@ def write_toml(config: RunConfig) -> str:
     return tomli_w.dumps(as_table(config))
 
 
+def table_of(field: str, path: Path) -> dict[str, Any]:
+    """A TOML file's content; `field` is what messages call the file."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FedpaError(f"{field} = {str(path)!r}: can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedpaError(f"{field} = {str(path)!r}: is not valid TOML: {error}") from None
+
+
 def read_toml(path: Path) -> RunConfig:
     """A configuration from a file; unknown and mistyped fields are refused.
 
     Fields that the file does not set take the task's defaults for its method.
     """
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise FedpaError(f"config = {str(path)!r}: can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedpaError(f"config = {str(path)!r}: is not valid TOML: {error}") from None
+    values = table_of("config", path)
     values.pop(ENVIRONMENT, None)  # what a run was made with does not decide another's numbers
     return from_table(values, str(path))
 

@@ -16,6 +16,7 @@ from fedpa.report.panels import learning_curves, over_clients
 from fedpa.report.parts import parts
 from fedpa.report.results import Results
 from fedpa.report.results_text import latex, latex_text, markdown
+from tests.cli.test_cli import refused_here
 from tests.report.made_runs import made_comparison, made_run
 
 MEGABYTE = 2**20
@@ -51,15 +52,7 @@ def shown(text):
 
 
 def refused(*words, capsys):
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(SystemExit) as leaving:
-        main(["report", *map(str, words)])
-    assert leaving.value.code == 2
-    assert sorted(Path().rglob("*")) == before, "something was written"
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    return error
+    return refused_here("report", *map(str, words), capsys=capsys)
 
 
 @pytest.fixture(autouse=True)

@@ -99,13 +99,15 @@ def main(argv: Sequence[str], console: Console) -> None:
     for (name, _), history in zip(configs, found, strict=True):
         histories.setdefault(labels[name], []).append(list(history))
     against = labels[reference] if reference is not None else None
-    _report(command, histories, against, out, console)
+    places = [plan.out for plan in planned]  # in the table's order: colours are the same
+    _report(command, histories, against, places, out, console)
 
 
 def _report(
     command: CompareCommand,
     histories: Histories,
     reference: str | None,
+    places: Sequence[Path],
     out: Path,
     console: Console,
 ) -> None:
@@ -120,7 +122,7 @@ def _report(
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     last = min(preset.last, rounds)
     console.print(printed(table, title, task.metric, last, reference, published))
-    found = parts(grouped(find_runs([out])))
+    found = parts(grouped(find_runs(places)))
     write_atomically(out / run_directory.REPORT, page(found).encode())
     for text in (
         f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
