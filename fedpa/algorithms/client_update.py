@@ -36,6 +36,8 @@ class ClientInfo(NamedTuple):
     correction_cosine: Scalar
     """Cosine of the angle between Δ and θ₀ − θ_K."""
     rho: Scalar
+    ess: Scalar
+    """How many independent samples the client's samples are worth; 0 where it uses none."""
 
 
 class Sampled(NamedTuple):
@@ -72,7 +74,7 @@ def client_update(
     def finish(sampled: Sampled, value: tuple[Any, DeltaInfo]) -> ClientResult:
         result, delta_info = value
         uncorrected = optax.tree.sub(sampled.theta0, sampled.theta_k)
-        info = client_info(result, uncorrected, sampled.loss, delta_info.rho)
+        info = client_info(result, uncorrected, sampled.loss, delta_info)
         return ClientResult(result, client_weight(weighting, sampled.n), sampled.state, info)
 
     def client(message: Broadcast, data: ClientData, state: ClientState, key: Key) -> ClientResult:
@@ -84,10 +86,14 @@ def client_update(
     return PartedUpdate(client, sample, delta.on_host, finish)
 
 
-def client_info(delta: Params, uncorrected: Params, loss: Scalar, rho: Scalar) -> ClientInfo:
+def client_info(
+    delta: Params, uncorrected: Params, loss: Scalar, made: DeltaInfo | None = None
+) -> ClientInfo:
+    """`made` is what the delta says of itself; None if it is made of no samples."""
     norm, plain = optax.tree.norm(delta), optax.tree.norm(uncorrected)
     both = norm * plain
     cosine = jnp.where(
         both > 0, optax.tree.vdot(delta, uncorrected) / jnp.where(both > 0, both, 1), 1
     )
-    return ClientInfo(loss, norm, optax.tree.norm(optax.tree.sub(delta, uncorrected)), cosine, rho)
+    correction = optax.tree.norm(optax.tree.sub(delta, uncorrected))
+    return ClientInfo(loss, norm, correction, cosine, *(made or (jnp.zeros(()), jnp.zeros(()))))

@@ -31,7 +31,7 @@ def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server
             q = posterior(data)
             delta = unravel(quadratic.delta(q, theta))
             loss = quadratic.value(q, theta).astype(jnp.float32)
-            info = client_info(delta, delta, loss, jnp.zeros(()))
+            info = client_info(delta, delta, loss)
             return ClientResult(delta, client_weight(server.weighting, data.n), state, info)
 
         return generalized(server, {SAMPLING: client}, lambda _: SAMPLING)

@@ -40,7 +40,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
             start = (sampler.init(message.theta, data, key), jnp.zeros(()))
             chain, loss = jax.lax.fori_loop(0, samples, body, start)
             gradient = chain.memory[0].mean
-            info = client_info(gradient, gradient, loss / samples, jnp.zeros(()))
+            info = client_info(gradient, gradient, loss / samples)
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 
         return generalized(server, {BURN_IN: client}, lambda _: BURN_IN)

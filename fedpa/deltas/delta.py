@@ -15,6 +15,8 @@ State = Any
 class DeltaInfo(NamedTuple):
     rho: Scalar
     """The ρ in use; 0 where Σ̂ = I."""
+    ess: Scalar
+    """How many independent samples the samples are worth; 0 where none are used."""
 
 
 class Delta(NamedTuple):

@@ -31,6 +31,7 @@ from jaxtyping import Array, Bool, Float
 from threadpoolctl import ThreadpoolController
 
 from fedpa.cores import cores
+from fedpa.deltas.effective_samples import effective_samples, squared_steps
 from fedpa.deltas.shrinkage import Moments, Shrinkage, coefficients
 from fedpa.types import Scalar
 
@@ -41,25 +42,33 @@ BLOCK = 1 << 19
 """Numbers the host form works on at a time, in each thread."""
 
 
+class Result(NamedTuple):
+    delta: Any
+    """Δ̂."""
+    rho: Any
+    ess: Any
+    """See `fedpa.deltas.effective_samples`."""
+
+
 def on_device(
     theta0: Float[Array, " d"],
     samples: Float[Array, "l d"],
     count: Scalar,
     scale: Scalar,
     shrink: Shrinkage,
-) -> tuple[Float[Array, " d"], Scalar]:
-    """Δ̂ of the first `count` rows of `samples`, and ρ. Traceable; the rest are masked exactly.
+) -> Result:
+    """Δ̂ of the first `count` rows of `samples`. Traceable; the rest are masked exactly.
 
     `scale` multiplies the deviations X in the covariance.
     """
 
     @jax.custom_batching.custom_vmap
-    def delta(given: Given) -> tuple[Array, Scalar]:
+    def solved(given: Given) -> Result:
         gentle = _gentle(given, shrink)
         value = jax.lax.cond(gentle.steep, lambda: _steep(given, gentle), lambda: gentle.delta)
-        return value / gentle.a, gentle.rho
+        return Result(value / gentle.a, gentle.rho, gentle.ess)
 
-    @delta.def_vmap
+    @solved.def_vmap
     def _(size: int, batched: Any, given: Given) -> Any:
         # One branch for all lanes: a branch for each would be taken both ways by every lane.
         stacked = jax.tree.map(
@@ -74,10 +83,9 @@ def on_device(
             return jnp.where(gentle.steep[:, None], factored, gentle.delta)
 
         value = jax.lax.cond(jnp.any(gentle.steep), mixed, lambda: gentle.delta)
-        return (value / gentle.a[:, None], gentle.rho), (True, True)
+        return Result(value / gentle.a[:, None], gentle.rho, gentle.ess), Result(True, True, True)
 
-    value, rho = delta(Given(theta0, samples, count, scale))
-    return jnp.asarray(value), jnp.asarray(rho)
+    return Result(*map(jnp.asarray, solved(Given(theta0, samples, count, scale))))
 
 
 class Given(NamedTuple):
@@ -97,6 +105,7 @@ class Gentle(NamedTuple):
     a: Scalar
     """Σ̂ = a Σ̃."""
     rho: Scalar
+    ess: Scalar
 
 
 def _differences(
@@ -134,7 +143,9 @@ def _gentle(given: Given, shrink: Shrinkage) -> Gentle:
     system = jnp.eye(spread.shape[0], dtype=spread.dtype) + kappa * spread
     weights = mean + kappa * _centered(_solve(system, onto), real, count)
     delta = rows[-1] - _product(weights, rows[:-1])
-    return Gentle(delta, 1 + kappa * _largest_bound(spread) > FACTOR_ABOVE, kappa, a, rho)
+    steep = 1 + kappa * _largest_bound(spread) > FACTOR_ABOVE
+    ess = effective_samples(count, jnp.sum(squared_steps(gram) * real[1:]), jnp.trace(spread))
+    return Gentle(delta, steep, kappa, a, rho, ess)
 
 
 def _steep(given: Given, gentle: Gentle) -> Float[Array, " d"]:
@@ -196,10 +207,8 @@ def _product(x: Array, y: Array) -> Array:
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
-def on_host(
-    theta0: np.ndarray, samples: np.ndarray, scale: float, shrink: Shrinkage
-) -> tuple[np.ndarray, float]:
-    """Δ̂ of all rows of `samples`, and ρ, in the arrays' precision; ℓ×ℓ numbers in float64."""
+def on_host(theta0: np.ndarray, samples: np.ndarray, scale: float, shrink: Shrinkage) -> Result:
+    """Δ̂ of all rows of `samples`, in the arrays' precision; ℓ×ℓ numbers in float64."""
     ell, dim = samples.shape
     width = max(BLOCK // (ell + 1), 1)
 
@@ -250,7 +259,8 @@ def on_host(
         delta = _decomposed(whole[:-1] - whole[:-1].mean(0), whole[-1] - whole[:-1].mean(0), s)
     else:
         delta = combined(np.append(-s.weights, 1.0).astype(dtype))
-    return (delta / s.a).astype(theta0.dtype, copy=False), float(s.rho)
+    value = (delta / s.a).astype(theta0.dtype, copy=False)
+    return Result(value, float(s.rho), float(s.ess))
 
 
 def _each(work: Callable[[slice], Any], dim: int, width: int) -> list[Any]:
@@ -287,6 +297,7 @@ class Solution(NamedTuple):
     a: Any
     """Σ̂ = a Σ̃."""
     rho: Any
+    ess: Any
 
 
 def _solution(products: np.ndarray, dim: int, scale: float, shrink: Shrinkage) -> Solution:
@@ -299,9 +310,11 @@ def _solution(products: np.ndarray, dim: int, scale: float, shrink: Shrinkage) -
 
     if not np.isfinite(products).all():  # too large to square, or no numbers in the first place
         nothing = np.float64(np.nan)
-        return Solution(np.full(len(along), np.nan), nothing, nothing, nothing, nothing)
+        return Solution(np.full(len(along), np.nan), *[nothing] * 5)
     eigenvalues, vectors = np.linalg.eigh(center(center(gram).T))
-    eigenvalues = np.maximum(eigenvalues, 0.0) * scale**2
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    ess = effective_samples(ell, squared_steps(gram, np).sum(), eigenvalues.sum(), np)
+    eigenvalues = eigenvalues * scale**2
     degrees = max(ell - 1, np.float64(1))
     moments = Moments(eigenvalues.sum() / degrees, (eigenvalues**2).sum() / degrees**2, ell, dim)
     a, r, rho = coefficients(shrink, moments)
@@ -310,7 +323,7 @@ def _solution(products: np.ndarray, dim: int, scale: float, shrink: Shrinkage) -
     mean = np.full(len(along), 1 / ell)
     onto = vectors.T @ center(along - gram @ mean)
     weights = mean + kappa * center(vectors @ (onto / spectrum))
-    return Solution(weights, kappa, np.max(spectrum), a, rho)
+    return Solution(weights, kappa, np.max(spectrum), a, rho, ess)
 
 
 def _decomposed(deviations: np.ndarray, b: np.ndarray, s: Solution) -> np.ndarray:

@@ -22,6 +22,6 @@ def last_iterate() -> Delta:
         return state._replace(theta_k=theta_k)
 
     def value(state: LastIterateState) -> tuple[Params, DeltaInfo]:
-        return optax.tree.sub(state.theta0, state.theta_k), DeltaInfo(jnp.zeros(()))
+        return optax.tree.sub(state.theta0, state.theta_k), DeltaInfo(jnp.zeros(()), jnp.zeros(()))
 
     return Delta(init, update, value)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.deltas.delta import Delta, DeltaInfo
+from fedpa.deltas.effective_samples import effective_samples
 from fedpa.precision import narrowed, widened
-from fedpa.types import Count, Params
+from fedpa.types import Count, Params, Scalar
 
 
 class MeanState(NamedTuple):
@@ -16,21 +17,36 @@ class MeanState(NamedTuple):
     mean: Params
     """x̄_t."""
     t: Count
+    last: Params
+    """x_t."""
+    steps: Scalar
+    """Σ ‖x_{s+1} − x_s‖²."""
+    spread: Scalar
+    """Σ ‖x_s − x̄_t‖²."""
 
 
 def mean() -> Delta:
     def init(theta0: Params, n: Count) -> MeanState:
-        return MeanState(theta0, widened(theta0), jnp.zeros((), jnp.int32))
+        wide, zero = widened(theta0), jnp.zeros(())
+        return MeanState(theta0, wide, jnp.zeros((), jnp.int32), wide, zero, zero)
 
     def update(state: MeanState, theta_s: Params, theta_k: Params) -> MeanState:
-        t = state.t + 1
-        averaged = jax.tree.map(
-            lambda m, x: m + (x.astype(m.dtype) - m) / t.astype(m.dtype), state.mean, theta_s
+        t, x = state.t + 1, widened(theta_s)
+        u = optax.tree.sub(x, state.mean)
+        averaged = jax.tree.map(lambda m, u: m + u / t.astype(m.dtype), state.mean, u)
+        share = 1 - 1 / t.astype(jnp.float32)  # 0 for the first sample, which is no step
+        step = jnp.where(t > 1, _squared(optax.tree.sub(x, state.last)), 0)
+        return MeanState(
+            state.theta0, averaged, t, x, state.steps + step, state.spread + share * _squared(u)
         )
-        return MeanState(state.theta0, averaged, t)
 
     def value(state: MeanState) -> tuple[Params, DeltaInfo]:
         delta = optax.tree.sub(widened(state.theta0), state.mean)
-        return narrowed(delta, state.theta0), DeltaInfo(jnp.zeros(()))
+        ess = effective_samples(state.t.astype(jnp.float32), state.steps, state.spread)
+        return narrowed(delta, state.theta0), DeltaInfo(jnp.zeros(()), ess)
 
     return Delta(init, update, value)
+
+
+def _squared(tree: Params) -> Scalar:
+    return optax.tree.norm(tree, squared=True).astype(jnp.float32)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from fedpa.deltas import gram, recurrence
 from fedpa.deltas.delta import Delta, DeltaInfo
+from fedpa.deltas.effective_samples import effective_samples
 from fedpa.deltas.recurrence import RecurrenceState
 from fedpa.deltas.shrinkage import Shrinkage, shrinkage
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -89,8 +90,8 @@ def posterior(
 
     def value_gram(state: GramState) -> tuple[Params, DeltaInfo]:
         flat = _ravelled(state.theta0)
-        delta, rho = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
-        return _shaped(delta, state.t, state.theta0), DeltaInfo(rho.astype(jnp.float32))
+        found = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
+        return _shaped(found.delta, state.t, state.theta0), _info(found.rho, found.ess)
 
     def host_gram(state: GramState) -> tuple[Any, DeltaInfo]:
         leaves, structure = jax.tree.flatten(state.theta0)
@@ -98,8 +99,8 @@ def posterior(
         theta = np.concatenate([np.asarray(leaf, rows.dtype).ravel() for leaf in leaves])
         if state.t > num_samples:  # as in _shaped
             theta = np.full_like(theta, np.nan)
-        values, rho = gram.on_host(theta, rows, float(state.scale), shrink)
-        return _unravelled(values, leaves, structure), DeltaInfo(jnp.asarray(rho, jnp.float32))
+        found = gram.on_host(theta, rows, float(state.scale), shrink)
+        return _unravelled(found.delta, leaves, structure), _info(found.rho, found.ess)
 
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
         flat = _ravelled(theta0)
@@ -115,7 +116,7 @@ def posterior(
     def value_recurrence(state: tuple[Params, RecurrenceState]) -> tuple[Params, DeltaInfo]:
         theta0, inner = state
         delta = _shaped(recurrence.value(inner), inner.t, theta0)
-        return delta, DeltaInfo(inner.rho.astype(jnp.float32))
+        return delta, _info(inner.rho, effective_samples(inner.t, inner.steps, inner.spread))
 
     def _shaped(delta: Array, t: Scalar, theta0: Params) -> Params:
         # More samples than there is room for: no number rather than a wrong one.
@@ -165,15 +166,15 @@ def posterior_delta(
         flat, unravel = ravel_pytree(theta0)
         rows = jax.vmap(_ravelled)(samples).astype(dtype)
         count, scale = (jnp.asarray(value, dtype) for value in (ell, sample_scale))
-        delta, _ = gram.on_device(flat.astype(dtype), rows, count, scale, shrink)
-        return unravel(delta.astype(flat.dtype))
+        found = gram.on_device(flat.astype(dtype), rows, count, scale, shrink)
+        return unravel(found.delta.astype(flat.dtype))
 
     theta = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
     if len(stacked) == 1:  # a view where possible: the samples may be most of the memory there is
         matrix = np.asarray(stacked[0], dtype).reshape(ell, -1)
     else:
         matrix = np.concatenate([np.asarray(s, dtype).reshape(ell, -1) for s in stacked], axis=1)
-    values, _ = gram.on_host(theta, matrix, sample_scale, shrink)
+    values = gram.on_host(theta, matrix, sample_scale, shrink).delta
     if not np.isfinite(values).all():  # asked first, of every sample, it would take as long again
         for name, array in [("theta0", theta), ("samples", matrix)]:
             if not np.isfinite(array).all():
@@ -182,6 +183,10 @@ def posterior_delta(
                 )
 
     return _unravelled(values, leaves, structure)
+
+
+def _info(rho: Any, ess: Any) -> DeltaInfo:
+    return DeltaInfo(jnp.asarray(rho, jnp.float32), jnp.asarray(ess, jnp.float32))
 
 
 def _ravelled(tree: Params) -> Float[Array, " d"]:

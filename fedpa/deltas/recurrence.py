@@ -38,6 +38,12 @@ class RecurrenceState(NamedTuple):
     rho: Scalar
     scale: Scalar
     """Multiplies deviations from the mean."""
+    last: Float[Array, " d"]
+    """x_t."""
+    steps: Scalar
+    """Σ ‖x_{s+1} − x_s‖²."""
+    spread: Scalar
+    """Σ ‖x_s − x̄_t‖² = Σ (s−1)/s ‖u_s‖²."""
 
 
 def init(theta0: Float[Array, " d"], capacity: int, rho: float, scale: Scalar) -> RecurrenceState:
@@ -52,6 +58,9 @@ def init(theta0: Float[Array, " d"], capacity: int, rho: float, scale: Scalar) -
         t=jnp.zeros((), theta0.dtype),
         rho=jnp.asarray(rho, theta0.dtype),
         scale=scale.astype(theta0.dtype),
+        last=zeros,
+        steps=jnp.zeros((), theta0.dtype),
+        spread=jnp.zeros((), theta0.dtype),
     )
 
 
@@ -81,6 +90,9 @@ def update(state: RecurrenceState, x: Float[Array, " d"]) -> RecurrenceState:
         v=state.v.at[row].set(v),
         uv=state.uv.at[row].set(uv),
         t=t,
+        last=x,
+        steps=state.steps + jnp.where(is_first, 0, _dot(x - state.last, x - state.last)),
+        spread=state.spread + (t - 1) / t * _dot(u, u),
     )
 
 

@@ -39,7 +39,11 @@ DIAGNOSTICS = {
     "correction_cosine": Meaning(
         "Direction of the correction", "cosine", "Between a delta and FedAvg's of the same chain."
     ),
-    "ess": Meaning("Effective sample size", "samples", "Of a client's posterior samples."),
+    "ess": Meaning(
+        "Effective sample size",
+        "samples",
+        "Independent samples that a client's are worth; 0 in burn-in.",
+    ),
     "rejected": Meaning("Rejected clients", "clients so far", "Whose results were not finite."),
 }
 """What each train/… number means, in the order of the charts."""

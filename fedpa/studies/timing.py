@@ -229,7 +229,9 @@ def dense() -> Delta:
         deviations = state.rows - center[None, :]
         sigma = jnp.eye(center.shape[0], dtype=center.dtype) + RHO * deviations.T @ deviations
         solved = jax.scipy.linalg.solve(sigma, state.theta0 - center, assume_a="pos")
-        return (1 + (SAMPLES - 1) * RHO) * solved, DeltaInfo(jnp.full((), RHO, jnp.float32))
+        return (1 + (SAMPLES - 1) * RHO) * solved, DeltaInfo(
+            jnp.full((), RHO, jnp.float32), jnp.zeros(())
+        )
 
     return posterior(SAMPLES, fixed(RHO), form="gram")._replace(value=value)
 

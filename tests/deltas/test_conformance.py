@@ -49,11 +49,24 @@ def _delta(request):
     return DELTAS[request.param]
 
 
-def test_value_has_thetas_structure_and_a_rho(delta):
+def test_value_has_thetas_structure_a_rho_and_an_ess(delta):
     theta0, samples, iterates = chain()
-    for value, info in run(delta, theta0, samples, iterates):
+    flat = np.concatenate([np.asarray(x).reshape(8, -1) for x in jax.tree.leaves(samples)], axis=1)
+    for t, (value, info) in enumerate(run(delta, theta0, samples, iterates), start=1):
         assert jax.tree.map(jnp.shape, value) == jax.tree.map(jnp.shape, theta0)
         assert float(info.rho) >= 0
+        uses_samples = delta is not DELTAS["last-iterate"]
+        expected = effective_sample_size(flat[:t].astype(float)) if uses_samples else 0
+        assert float(info.ess) == pytest.approx(expected, rel=1e-4)
+
+
+def effective_sample_size(samples):
+    """ℓ (1 − r₁)/(1 + r₁) as it is defined, between 1 and ℓ."""
+    ell, deviations = len(samples), samples - samples.mean(0)
+    if ell == 1:
+        return 1
+    r = 1 - np.sum(np.diff(samples, axis=0) ** 2) / np.sum(deviations**2) / 2
+    return np.clip(ell * (1 - r) / (1 + r), 1, ell)
 
 
 def test_every_prefix_equals_the_batch(delta):

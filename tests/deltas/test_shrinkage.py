@@ -60,7 +60,7 @@ def test_a_data_driven_weight_maps_back_to_rho():
     """The ρ that is reported gives the same delta when it is fixed."""
     rng = np.random.default_rng(0)
     samples, theta0 = rng.standard_normal((8, 20)), rng.standard_normal(20)
-    value, rho = gram.on_host(theta0, samples, 1.0, oas())
+    value, rho, _ = gram.on_host(theta0, samples, 1.0, oas())
     assert rho > 0
     np.testing.assert_allclose(value, fedpa.posterior_delta(theta0, samples, rho), rtol=1e-9)
 
@@ -76,9 +76,10 @@ def test_known_value():
 @pytest.mark.parametrize("estimator", [oas(), rblw(), oas("scaled"), rblw("scaled")])
 @pytest.mark.parametrize("samples", [np.ones((1, 3)), np.ones((4, 3))], ids=["one", "equal"])
 def test_nothing_to_estimate_means_identity(estimator, samples):
-    value, rho = gram.on_host(np.full(3, 5.0), samples, 1.0, estimator)
+    value, rho, ess = gram.on_host(np.full(3, 5.0), samples, 1.0, estimator)
     np.testing.assert_allclose(value, 4.0)
     assert rho == 0.0
+    assert ess == 1.0
 
 
 def test_no_matrix_of_size_d_by_d():

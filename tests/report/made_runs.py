@@ -17,6 +17,7 @@ def record(t: int, value: float, sampling: bool) -> dict[str, Any]:
         "train/correction_norm": 0.3 if sampling else 0.0,
         "train/correction_cosine": 0.9 if sampling else 1.0,
         "train/rho": 0.1 if sampling else 0.0,
+        "train/ess": 1.5 if sampling else 0.0,
         "train/rejected": 0,
         "comm/bytes_up": 1000,
         "comm/bytes_down": 2000,

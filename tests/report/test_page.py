@@ -76,6 +76,7 @@ def test_a_comparison_is_one_small_page_that_loads_nothing():
         "train-delta_norm",
         "train-correction_norm",
         "train-correction_cosine",
+        "train-ess",
     ]
     words = shown(text)
     for word in ("Learning curves", "Results", "Settings that differ", "LaTeX", "Markdown"):

@@ -32,6 +32,7 @@ KEYS = {
     "train/correction_norm",
     "train/correction_cosine",
     "train/rho",
+    "train/ess",
     "train/rejected",
     "train/empty",
     "train/skipped",
@@ -59,6 +60,8 @@ def test_a_run_directory_holds_config_metrics_and_parameters(finished):
     assert records[2]["test/accuracy"] == records[2]["eval/accuracy"]
     assert records[0]["train/rho"] == 0.0
     assert records[2]["train/rho"] == pytest.approx(1.0)
+    assert records[0]["train/ess"] == 0.0
+    assert 1 <= records[2]["train/ess"] <= 2
     assert records[0]["train/correction_cosine"] == pytest.approx(1.0)
     assert records[2]["train/correction_norm"] > 0
     assert records == fit.history
