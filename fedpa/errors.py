@@ -14,6 +14,10 @@ class DataError(FedpaError):
     """
 
 
+class TooFewClientsError(FedpaError):
+    """Fewer of a round's clients succeeded than a run asks for."""
+
+
 def refuse(field: str, value: object, expected: str) -> FedpaError:
     """The error for `field` having `value` where `expected` describes what would be right."""
     shown = repr(value)

@@ -1,18 +1,20 @@
 """One trial: an ordinary run in a directory of its own, begun, gone on with or read back."""
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, TooFewClientsError
 from fedpa.report.summary import curve, final
 from fedpa.sweeps.search import Outcome, Trial, pruning
 from fedpa.tasks.task import Problem, preset_named, task_named
-from fedpa.training import run_directory
+from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig
 from fedpa.training.lock import LOCK, locked
+from fedpa.training.loop import Fit
 from fedpa.training.run import resume, run
 
 PATIENCE = 10.0
@@ -39,17 +41,20 @@ def chosen_on(task: str, problem: Problem) -> str:
 
 
 def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) -> Outcome | None:
-    """Train to the end, from wherever it is; None if a callback broke it off, to be resumed."""
+    """Train to the end, from wherever it is; None if a callback broke it off, to be resumed.
+
+    Settings under which clients fail have no value, and the search goes on without them.
+    """
     pruned = [pruning(job.past, job.metric, job.config.rounds)] if job.prune else []
-    watching = [*pruned, *callbacks]
-    if run_directory.is_run(job.out):
-        _check_same(job)
-        _wait_for(job.out)
-        fit = resume(job.out, anyway=job.anyway, callbacks=watching, problem=problem)
-    else:  # of a run that was cut before it had a configuration nothing is worth keeping
-        fit = run(job.config, job.out, overwrite=True, callbacks=watching, problem=problem)
+    try:
+        fit = _trained(job, problem, [*pruned, *callbacks])
+    except TooFewClientsError as error:
+        return Outcome(math.nan, {}, str(error), {"stopped": str(error)})
     if not fit.finished:
         return None
+    # Many trials, which seldom go on: what `fedpa resume` and the best round need is kept.
+    best = (run_directory.read_summary(job.out) or {}).get("best")
+    checkpoints.prune(job.out, 1, [best["round"]] if best else [])
     last = preset_named(job.config.task, job.config.preset)[1].last
     measured = curve(fit.history, job.metric)
     points = zip(measured.rounds.tolist(), measured.values.tolist(), strict=True)
@@ -63,6 +68,15 @@ def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) ->
             **({} if fit.stopped is None else {"stopped": fit.stopped}),
         },
     )
+
+
+def _trained(job: Job, problem: Problem, watching: Sequence[Callback]) -> Fit:
+    if run_directory.is_run(job.out):
+        _check_same(job)
+        _wait_for(job.out)
+        return resume(job.out, anyway=job.anyway, callbacks=watching, problem=problem)
+    # Of a run that was cut before it had a configuration nothing is worth keeping.
+    return run(job.config, job.out, overwrite=True, callbacks=watching, problem=problem)
 
 
 def _check_same(job: Job) -> None:

@@ -19,7 +19,7 @@ from fedpa.data.federated import FederatedData
 from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, TooFewClientsError, check_integer, refuse
 from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.cohort import client_keys, select
 from fedpa.training.history import History, Record, plain
@@ -172,7 +172,7 @@ def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float
             if not ok
         }
         name, reason = next(iter(wrong.items()))
-        raise FedpaError(
+        raise TooFewClientsError(
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
             f"asks for more; client {name!r}: {reason}"
         )

@@ -14,7 +14,9 @@ from rich.console import Console
 
 import fedpa
 from fedpa.cli.main import main
+from fedpa.errors import TooFewClientsError
 from fedpa.sweeps import sweep as sweeping
+from fedpa.sweeps import trial_run
 from fedpa.sweeps.search import Trial, chosen_search
 from fedpa.sweeps.sensitivity import drawn, marginals, sensitivity_table
 from fedpa.sweeps.settings import Sweep, checked
@@ -22,7 +24,7 @@ from fedpa.sweeps.space import Interval, parsed, point, size
 from fedpa.sweeps.sweep import Watch, sweep
 from fedpa.sweeps.workers import default_jobs
 from fedpa.tasks.task import task_named
-from fedpa.training import run_directory
+from fedpa.training import checkpoints, run_directory
 from fedpa.training.config import default_config, read_toml
 from tests.sweeps.objective import outcome_of
 
@@ -127,6 +129,9 @@ def test_as_the_paper_did(pretended, tmp_path, capsys):
     assert (out / "best.toml").read_bytes() == (out / "2-fedpa" / "best.toml").read_bytes()
     assert "was interrupted" not in said(capsys, "digits", "--paper", "--out", out)
     assert len(pretended) == 21
+    (out / "best.toml").unlink()  # killed between the stages' end and this
+    said(capsys, "digits", "--paper", "--out", out)
+    assert (out / "best.toml").exists()
     assert "in stages" in said(capsys, "digits", "--out", out, code=2)
     space = write_space(tmp_path, "rho = [1.0]")
     refusal = said(capsys, "digits", "--paper", "--space", space, code=2)
@@ -214,9 +219,23 @@ def test_a_real_sweep_cut_in_the_middle_of_a_trial(tmp_path):
     assert found == expected
     for number in range(4):  # each is an ordinary run
         run = fedpa.load(out / "trials" / str(number))
+        best = run_directory.read_summary(out / "trials" / str(number))["best"]["round"]
+        assert checkpoints.entries(out / "trials" / str(number)) == sorted({best, 3})
         assert run.round == 3
         value = sum(r["eval/accuracy"] for r in run.metrics) / 3
         assert value == pytest.approx(whole[number].value)
+
+
+def test_settings_under_which_clients_fail_have_no_value(tmp_path, monkeypatch):
+    def failing(*words, **options):
+        raise TooFewClientsError("round 2: 1 of 2 clients succeeded")
+
+    settings, problem = real_sweep(), task_named("digits").load(fedpa.tasks.TaskOptions())
+    monkeypatch.setattr(trial_run, "run", failing)
+    found = sweep(settings, tmp_path, problem)
+    assert [trial.state for trial in found] == ["failed"] * 4
+    assert {row["stopped"] for row in rows(tmp_path)} == {"round 2: 1 of 2 clients succeeded"}
+    assert not (tmp_path / "best.toml").exists()
 
 
 def test_a_directory_of_other_parameters_is_not_taken_for_a_trial(tmp_path):
@@ -251,6 +270,31 @@ def test_sigkill_of_a_sweep_with_workers(tmp_path):
     subprocess.run(command(out, "--jobs", "2"), check=True)
     for one, other in zip(rows(out), rows(tmp_path / "whole"), strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.mark.long
+def test_sigkills_anywhere_in_two_stages(tmp_path):
+    """A dozen, at moments spread over the whole of it, imports and the ends of stages included."""
+    space = write_space(tmp_path, "server_learning_rate = [0.5, 1.0]\nrho = [0.1, 1.0]")
+    words = ["digits", *QUICK, "--burn-in-rounds", "1", "--paper", "--jobs", "1"]
+
+    def command(out):
+        places = ["--space", str(space), "--out", str(out), "--quiet"]
+        return [sys.executable, "-m", "fedpa", "sweep", *words, *places]
+
+    began = time.monotonic()
+    subprocess.run(command(tmp_path / "whole"), check=True)
+    whole, out = time.monotonic() - began, tmp_path / "killed"
+    for kill in range(12):
+        process = subprocess.Popen(command(out), stderr=subprocess.DEVNULL)
+        time.sleep(whole * (0.3 + 0.06 * kill))
+        process.kill()
+        process.wait()
+    subprocess.run(command(out), check=True)
+    for stage in ("1-fedavg", "2-fedpa"):
+        for one, other in zip(rows(out / stage), rows(tmp_path / "whole" / stage), strict=True):
+            assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    assert (out / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
 
 
 def test_marginals_and_their_picture():
