@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import jax
 import optax
@@ -33,6 +34,10 @@ SAMPLER_FIELDS = (
     "target_acceptance",
 )
 """Settings of some samplers; not given unless one is chosen that takes them."""
+COVARIANCE_FIELDS = ("rho", "shrinkage", "shrinkage_target", "sample_scale", "delta_form")
+"""Settings of the posterior delta."""
+SAMPLING_FIELDS = ("burn_in_rounds", *COVARIANCE_FIELDS, "sampler", *SAMPLER_FIELDS)
+"""Settings of rounds in which clients draw samples: methods that draw none don't read them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,10 +178,10 @@ def _check_sampler(h: Hyperparameters) -> None:
         factory(Objective(lambda params, batch, key: batch), 1.0)
 
 
-def without_sampler(h: Hyperparameters) -> Hyperparameters:
-    """The same settings with the default sampler, for methods that draw no samples."""
-    own: dict[str, Any] = dict.fromkeys(SAMPLER_FIELDS)
-    return dataclasses.replace(h, sampler="iasg", **own)
+def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
+    """The same settings, as if nobody had said anything about these."""
+    plain = Hyperparameters()
+    return dataclasses.replace(h, **{name: getattr(plain, name) for name in fields})
 
 
 def sampler_factory(h: Hyperparameters) -> SamplerFactory | None:

@@ -14,10 +14,12 @@ from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.generalized import generalized, phase_after
 from fedpa.algorithms.hyperparameters import (
+    COVARIANCE_FIELDS,
     Hyperparameters,
     local_training,
     sampler_factory,
     server_side,
+    unset,
 )
 from fedpa.algorithms.local_training import (
     LocalTraining,
@@ -95,7 +97,11 @@ def _mean_scaled(h: Hyperparameters) -> Method:
 
 METHODS = {
     "mean": NamedMethod(
-        "mean[M]", "control: FedPA's samples, sends θ₀ − their mean", _mean, samples=True
+        "mean[M]",
+        "control: FedPA's samples, sends θ₀ − their mean",
+        _mean,
+        lambda h: unset(h, COVARIANCE_FIELDS),
+        samples=True,
     ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",

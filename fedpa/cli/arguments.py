@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from fedpa.algorithms.hyperparameters import SAMPLER_FIELDS
+from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.algorithms.method import methods
 from fedpa.errors import FedpaError, refuse
 from fedpa.training.config import RunConfig, default_config, read_toml
@@ -49,16 +49,35 @@ def _refuse_others(first: Any, base: RunConfig) -> None:
             raise refuse(field, named, f"{first.config} is of {field} {of_file}: leave one out")
 
 
-def refuse_unused_sampler(names: Sequence[str], argv: Sequence[str]) -> None:
-    """A sampler's option on the command line where none of the methods draws samples."""
-    if any(methods()[name].samples for name in names):
-        return
-    for field in ("sampler", *SAMPLER_FIELDS):
-        option = "--" + field.replace("_", "-")
-        if any(word.split("=")[0].replace("_", "-") == option for word in argv):
-            raise FedpaError(
-                f"{option} does not apply: {', '.join(names)} draws no posterior samples"
-            )
+def refuse_unused(
+    given: Sequence[RunConfig], resolved: Sequence[RunConfig], argv: Sequence[str]
+) -> None:
+    """An option of the algorithm on the command line that none of the methods reads.
+
+    given, resolved: each method's run, before and after what it fixes itself is put in.
+    """
+
+    def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
+        if field in SAMPLING_FIELDS and not methods()[before.method].samples:
+            return False
+        same = getattr(before.hyperparameters, field) == getattr(after.hyperparameters, field)
+        return bool(same)
+
+    for field in (field.name for field in dataclasses.fields(Hyperparameters)):
+        if is_given(field, argv) and not any(
+            reads(before, after, field) for before, after in zip(given, resolved, strict=True)
+        ):
+            names = ", ".join(config.method for config in given)
+            raise FedpaError(f"{option(field)} does not apply to {names}: leave it out")
+
+
+def option(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def is_given(field: str, argv: Sequence[str]) -> bool:
+    """Whether a field is among the words."""
+    return any(word.split("=")[0].replace("_", "-") == option(field) for word in argv)
 
 
 def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C | None = None) -> C:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedpa.report.figures import COLOURS, new_figure, tidy
 from fedpa.sweeps.search import Trial, best
-from fedpa.sweeps.space import Choices, Interval, Space, shown
+from fedpa.sweeps.space import Choices, Interval, Space, is_whole, shown
 
 PICTURE = "sensitivity.png"
 PARTS = 5
@@ -37,6 +37,8 @@ class Level(NamedTuple):
     place: float
     """On the axis of the figure; of a part of an interval, where its best trial is."""
     values: tuple[float, ...]
+    is_best: bool
+    """Whether the best of all trials is among them."""
 
 
 class Marginal(NamedTuple):
@@ -55,16 +57,34 @@ def marginals(space: Space, trials: Sequence[Trial]) -> list[Marginal]:
         _of_interval(name, values, trials)
         if isinstance(values, Interval)
         else _of_choices(name, values, trials)
-        for name, values in space.items()
+        for name, values in _listed(space).items()
     ]
+
+
+def _listed(space: Space) -> Space:
+    """Intervals of a few whole numbers are looked at number by number."""
+    return {
+        name: tuple(range(int(values.low), int(values.high) + 1))
+        if isinstance(values, Interval)
+        and is_whole(name)
+        and values.high - values.low < MOST_LABELS
+        else values
+        for name, values in space.items()
+    }
 
 
 def _of_choices(name: str, choices: Choices, trials: Sequence[Trial]) -> Marginal:
     numeric = all(isinstance(c, int | float) and not isinstance(c, bool) for c in choices)
     ordered = sorted(choices) if numeric else list(choices)
     places = ordered if numeric else range(len(ordered))
+    top = best(trials)
     levels = tuple(
-        Level(shown(choice), float(place), _values(trials, name, (choice,).__contains__))
+        Level(
+            shown(choice),
+            float(place),
+            _values(trials, name, (choice,).__contains__),
+            top is not None and top.params[name] == choice,
+        )
         for choice, place in zip(ordered, places, strict=True)
     )
     return Marginal(name, levels, numeric and _is_spread(ordered), numeric)
@@ -89,7 +109,8 @@ def _of_interval(name: str, values: Interval, trials: Sequence[Trial]) -> Margin
         top = best(there)
         place = float(top.params[name]) if top is not None else a
         found = _values(there, name, inside)
-        levels.append(Level(f"{shown(a)} – {shown(b)}", place, found))
+        is_best = top is not None and top == best(trials)
+        levels.append(Level(f"{shown(a)} – {shown(b)}", place, found, is_best))
     return Marginal(name, tuple(levels), log, True, (float(low), float(high)))
 
 
@@ -109,14 +130,13 @@ def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Tab
     view.add_column("value", justify="right", no_wrap=True)
     for column in ("trials", "mean", "best"):
         view.add_column(column, justify="right")
-    top = best(trials)
     for marginal in marginals(space, trials):
         view.add_section()
         for n, level in enumerate(marginal.levels):
             mean, high = "–", "–"
             if level.values:
                 mean, high = f"{np.mean(level.values):.4f}", f"{max(level.values):.4f}"
-            mark = " *" if top is not None and top.value in level.values else ""
+            mark = " *" if level.is_best else ""
             view.add_row(
                 marginal.name if n == 0 else "",
                 level.label,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ from fedpa.training.run_directory import check_free, writing
 from fedpa.training.whole_files import write_atomically
 
 SWEEP = "sweep.toml"
-_NOT_COMPARED = ("run.recording", "run.task_options.data_dir")
+NOT_COMPARED = ("run.recording", "run.task_options.data_dir")
 """What changes no number, as in runs."""
+MOST_NAMED = 5
+"""Differences that are told one by one."""
 
 
 class Sweep(NamedTuple):
@@ -63,7 +66,11 @@ def has_stages(out: Path) -> bool:
 def read_settings(out: Path) -> Sweep:
     """The sweep that lies there."""
     path = out / SWEEP
-    values = read_table(path)
+    return from_values(read_table(path), path)
+
+
+def from_values(values: Mapping[str, Any], path: Path) -> Sweep:
+    """A sweep from what `as_table` gives, as it was found in a file."""
     try:
         search, run = dict(values["search"]), dict(values["run"])
         space = spaces.parsed(values["space"], f"{path} [space]")
@@ -74,7 +81,7 @@ def read_settings(out: Path) -> Sweep:
         if isinstance(error, FedpaError):
             raise
         raise FedpaError(f"{path} is not of a sweep: {error} is missing or wrong") from None
-    return Sweep(from_table(run, f"{path} [run]"), space, found)
+    return Sweep(from_table(run, f"{path} [run]", of_run=False), space, found)
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -94,23 +101,33 @@ def check_place(out: Path, settings: Sweep) -> None:
     if not is_sweep(out):
         if has_stages(out):
             raise FedpaError(
-                f"out = {str(out)!r}: holds a sweep in stages: give --paper, or another directory"
+                f"out = {str(out)!r}: holds a sweep in stages: `fedpa sweep --out {out}` goes on "
+                "with it; give another directory"
             )
-        check_free(out, overwrite=False)
+        check_free(out, overwrite=None)
         return
     then, now = read_table(out / SWEEP), as_table(settings)
-    left_out = list(_NOT_COMPARED)
+    left_out = list(NOT_COMPARED)
     try:
         fewer = settings.search.trials < then["search"]["trials"]
     except (KeyError, TypeError):
         fewer = True
     if settings.search.kind != "grid" and not fewer:
         left_out.append("search.trials")
+    check_same(out, then, now, left_out)
+
+
+def check_same(
+    out: Path, then: Mapping[str, Any], now: Mapping[str, Any], left_out: Sequence[str]
+) -> None:
+    """Refuse other settings than those of the sweep that lies there."""
     changed = differences(then, now, left_out)
     if changed:
+        more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         raise FedpaError(
-            f"out = {str(out)!r}: holds a sweep of other settings: {'; '.join(changed)}; "
-            "give those it has, or another directory"
+            f"out = {str(out)!r}: holds a sweep of other settings: "
+            f"{'; '.join(changed[:MOST_NAMED])}{more}; `fedpa sweep --out {out}` goes on with it; "
+            "for others give another directory"
         )
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
-from fedpa.algorithms.method import methods
 from fedpa.errors import FedpaError, refuse
 from fedpa.training.config import RunConfig, resolve, table_of, typed
+from fedpa.training.shared_burn_in import check_samples
 
 MOST_CHECKED = 3_000
 """Combinations that are checked one by one; of larger spaces each value is, with the others' first.
@@ -158,12 +158,8 @@ def configured(base: RunConfig, params: Mapping[str, Any]) -> RunConfig:
         taken = getattr(config.hyperparameters, name)
         if taken != value:
             raise refuse(f"space: {name}", value, f"method {base.method} takes {taken!r} always")
-    if methods()[base.method].samples and "burn_in_rounds" in params:
-        burn_in = params["burn_in_rounds"]
-        if burn_in >= base.rounds:
-            raise refuse(
-                "space: burn_in_rounds", burn_in, f"none of the {base.rounds} rounds would sample"
-            )
+    if "burn_in_rounds" in params:
+        check_samples(config)
     return config
 
 

@@ -20,16 +20,16 @@ from fedpa.errors import check_integer
 from fedpa.sweeps.search import Outcome, Trial, begun, best, ended, opened, trials
 from fedpa.sweeps.settings import Sweep, check_place, write_settings
 from fedpa.sweeps.space import configured
-from fedpa.sweeps.trial_run import Job, chosen_on, performed
-from fedpa.sweeps.workers import workers
+from fedpa.sweeps.trial_run import Job, chosen_on, performed, performed_alone
 from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig, write_toml
 from fedpa.training.lock import locked
-from fedpa.training.run_directory import writing
+from fedpa.training.run_directory import TRIALS, writing
 from fedpa.training.whole_files import write_atomically
+from fedpa.training.workers import workers
 
-TRIALS, BEST, TABLE = "trials", "best.toml", "trials.csv"
+BEST, TABLE = "best.toml", "trials.csv"
 
 
 class Watch(NamedTuple):
@@ -82,7 +82,8 @@ def sweep(
 
             def submit(trial: Trial, past: Sequence[Trial], again: bool) -> Future[Outcome | None]:
                 watch.begin(trial, again)
-                return pool(job(trial, past))
+                work = job(trial, past)
+                return pool(performed_alone, work, work.config)
 
         found = searched(settings, out, submit, jobs, watch)
     return found

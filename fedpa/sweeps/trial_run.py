@@ -1,24 +1,20 @@
 """One trial: an ordinary run in a directory of its own, begun, gone on with or read back."""
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpa.errors import FedpaError, TooFewClientsError
+from fedpa.errors import TooFewClientsError
 from fedpa.report.summary import curve, final
 from fedpa.sweeps.search import Outcome, Trial, pruning
 from fedpa.tasks.task import Problem, preset_named, task_named
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig
-from fedpa.training.lock import LOCK, locked
+from fedpa.training.lock import wait_for
 from fedpa.training.loop import Fit
-from fedpa.training.run import resume, run
-
-PATIENCE = 10.0
-"""Seconds until a process that was killed with the sweep has let go of its trial."""
+from fedpa.training.run import run_or_resume
 
 
 class Job(NamedTuple):
@@ -70,35 +66,13 @@ def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) ->
     )
 
 
+def performed_alone(job: Job, problem: Problem, look: Callback) -> Outcome | None:
+    """The same in a worker process."""
+    return performed(job, problem, [look])
+
+
 def _trained(job: Job, problem: Problem, watching: Sequence[Callback]) -> Fit:
-    if run_directory.is_run(job.out):
-        _check_same(job)
-        _wait_for(job.out)
-        return resume(job.out, anyway=job.anyway, callbacks=watching, problem=problem)
-    # Of a run that was cut before it had a configuration nothing is worth keeping.
-    return run(job.config, job.out, overwrite=True, callbacks=watching, problem=problem)
-
-
-def _check_same(job: Job) -> None:
-    """A directory of this number may be of another sweep, whose journal somebody removed."""
-    settings, _ = run_directory.read_config(job.out)
-    then = settings.get("hyperparameters", {})
-    for name, before in then.items():
-        value = getattr(job.config.hyperparameters, name, None)
-        if before != value:
-            raise FedpaError(
-                f"{str(job.out)!r} is a run with {name} = {before!r}, not {value!r}: "
-                "remove it, or give another directory"
-            )
-
-
-def _wait_for(out: Path) -> None:
-    end = time.monotonic() + PATIENCE
-    while (out / LOCK).exists():
-        try:
-            with locked(out):
-                return
-        except FedpaError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
+    wait_for(job.out)
+    return run_or_resume(
+        job.config, job.out, callbacks=watching, problem=problem, anyway=job.anyway
+    )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 import tyro
 
-from fedpa.algorithms.hyperparameters import Hyperparameters, resolved, without_sampler
+from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters, resolved, unset
 from fedpa.algorithms.method import methods
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
@@ -133,7 +133,7 @@ def resolve(config: RunConfig) -> RunConfig:
     method = methods()[config.method]
     hyperparameters = method.adjust(config.hyperparameters)
     if not method.samples:
-        hyperparameters = without_sampler(hyperparameters)
+        hyperparameters = unset(hyperparameters, SAMPLING_FIELDS)
     hyperparameters = resolved(hyperparameters)
     method.build(hyperparameters)  # refuses what the method can't do; nothing is compiled
     return dataclasses.replace(config, hyperparameters=hyperparameters)
@@ -176,8 +176,11 @@ def read_toml(path: Path) -> RunConfig:
     return from_table(values, str(path))
 
 
-def from_table(values: dict[str, Any], where: str) -> RunConfig:
-    """A configuration from plain values, as `as_table` gives them; `where` they were found."""
+def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunConfig:
+    """A configuration from plain values, as `as_table` gives them; `where` they were found.
+
+    of_run: they are resolved, and state what follows from others.
+    """
     for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
             raise refuse(f"{where}: {name}", values[name], "must be of type str")
@@ -185,10 +188,10 @@ def from_table(values: dict[str, Any], where: str) -> RunConfig:
         values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
     )
     config = _replace(base, values, where)
-    # A resolved file states the number of samples even where it only follows from the epochs. Then
-    # it must not hold against other epochs given on top of the file.
+    # The number of samples is there even where it only follows from the epochs. Then it must not
+    # hold against other epochs given on top of the file.
     h = config.hyperparameters
-    if h.steps_per_sample is None and h.samples == h.epochs - (h.burn_in_epochs or 0):
+    if of_run and h.steps_per_sample is None and h.samples == h.epochs - (h.burn_in_epochs or 0):
         config = dataclasses.replace(config, hyperparameters=dataclasses.replace(h, samples=None))
     return config
 

@@ -41,6 +41,7 @@ def branched(training: Training, source: Path, out: Path, made: Made) -> Snapsho
         with run_directory.writing(out):  # whole when it has its name
             place = checkpoints.entry(out, best)
             part = place.with_name(f"{best}.part")
+            shutil.rmtree(part, ignore_errors=True)  # of an attempt that was cut
             shutil.copytree(checkpoints.entry(source, best), part)
             part.rename(place)
     checkpoints.save(out, start, made.settings)
@@ -55,8 +56,12 @@ def go_on(
     about: Mapping[str, Any],
     anyway: bool = False,
     initial: Any = None,
+    branch: Path | None = None,
 ) -> Fit:
-    """Go on with the run that lies there; one that is finished is given back, and left as it is."""
+    """Go on with the run that lies there; one that is finished is given back, and left as it is.
+
+    branch: where it begins if it has no checkpoint of its own yet.
+    """
     over = from_first(lambda: run_directory.is_finished(out, training.rounds))
     if over:
         # Nothing will be computed, so it does not matter by which versions.
@@ -75,6 +80,8 @@ def go_on(
                 f"{str(out)!r} is finished and its checkpoints are gone: there is nothing to go on "
                 "from"
             )
+        if start is None and branch is not None and is_first():
+            start = branched(training, branch, out, made)
         made = admitted(out, made, start)
         if is_first():
             begin(out, made, start, initial)

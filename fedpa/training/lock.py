@@ -7,6 +7,7 @@ it, and there is nothing to clean up.
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -14,6 +15,8 @@ from typing import IO
 from fedpa.errors import FedpaError
 
 LOCK = ".lock"
+PATIENCE = 10.0
+"""Seconds until a process that was killed with its command has let go."""
 
 
 @contextlib.contextmanager
@@ -35,6 +38,19 @@ def locked(out: Path) -> Iterator[None]:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         yield
+
+
+def wait_for(out: Path) -> None:
+    """Until nobody holds the directory any more; refused if that takes long."""
+    end = time.monotonic() + PATIENCE
+    while (out / LOCK).exists() and os.access(out / LOCK, os.W_OK):
+        try:
+            with locked(out):
+                return
+        except FedpaError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
 
 
 if os.name == "nt":

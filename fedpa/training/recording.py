@@ -47,10 +47,10 @@ def begin(out: Path, made: Made, start: Snapshot | None, initial: Any = None) ->
     start: where it goes on; rounds behind that are removed, and what an end left.
     initial: the arrays of a warm start: what a run starts from is its own from now on.
     """
+    run_directory.write_config(out, made.settings, made.environment)
     if initial is not None and not (out / run_directory.INIT).exists():
         with writing(out):
             write_npz(out / run_directory.INIT, initial)
-    run_directory.write_config(out, made.settings, made.environment)
     run_directory.remove_end(out)
     checkpoints.remove_after(out, start.round if start is not None else 0)
 
@@ -67,11 +67,7 @@ def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
             f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
             "(--anyway, or anyway=True in code, goes on nevertheless)"
         )
-    changed = differences(settings, made.settings, NOT_COMPARED)
-    if changed:
-        raise FedpaError(
-            f"{str(out)!r} can't be resumed: {'; '.join(changed)} (overwrite=True starts anew)"
-        )
+    check_settings(out, settings, made.settings)
     stored = checkpoints.last(out)
     if stored is None:
         return None
@@ -82,6 +78,16 @@ def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
             f"{'; '.join(changed)}"
         )
     return stored
+
+
+def check_settings(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse other settings than those of the run that lies there."""
+    changed = differences(then, now, NOT_COMPARED)
+    if changed:
+        raise FedpaError(
+            f"{str(out)!r} can't be resumed: {'; '.join(changed)} "
+            "(--overwrite, or overwrite=True in code, starts anew)"
+        )
 
 
 def changes(out: Path, made: Made) -> list[str]:

@@ -25,7 +25,7 @@ from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_
 from fedpa.training.fit import prepared
 from fedpa.training.loop import Fit
 from fedpa.training.provenance import data_fingerprint, environment
-from fedpa.training.recording import Made, begin
+from fedpa.training.recording import Made, begin, check_settings
 from fedpa.training.stopping import Best, remember_best, stops
 from fedpa.training.whole_files import read_npz
 
@@ -57,10 +57,9 @@ def run(
         if out is not None and is_first():
             made = _made(config, problem)
             stack.enter_context(new_directory(out, overwrite))
-            start = None
-            if branch is not None:
-                start = branched(_training(config, problem, arrays, callbacks), branch, out, made)
-            begin(out, made, start, arrays)
+            begin(out, made, None, arrays)  # whatever a kill leaves is now known to be a run's
+            training = _training(config, problem, arrays, callbacks)
+            start = None if branch is None else branched(training, branch, out, made)
             place = Place(out, made, config.recording, start, _about(config))
         return conduct(_training(config, problem, arrays, callbacks), place)
 
@@ -72,16 +71,29 @@ def run_or_resume(
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
     branch: Path | None = None,
+    anyway: bool = False,
 ) -> Fit:
     """As configured, in `out`: what lies there of this run is not done again.
 
     A run of other settings is refused; one of fewer rounds is given the rest.
+    branch, anyway: as in `run` and `resume`.
     """
     if not run_directory.is_run(out):
         return run(config, out, callbacks=callbacks, problem=problem, branch=branch)
     config = resolve(config)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    return _go_on(of_problem(config, problem), out, problem, callbacks, anyway=False)
+    return _go_on(of_problem(config, problem), out, problem, callbacks, anyway, branch)
+
+
+def check_goes_on(config: RunConfig, out: Path, problem: Problem) -> None:
+    """Refuse what `run_or_resume` would refuse of the settings of a run that lies there."""
+    if not run_directory.is_run(out):
+        return
+    settings, _ = run_directory.read_config(out)
+    check_settings(out, settings, as_table(of_problem(resolve(config), problem)))
+    summary = run_directory.read_summary(out)
+    if summary is not None and summary["round"] > config.rounds:
+        raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
 
 
 def resume(
@@ -105,11 +117,17 @@ def resume(
 
 
 def _go_on(
-    config: RunConfig, out: Path, problem: Problem, callbacks: Sequence[Callback], anyway: bool
+    config: RunConfig,
+    out: Path,
+    problem: Problem,
+    callbacks: Sequence[Callback],
+    anyway: bool,
+    branch: Path | None = None,
 ) -> Fit:
     made, arrays = _made(config, problem), _initial(config, out)
     training = _training(config, problem, arrays, callbacks)
-    return go_on(training, out, made, config.recording, _about(config), anyway, arrays)
+    about = _about(config)
+    return go_on(training, out, made, config.recording, about, anyway, arrays, branch)
 
 
 def resumed_config(out: Path, rounds: int | None) -> RunConfig:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, refuse
 from fedpa.training import checkpoints
 from fedpa.training.checkpoints import CHECKPOINTS
 from fedpa.training.config import ENVIRONMENT
@@ -37,6 +37,8 @@ CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz",
 INIT = "init.npz"
 """The parameters a warm start began with."""
 TABLE, CURVES, REPORT = "table.csv", "curves.png", "report.html"
+TRIALS = "trials"
+"""Where a sweep has its runs."""
 BURN_IN = "burn-in"
 """Where a comparison has the rounds that several of its runs share, by seed."""
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY)
@@ -55,21 +57,19 @@ def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
     raise FedpaError(f"{str(root)!r} has no free name for {stem}: remove some runs")
 
 
-def check_free(out: Path, overwrite: bool) -> None:
-    """Refuse a path that can't become an output directory."""
+def check_free(out: Path, overwrite: bool | None) -> None:
+    """Refuse a path that can't become an output directory; overwrite: None if that's no choice."""
     check_writable(out)
     if not overwrite:
+        instead = "choose another directory" + ("" if overwrite is None else " or give --overwrite")
         if is_run(out):
             raise FedpaError(
                 f"out = {str(out)!r}: already holds a run: `fedpa resume {out}` goes on with it; "
-                "choose another directory or give --overwrite"
+                f"{instead}"
             )
         if _contents(out) or any((out / name).exists() for name in _FILES):
             what = "a comparison" if _contents(out) else "files of a run"
-            raise FedpaError(
-                f"out = {str(out)!r}: already holds {what}: choose another directory or give "
-                "--overwrite"
-            )
+            raise FedpaError(f"out = {str(out)!r}: already holds {what}: {instead}")
     if not is_run(out):
         for name in _DIRECTORIES:
             if (out / name).exists():
@@ -77,6 +77,17 @@ def check_free(out: Path, overwrite: bool) -> None:
                     f"out = {str(out)!r}: {name}/ in it is not of a run of ours: choose another "
                     "directory"
                 )
+
+
+def check_comparison(out: Path) -> None:
+    """Refuse a directory for a comparison that holds something else than runs of one."""
+    check_writable(out)
+    if is_run(out):
+        raise refuse("out", str(out), "holds a run: choose another directory")
+    if not _runs_below(out):
+        for name in (TABLE, CURVES, REPORT, TRIALS):
+            if (out / name).exists():
+                raise refuse("out", str(out), f"{name} is of others: choose another directory")
 
 
 def check_writable(out: Path) -> None:

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from fedpa.algorithms.hyperparameters import without_sampler
 from fedpa.algorithms.method import methods
+from fedpa.errors import refuse
 from fedpa.training.config import RunConfig, resolve
 
 K = TypeVar("K", bound=Hashable)
@@ -24,22 +24,20 @@ def burn_in(config: RunConfig) -> RunConfig | None:
     return as_burn_in(config, h.burn_in_rounds)
 
 
-def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
-    """So many rounds of FedAvg with these settings; what it does not read is as nobody set it."""
-    plain = RunConfig().hyperparameters
-    unread = {
-        name: getattr(plain, name)
-        for name in (
+def check_samples(config: RunConfig) -> None:
+    """Refuse a comparison of samples in which none are drawn."""
+    burn_in_rounds = config.hyperparameters.burn_in_rounds
+    if methods()[config.method].samples and burn_in_rounds >= config.rounds:
+        raise refuse(
             "burn_in_rounds",
-            "rho",
-            "shrinkage",
-            "shrinkage_target",
-            "sample_scale",
-            "delta_form",
+            burn_in_rounds,
+            f"none of the {config.rounds} rounds of {config.method} would sample: give fewer",
         )
-    }
-    h = without_sampler(dataclasses.replace(config.hyperparameters, **unread))
-    return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
+
+
+def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
+    """So many rounds of FedAvg with these settings."""
+    return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds))
 
 
 def shared(configs: Mapping[K, RunConfig]) -> dict[K, RunConfig]:

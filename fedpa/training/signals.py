@@ -15,6 +15,22 @@ ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
 
 
 @contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """The system keeps signals until the block is done; processes that begin in it never get them.
+
+    (Unless they ask for it. Where there is no such mask, as on Windows, nothing is held back.)
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Signals that somebody handles wait until the block is done.
 

@@ -8,8 +8,11 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -106,14 +109,14 @@ def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):
 
 
 def test_without_out_a_fresh_directory_is_named(here, capsys):
-    main(["run", *QUICK, "--method", "fedavg", "--seed", "7"])
+    main(["run", *QUICK[:-2], "--method", "fedavg", "--seed", "7"])
     (made,) = (here / "runs").iterdir()
     assert made.name.endswith("-digits-fedavg")
     assert f"runs/{made.name}" in capsys.readouterr().out
     assert {record["phase"] for record in fedpa.load(made).metrics} == {"burn-in"}
 
 
-def test_compare_writes_runs_table_and_curves(here, capsys):
+def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     words = ["compare", "digits", *QUICK, "--methods", "fedpa,mean-scaled"]
     main([*words, "--seeds", "2", "--out", "cmp"])
     said = capsys.readouterr().out
@@ -137,14 +140,76 @@ def test_compare_writes_runs_table_and_curves(here, capsys):
     shutil.rmtree(out / "fedpa-0")
     (out / "mean-scaled-1" / "summary.json").unlink()
     before = (out / "table.csv").read_text()
+    with monkeypatch.context() as patched:  # interrupted where it is about to take over the rounds
+        patched.setattr(import_module("fedpa.training.run"), "branched", _interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
+    assert "interrupted, 2 of 4 runs are finished: the same" in capsys.readouterr().err
     main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
     assert (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns == kept
     after = (out / "table.csv").read_text()
     assert _without_seconds(after) == _without_seconds(before)
     capsys.readouterr()
-    said = refused_here(*words, "--rho", "0.5", "--out", "cmp", capsys=capsys)
-    assert "hyperparameters.rho was 1.0 and is 0.5" in said
+    there = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    for more in (["--rho", "0.5"], ["--burn-in-rounds", "2"], ["--rounds", "2"]):
+        said = refused_here(*words, "--seeds", "3", *more, "--out", "cmp", capsys=capsys)
+        assert "can't be resumed" in said or "has done 3 already" in said
+    assert "none of the 3 rounds of fedpa would sample" in refused_here(
+        *words, "--burn-in-rounds", "3", capsys=capsys
+    )
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == there
     assert "holds a run" in refused_here(*words, "--out", "cmp/fedpa-0", capsys=capsys)
+
+
+def _interrupted(*words):
+    raise KeyboardInterrupt
+
+
+def test_compare_leaves_the_files_of_others(here, capsys):
+    for name in ("table.csv", "report.html", "trials"):
+        place = here / name.partition(".")[0]
+        place.mkdir()
+        (place / name).touch()
+        said = refused_here("compare", "digits", *QUICK, "--out", str(place), capsys=capsys)
+        assert f"{name} is of others: choose another directory" in said
+
+
+def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatch):
+    def signalled(*words, **options):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # the first would wait for the end of a round
+
+    monkeypatch.setattr("fedpa.cli.comparing.run_or_resume", signalled)
+    with pytest.raises(SystemExit, match="143"):
+        main(["compare", "digits", *QUICK, "--out", "cmp"])
+    said = capsys.readouterr().err
+    assert "interrupted, 0 of 4 runs are finished: the same command with --out cmp goes on" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_comparisons_processes_end_with_it(here, number):
+    words = [sys.executable, "-m", "fedpa", "compare", "digits", "--methods", "fedavg,fedavg-1"]
+    words += ["--rounds", "100000", "--eval-every", "1000", "--jobs", "2", "--out", "cmp"]
+    for _ in range(2):  # the second goes on where the first was ended
+        process = subprocess.Popen(words)
+        wait_until(lambda: len(list(here.glob("cmp/*/metrics.jsonl"))) == 2 and _grows(here))
+        process.send_signal(number)
+        assert process.wait(30) in (-number, 128 + number)
+        wait_until(lambda: not _grows(here))
+
+
+def _grows(here):
+    sizes = [path.stat().st_size for path in here.glob("cmp/*/metrics.jsonl")]
+    time.sleep(2)
+    return sizes != [path.stat().st_size for path in here.glob("cmp/*/metrics.jsonl")]
+
+
+def wait_until(true, seconds=90):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def _without_seconds(table):
@@ -267,7 +332,7 @@ def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
         (["--sampler", "sgld", "--client-momentum", "0.9"], "client_momentum = 0.9: applies to"),
         (["--sampler", "sgld", "--client-optimizer", "adam"], "client_optimizer = 'adam': applies"),
         (["--sampler", "nuts", "--order", "replacement"], "order = 'replacement': does not apply"),
-        (["--sampler", "sgld", "--method", "fedavg"], "--sampler does not apply: fedavg draws no"),
+        (["--sampler", "sgld", "--method", "fedavg"], "--sampler does not apply to fedavg"),
     ],
 )
 def test_sampler_options_that_do_not_apply_are_refused(

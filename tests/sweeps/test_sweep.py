@@ -22,10 +22,10 @@ from fedpa.sweeps.sensitivity import drawn, marginals, sensitivity_table
 from fedpa.sweeps.settings import Sweep, checked
 from fedpa.sweeps.space import Interval, parsed, point, size
 from fedpa.sweeps.sweep import Watch, sweep
-from fedpa.sweeps.workers import default_jobs
 from fedpa.tasks.task import task_named
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.config import default_config, read_toml
+from fedpa.training.workers import default_jobs
 from tests.sweeps.objective import outcome_of
 
 QUICK = ["--rounds", "3", "--clients-per-round", "2", "--epochs", "1", "--checkpoint-every", "1"]
@@ -107,10 +107,10 @@ def test_a_signal_says_how_to_go_on(pretended, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(sweeping, "performed", interrupted)
     text = said(capsys, "digits", "--out", out, code=130)
-    assert text == f"interrupted: `fedpa sweep digits --out '{out}'` goes on"
+    assert text == f"interrupted: `fedpa sweep --out '{out}'` goes on"
     assert [row["state"] for row in rows(out)] == ["finished"] * 2
     monkeypatch.setattr(sweeping, "performed", performed)
-    text = said(capsys, "digits", "--out", out)
+    text = said(capsys, "--out", out)
     assert "trial 2 (3 of 9)  burn_in_rounds 10, rho 1: was interrupted, goes on" in text
     assert len(pretended) == 9
 
@@ -130,12 +130,37 @@ def test_as_the_paper_did(pretended, tmp_path, capsys):
     assert "was interrupted" not in said(capsys, "digits", "--paper", "--out", out)
     assert len(pretended) == 21
     (out / "best.toml").unlink()  # killed between the stages' end and this
-    said(capsys, "digits", "--paper", "--out", out)
+    said(capsys, "--out", out)
     assert (out / "best.toml").exists()
+    assert len(pretended) == 21
+    refusal = said(capsys, "digits", "--paper", "--rounds", "99", "--out", out, code=2)
+    assert "training.run.rounds was 150 and is 99" in refusal
+    assert "keeps the number" in said(capsys, "--out", out, "--trials", "3", code=2)
     assert "in stages" in said(capsys, "digits", "--out", out, code=2)
     space = write_space(tmp_path, "rho = [1.0]")
     refusal = said(capsys, "digits", "--paper", "--space", space, code=2)
     assert "there is no rate" in refusal
+
+
+def test_stages_of_few_points_try_them_all(pretended, tmp_path, capsys):
+    words = ["digits", "--paper", "--search", "random", "--trials", "10"]
+    text = said(capsys, *words, "--out", tmp_path / "sweep")
+    assert "10 trials of fedavg" in text
+    assert "fedpa has 9 points to try: all of them are" in text
+    assert len(pretended) == 19
+
+
+def test_going_on_takes_the_directorys_word(pretended, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "holds no sweep to go on with" in said(capsys, "--out", "digits", code=2)
+    space = write_space(tmp_path, "epochs = [5, 6]")
+    said(capsys, "digits", "--samples", "5", "--space", space, "--out", "digits")
+    said(capsys, "--out=digits", "--quiet", "--jobs", "1")
+    assert len(pretended) == 2
+    space = write_space(tmp_path, "rho = {low = 0.1, high = 1.0}")
+    said(capsys, "digits", "--search", "tpe", "--trials", "2", "--space", space, "--out", "tpe")
+    said(capsys, "--out", "tpe", "--trials", "4")
+    assert len(pretended) == 2 + 4
 
 
 REFUSED = [
@@ -151,7 +176,13 @@ REFUSED = [
     (["digits"], "rho = [-1.0]", "rho = -1.0: must be a finite number"),
     (["digits"], "rho = {low = 0.1, high = 1.0}", "rho is an interval"),
     (["digits", "--rho", "1"], "rho = [0.1]", "--rho is in the space, too"),
-    (["digits", "--rounds", "5"], "burn_in_rounds = [5]", "none of the 5 rounds would sample"),
+    (["digits", "--method", "fedavg"], "rho = [0.1, 1.0]", "method fedavg takes 0.1 always"),
+    (["digits", "--method", "fedavg", "--rho", "1"], "epochs = [2]", "--rho does not apply"),
+    (
+        ["digits", "--rounds", "5"],
+        "burn_in_rounds = [5]",
+        "none of the 5 rounds of fedpa would sample",
+    ),
     (["digits", "--rounds", "5", "--rho", "1"], "", "nothing is left to choose"),
     (["digits", "--paper", "--method", "mean"], "", "method = 'mean': --paper"),
     (["digits", "--stop-metric", "eval/f1", "--patience", "2"], "", "stop_metric = 'eval/f1'"),
@@ -231,7 +262,7 @@ def test_settings_under_which_clients_fail_have_no_value(tmp_path, monkeypatch):
         raise TooFewClientsError("round 2: 1 of 2 clients succeeded")
 
     settings, problem = real_sweep(), task_named("digits").load(fedpa.tasks.TaskOptions())
-    monkeypatch.setattr(trial_run, "run", failing)
+    monkeypatch.setattr(trial_run, "run_or_resume", failing)
     found = sweep(settings, tmp_path, problem)
     assert [trial.state for trial in found] == ["failed"] * 4
     assert {row["stopped"] for row in rows(tmp_path)} == {"round 2: 1 of 2 clients succeeded"}
@@ -243,8 +274,8 @@ def test_a_directory_of_other_parameters_is_not_taken_for_a_trial(tmp_path):
     trial = tmp_path / "trials" / "0"
     trial.mkdir(parents=True)
     run_directory.write_config(trial, {"hyperparameters": {"rho": 7.0}}, {"source": "x"})
-    with pytest.raises(fedpa.FedpaError, match=r"is a run with rho = 7\.0, not 1\.0"):
-        sweep(settings, tmp_path, problem)
+    with pytest.raises(fedpa.FedpaError, match=r"hyperparameters\.rho was 7\.0 and is 0\.1"):
+        sweep(settings, tmp_path, problem, anyway=True)
 
 
 @pytest.mark.long
@@ -339,12 +370,12 @@ def _params(rho, rate, optimizer, epochs):
 
 def test_small_models_share_the_cores(monkeypatch):
     problem = task_named("digits").load(fedpa.tasks.TaskOptions())
-    monkeypatch.setattr("fedpa.sweeps.workers.cores", lambda: 8)
+    monkeypatch.setattr("fedpa.training.workers.cores", lambda: 8)
     assert default_jobs(problem) == 4
-    monkeypatch.setattr("fedpa.sweeps.workers.cores", lambda: 2)
+    monkeypatch.setattr("fedpa.training.workers.cores", lambda: 2)
     assert default_jobs(problem) == 1
     big = problem._replace(init=lambda key: {"w": jax.numpy.zeros(200_000)})
-    monkeypatch.setattr("fedpa.sweeps.workers.cores", lambda: 8)
+    monkeypatch.setattr("fedpa.training.workers.cores", lambda: 8)
     assert default_jobs(big) == 1
 
 

@@ -9,10 +9,9 @@ import tyro
 from rich.console import Console
 
 from fedpa.algorithms.method import labelled, methods
-from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.cli.arguments import parse, refuse_unused, shown
 from fedpa.cli.comparing import Planned, carried_out
 from fedpa.cli.loading import loaded
-from fedpa.cores import cores
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.curves import draw_curves
 from fedpa.report.found_runs import find_runs, grouped
@@ -25,8 +24,9 @@ from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, resolve
 from fedpa.training.run import check_run
-from fedpa.training.shared_burn_in import shared
+from fedpa.training.shared_burn_in import check_samples, shared
 from fedpa.training.whole_files import write_atomically
+from fedpa.training.workers import default_jobs
 
 SUMMARY = "run several methods on one task and compare them"
 
@@ -45,7 +45,8 @@ class CompareCommand:
     published: bool = False
     """Show the paper's own results beside the measured ones."""
     jobs: int | None = None
-    """Runs at a time, each in a process of its own; half the number of cores if not given."""
+    """Runs at a time, in processes of their own; if not given, 1 for models whose programs use all
+    cores, half of the cores for small ones."""
     out: Path | None = None
     """Directory to write to; a fresh runs/<time>-<task>-compare if not given. A comparison that
     lies there is gone on with: what is finished is kept, what was cut resumed, what is missing
@@ -63,24 +64,26 @@ def main(argv: Sequence[str], console: Console) -> None:
         raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
     command = parse(CompareCommand, argv, "fedpa compare")
     check_integer("seeds", command.seeds, 1)
-    jobs = max(cores() // 2, 1) if command.jobs is None else command.jobs
-    check_integer("jobs", jobs, 1)
+    if command.jobs is not None:
+        check_integer("jobs", command.jobs, 1)
     task = task_named(command.run.task)
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
+    given = [parse(CompareCommand, argv, "fedpa compare", method=name).run for name in names]
     configs = {
-        (name, seed): resolve(dataclasses.replace(config, seed=seed))
-        for name in names
-        for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
+        (config.method, seed): resolve(dataclasses.replace(config, seed=seed))
+        for config in given
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
+    refuse_unused(given, [configs[name, command.run.seed] for name in names], argv)
+    for config in configs.values():
+        check_samples(config)
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
         raise refuse("published", True, f"the paper has no results for task {command.run.task}")
     problems = {options: loaded(config) for options, config in _by_options(configs).items()}
     for config in configs.values():
         check_run(config, problems[config.task_options])
-    refuse_unused_sampler(names, argv)
     out = _directory(command)
 
     labels = _labels(configs)
@@ -94,6 +97,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         )
         for (name, seed), config in configs.items()
     ]
+    jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
     found = carried_out(planned, out, problems, jobs, console, command.quiet)
     histories: dict[str, list[list[dict[str, object]]]] = {}
     for (name, _), history in zip(configs, found, strict=True):
@@ -138,10 +142,8 @@ def _directory(command: CompareCommand) -> Path:
     if command.overwrite:
         run_directory.check_free(command.out, overwrite=True)
         run_directory.clear(command.out)
-    elif run_directory.is_run(command.out):
-        raise refuse("out", str(command.out), "holds a run: choose another directory")
     else:
-        run_directory.check_writable(command.out)
+        run_directory.check_comparison(command.out)
     with run_directory.writing(command.out):
         command.out.mkdir(parents=True, exist_ok=True)
     return command.out

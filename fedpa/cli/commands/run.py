@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from fedpa.algorithms.method import labelled
-from fedpa.cli.arguments import parse, refuse_unused_sampler
+from fedpa.cli.arguments import parse, refuse_unused
 from fedpa.cli.loading import loaded
 from fedpa.cli.outcome import tell
 from fedpa.cli.resumable import resumable
@@ -52,7 +52,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     limit = [max_minutes(command.max_minutes)] if command.max_minutes is not None else []
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
-    refuse_unused_sampler([config.method], argv)
+    refuse_unused([command.run], [config], argv)
     if command.out is not None and is_first():
         run_directory.check_free(command.out, command.overwrite)
     # Before anything is made: the data may not be there, or not have what is asked for.

@@ -11,30 +11,47 @@ import tyro
 from rich.console import Console
 
 from fedpa.algorithms.method import methods
-from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
+from fedpa.cli.arguments import is_given, option, parse, refuse_unused, shown
 from fedpa.cli.loading import loaded
 from fedpa.cli.resumable import interruptible
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.figures import rendered
-from fedpa.sweeps.paper import STAGES, Stages, check_stages_place, in_two_stages, split
+from fedpa.sweeps.paper import (
+    STAGES,
+    Stages,
+    are_stages,
+    check_stages_place,
+    in_two_stages,
+    read_stages,
+    split,
+)
 from fedpa.sweeps.search import Trial, best, chosen_search
 from fedpa.sweeps.sensitivity import PICTURE, drawn, sensitivity_table
 from fedpa.sweeps.settings import Sweep, check_place, checked, is_sweep, read_settings
-from fedpa.sweeps.space import Space, configured, described, first_point, fitting, read_space
-from fedpa.sweeps.sweep import BEST, TABLE, TRIALS, Watch, sweep
+from fedpa.sweeps.space import (
+    Space,
+    configured,
+    described,
+    first_point,
+    fitting,
+    read_space,
+    size,
+)
+from fedpa.sweeps.sweep import BEST, TABLE, Watch, sweep
 from fedpa.sweeps.trial_run import chosen_on
-from fedpa.sweeps.workers import default_jobs
 from fedpa.tasks.grids import grid_of
 from fedpa.tasks.task import Problem, preset_named, task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.config import RunConfig
 from fedpa.training.run import check_run
+from fedpa.training.run_directory import TRIALS
 from fedpa.training.whole_files import write_atomically
+from fedpa.training.workers import default_jobs
 
 SUMMARY = "search for a method's hyperparameters on a task"
-_GOING_ON = ("--out", "--jobs", "--quiet", "--anyway")
-"""Words that say nothing of the search itself."""
+_GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}
+"""Options with which one goes on with a sweep → how many words follow each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +92,17 @@ def main(argv: Sequence[str], console: Console) -> None:
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     remarks: list[str] = []
-    stages = _stages(command, argv, remarks) if command.paper else None
-    settings = stages.training if stages is not None else _settings(command, argv, remarks)
+    stages = None
+    if _only_goes_on(argv):
+        stages, settings = _found(command)
+    elif command.paper:
+        stages = _stages(command, argv, remarks)
+        settings = stages.training
+    else:
+        settings = _settings(command, argv, remarks)
     if command.out is not None:
         if stages is not None:
-            check_stages_place(command.out)
+            check_stages_place(command.out, stages)
         else:
             check_place(command.out, settings)
     problem = loaded(settings.base)
@@ -91,14 +114,15 @@ def main(argv: Sequence[str], console: Console) -> None:
             _say(console, remark)
 
     jobs = command.jobs or default_jobs(problem)
-    words = [*argv, *([] if command.out is not None else ["--out", shown(out)])]
-    going_on = f"`fedpa sweep {shlex.join(words)}` goes on"
+    going_on = f"`fedpa sweep --out {shlex.quote(shown(out))}` goes on"
 
     def perform(settings: Sweep, place: Path) -> list[Trial]:
         if not command.quiet:
             method = settings.base.method
             many = f"{settings.search.trials} trials of {method}"
             _say(console, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
+            if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
+                _say(console, "with 1 epoch there is one sample, and rho changes nothing")
         with _watching(console, settings, problem, command.quiet, jobs) as watch:
             watch = watch._replace(begin=_also(watch, look))
             found = sweep(settings, place, problem, jobs=jobs, watch=watch, anyway=command.anyway)
@@ -120,13 +144,7 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 
 def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Sweep:
-    out = command.out
-    options = {word.split("=")[0] for word in argv if word.startswith("--")}
-    others = [word for word in argv if word in (command.run.task,)]
-    if out is not None and is_sweep(out) and options <= set(_GOING_ON) and not others:
-        return checked(read_settings(out))
     base = command.run
-    refuse_unused_sampler([base.method], argv)
     if command.space is not None:
         space = read_space(command.space)
         _refuse_fixed(space, argv)
@@ -139,7 +157,41 @@ def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) ->
     search = chosen_search(
         command.search, space, command.trials, command.search_seed, command.prune
     )
-    return checked(Sweep(base, space, search))
+    settings = checked(Sweep(base, space, search))
+    refuse_unused([base], [configured(base, first_point(settings.space))], argv)
+    return settings
+
+
+def _only_goes_on(argv: Sequence[str]) -> bool:
+    """Whether the words say where to go on, and nothing of what is searched for."""
+    words, place = list(argv), False
+    while words:
+        name, _, value = words.pop(0).partition("=")
+        if name not in _GOING_ON:
+            return False
+        place = place or name == "--out"
+        if not value:
+            del words[: _GOING_ON[name]]
+    return place
+
+
+def _found(command: SweepCommand) -> tuple[Stages | None, Sweep]:
+    """The sweep, or the stages, that lie in a directory; perhaps with more trials."""
+    out = command.out
+    assert out is not None
+    if are_stages(out):
+        if command.trials is not None:
+            raise refuse("trials", command.trials, "a sweep in stages keeps the number it has")
+        stages = read_stages(out)
+        return stages, stages.training
+    if not is_sweep(out):
+        raise FedpaError(f"out = {str(out)!r}: holds no sweep to go on with; name a task")
+    settings = read_settings(out)
+    if command.trials is not None:
+        kind, _, seed, prune = settings.search
+        search = chosen_search(kind, settings.space, command.trials, seed, prune)
+        settings = settings._replace(search=search)
+    return None, checked(settings)
 
 
 def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Stages:
@@ -160,9 +212,11 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
         second = _trimmed(grid.sampling, command.run, argv, remarks)
 
     def stage(base: RunConfig, space: Space) -> Sweep:
-        search = chosen_search(
-            command.search, space, command.trials, command.search_seed, command.prune
-        )
+        trials, points = command.trials, size(space)
+        if trials is not None and command.search == "random" and (points or trials) < trials:
+            remarks.append(f"{base.method} has {points} points to try: all of them are")
+            trials = points
+        search = chosen_search(command.search, space, trials, command.search_seed, command.prune)
         return checked(Sweep(base, space, search))
 
     return Stages(stage(fedavg, first), stage(command.run, second))
@@ -170,7 +224,7 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
 
 def _trimmed(grid: Space, base: RunConfig, argv: Sequence[str], remarks: list[str]) -> Space:
     """The task's grid without what the command line fixes, and what the runs can't have."""
-    wanted = {name: values for name, values in grid.items() if not _is_given(name, argv)}
+    wanted = {name: values for name, values in grid.items() if not is_given(name, argv)}
     space = fitting(wanted, base)
     for name, values in wanted.items():
         kept: Any = space.get(name, ())
@@ -190,14 +244,8 @@ def _trimmed(grid: Space, base: RunConfig, argv: Sequence[str], remarks: list[st
 
 def _refuse_fixed(space: Space, argv: Sequence[str]) -> None:
     for name in space:
-        if _is_given(name, argv):
-            option = "--" + name.replace("_", "-")
-            raise FedpaError(f"{option} is in the space, too: leave it out of one of them")
-
-
-def _is_given(name: str, argv: Sequence[str]) -> bool:
-    option = "--" + name.replace("_", "-")
-    return any(word.split("=")[0].replace("_", "-") == option for word in argv)
+        if is_given(name, argv):
+            raise FedpaError(f"{option(name)} is in the space, too: leave it out of one of them")
 
 
 def _check_runs(sweeps: Sequence[Sweep], problem: Problem) -> None:

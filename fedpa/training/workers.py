@@ -1,4 +1,4 @@
-"""Trials side by side: processes that belong to the sweep and end with it."""
+"""Runs side by side: processes that belong to a command and end with it."""
 
 import concurrent.futures
 import contextlib
@@ -16,17 +16,20 @@ import jax
 
 from fedpa.cores import cores
 from fedpa.errors import FedpaError
-from fedpa.sweeps.search import Outcome
-from fedpa.sweeps.trial_run import Job, performed
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Problem, task_named
-from fedpa.training.callbacks import Answer, Event, Stop
-from fedpa.training.signals import WAITING
+from fedpa.training.callbacks import Answer, Callback, Event, Stop
+from fedpa.training.config import RunConfig
+from fedpa.training.signals import WAITING, held_back
 
 SMALL = 100_000
 """Parameters of a model whose programs leave cores idle."""
 
-Submit = Callable[[Job], "concurrent.futures.Future[Outcome | None]"]
+Work = Callable[[Any, Problem, Callback], Any]
+"""(what is to be done, the task, a callback that ends the run if the command does) → outcome. A
+function of a module: its name is sent to the process."""
+Submit = Callable[[Work, Any, RunConfig], "concurrent.futures.Future[Any]"]
+"""(work, what is to be done, the run's settings) → what will come of it; None if it was ended."""
 
 
 def default_jobs(problem: Problem) -> int:
@@ -39,16 +42,21 @@ def default_jobs(problem: Problem) -> int:
 
 @contextlib.contextmanager
 def workers(jobs: int) -> Iterator[Submit]:
-    """Processes of their own for so many trials at a time.
+    """Processes of their own for so many runs at a time.
 
-    Signals are the sweep's business: it tells its workers, which save their last round and stop.
-    If it is killed they end at once; their trials are resumed like others.
+    Signals are the command's business: it tells its workers, which save their last round and stop.
+    If it is killed they end at once; their runs are resumed like others.
     """
     context = multiprocessing.get_context("spawn")  # JAX's threads don't survive a fork
     stop = context.Event()
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _initialize, (stop,))
+
+    def submit(work: Work, item: Any, config: RunConfig) -> "concurrent.futures.Future[Any]":
+        with held_back():  # also from the process that begins here, until it ignores them
+            return pool.submit(_work, work, item, config)
+
     try:
-        yield lambda job: pool.submit(_work, job)
+        yield submit
     except concurrent.futures.process.BrokenProcessPool:
         raise FedpaError(
             "a worker process was ended from outside (is there memory for fewer --jobs?)"
@@ -78,13 +86,15 @@ def _end_with_parent() -> None:
         os._exit(1)  # files are whole at any time
 
 
-def _work(job: Job) -> Outcome | None:
+def _work(work: Work, item: Any, config: RunConfig) -> Any:
     def look(event: Event) -> Answer:
         return Stop("interrupted", finished=False) if _stop.is_set() else None
 
     if _stop.is_set():
         return None
-    options = job.config.task_options
+    options = config.task_options
     if options not in _problems:
-        _problems[options] = task_named(job.config.task).load(options)
-    return performed(job, _problems[options], [look])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the command has said it
+            _problems[options] = task_named(config.task).load(options)
+    return work(item, _problems[options], look)
