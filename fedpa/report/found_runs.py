@@ -145,7 +145,8 @@ def grouped(runs: Sequence[FoundRun]) -> list[Group]:
     """The runs by method, told apart by label.
 
     A seed that comes twice, as in comparisons made before and after a change of the code, begins
-    another group: two of the same are not two seeds.
+    another group: two of the same are not two seeds. Seeds are in order, however they were named;
+    within a task no two labels are the same.
     """
     found: dict[tuple[Any, int], list[FoundRun]] = {}
     for run in runs:
@@ -153,8 +154,26 @@ def grouped(runs: Sequence[FoundRun]) -> list[Group]:
         while any(other.seed == run.seed for other in found.get((key, copy), ())):
             copy += 1
         found.setdefault((key, copy), []).append(run)
-    groups = [Group(of[0].task, _label(of[0]), of) for of in found.values()]
-    return [group._replace(label=_told_apart(group, groups)) for group in groups]
+    groups = [Group(of[0].task, _label(of[0]), sorted(of, key=_by_seed)) for of in found.values()]
+    return _numbered([group._replace(label=_told_apart(group, groups)) for group in groups])
+
+
+def _by_seed(run: FoundRun) -> tuple[bool, Any]:
+    return (True, str(run.seed)) if not isinstance(run.seed, int) else (False, run.seed)
+
+
+def _numbered(groups: Sequence[Group]) -> list[Group]:
+    """With a number behind labels that are the same in spite of all: a file may say anything."""
+    taken: set[tuple[str, str]] = set()
+    found = []
+    for group in groups:
+        label, number = group.label, 1
+        while (group.task, label) in taken:
+            number += 1
+            label = f"{group.label} #{number}"
+        taken.add((group.task, label))
+        found.append(group._replace(label=label))
+    return found
 
 
 def _key(run: FoundRun) -> tuple[tuple[str, str], ...]:
@@ -186,9 +205,10 @@ def _told_apart(group: Group, groups: Sequence[Group]) -> str:
     if len(alike) == 1:
         return group.label
     names = list(dict.fromkeys(name for g in alike for name in _deciding(g.runs[0])))
-    values = {name: [repr(g.runs[0].settings.get(name)) for g in alike] for name in names}
-    differing = [name for name in names if len(set(values[name])) > 1]
-    own = [f"{n.split('.')[-1]}={_shown(group.runs[0].settings.get(n))}" for n in differing]
+    shown = {name: _shown([g.runs[0].settings.get(name) for g in alike]) for name in names}
+    differing = [name for name in names if len(shown[name]) > 1]
+    values = {name: repr(group.runs[0].settings.get(name)) for name in differing}
+    own = [f"{name.split('.')[-1]}={shown[name][values[name]]}" for name in differing]
     # Groups of the same settings: copies, told apart by the directories that were named.
     same = [g for g in alike if _key(g.runs[0]) == _key(group.runs[0])]
     if len(same) > 1:
@@ -198,7 +218,14 @@ def _told_apart(group: Group, groups: Sequence[Group]) -> str:
     return f"{group.label} ({', '.join(own)})"
 
 
-def _shown(value: Any) -> str:
+def _shown(values: Sequence[Any]) -> dict[str, str]:
+    """repr → how a person writes it; repr again where two that differ would look alike."""
+    short = {repr(value): _short(value) for value in values}
+    forms = list(short.values())
+    return {exact: form if forms.count(form) == 1 else exact for exact, form in short.items()}
+
+
+def _short(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -234,10 +261,14 @@ def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
     runs = [run for group in groups for run in group.runs]
     every = [{**run.settings, **run.environment} for run in runs]
     names = list(dict.fromkeys(name for values in every for name in values))
-    differ = [name for name in names if len({repr(values.get(name)) for values in every}) > 1]
-    return {name: [_values(group, name) for group in groups] for name in differ}
+    shown = {name: _shown([values.get(name) for values in every]) for name in names}
+    return {
+        name: [_values(group, name, shown[name]) for group in groups]
+        for name in names
+        if len(shown[name]) > 1
+    }
 
 
-def _values(group: Group, name: str) -> str:
+def _values(group: Group, name: str, shown: Mapping[str, str]) -> str:
     values = [{**run.settings, **run.environment}.get(name) for run in group.runs]
-    return ", ".join(dict.fromkeys(_shown(value) for value in values))
+    return ", ".join(dict.fromkeys(shown[repr(value)] for value in values))

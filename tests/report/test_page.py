@@ -175,6 +175,26 @@ def test_the_same_method_with_other_settings_is_another():
     assert '<th scope="row">hyperparameters.rho</th><td>0.1</td><td>1</td>' in text
 
 
+def test_settings_that_differ_beyond_six_digits_are_told_apart():
+    for name, rho in (("a", 0.1), ("b", 0.10000001)):
+        made_run(Path(f"cmp/{name}"), settings={"hyperparameters": {"rho": rho}})
+    made_run(Path("cmp/c"), settings={"method": "FedPA[5] (rho=0.1)"})  # what a label looks like
+    text, data = reported("cmp", figures=True)
+    labels = ["FedPA[5] (rho=0.1)", "FedPA[5] (rho=0.10000001)", "FedPA[5] (rho=0.1) #2"]
+    assert [m["label"] for m in data["methods"]] == labels
+    assert re.search(r"hyperparameters.rho</th><td>0.1</td><td>0.10000001</td>", text)
+
+
+def test_seeds_are_in_order_however_they_were_named():
+    for seed in (0, 1, 10):
+        made_run(Path(f"fedavg-{seed}"), "fedavg", seed)
+        made_run(Path(f"fedpa-{seed}"), "fedpa", seed)
+    names = ["fedpa-10", "fedavg-0", "fedpa-0", "fedavg-10", "fedavg-1", "fedpa-1"]
+    groups = grouped(find_runs([Path(name) for name in names]))
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 10], [0, 1, 10]]
+    assert "less FedAvg[5]" in shown(reported(*names)[0])
+
+
 def test_a_seed_that_comes_twice_is_not_two_seeds():
     made_run(Path("before/fedpa-0"))
     made_run(Path("after/fedpa-0"))
