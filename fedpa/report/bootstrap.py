@@ -1,5 +1,20 @@
-"""Intervals over seeds, by the bootstrap: few seeds, and no belief in a bell curve."""
+"""Intervals over seeds: the bootstrap, widened for how few seeds there are.
 
+The percentile bootstrap takes the seeds at hand for all there are, so its intervals are too narrow
+where they are few: for normal numbers 95 % by name cover 50 % of the time for 2 seeds, 75 % for 3,
+83 % for 5, 90 % for 10. Two known errors make most of that, and are taken back: resampled values
+spread by the variance over n, not over n − 1, a factor √(n / (n − 1)); and the spread itself is
+only estimated, the ratio of Student's quantile with n − 1 degrees of freedom to the normal one.
+
+Tables print ±, so the interval is symmetric: it reaches as far to both sides as the longer tail
+does. Normal numbers are then covered 93 % of the time for 2 seeds, 95 to 96 % for more; skewed
+ones (exponential) 88 to 91 %, for which no small sample has a remedy. Two seeds make an interval
+about nine times as wide as they are apart: it says that two seeds hardly say anything.
+"""
+
+import functools
+import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,14 +35,48 @@ class Interval(NamedTuple):
 
 
 def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """The percentile interval of the mean over seeds; None of one seed, which says nothing.
+    """The interval of the mean over seeds, symmetric; None of one seed, which says nothing.
 
     The same values give the same interval: the resampling has a seed of its own.
     """
-    if len(values) < 2:
+    n = len(values)
+    if n < 2:
         return None
     array = np.asarray(values, float)
-    drawn = np.random.default_rng(0).integers(0, len(array), (RESAMPLES, len(array)))
+    mean = float(np.mean(array))
+    drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
     tail = (1 - level) / 2
-    low, high = np.quantile(array[drawn].mean(axis=1), [tail, 1 - tail])
-    return Interval(float(low), float(high))
+    low, high = np.quantile((array - mean)[drawn].mean(axis=1), [tail, 1 - tail])
+    half = _widened(n, level) * float(np.maximum(-low, high))
+    return Interval(mean - half, mean + half)
+
+
+@functools.cache
+def _widened(n: int, level: float) -> float:
+    """By what the deviations of n seeds' bootstrap means are to be multiplied."""
+    normal = statistics.NormalDist().inv_cdf((1 + level) / 2)
+    return math.sqrt(n / (n - 1)) * student_quantile(n - 1, level) / normal
+
+
+def student_quantile(freedom: int, level: float) -> float:
+    """t such that Student's distribution has `level` of its mass within ± t."""
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return (low + high) / 2
+
+
+def _within(t: float, freedom: int) -> float:
+    """The mass within ± t: for whole degrees of freedom, a finite sum of powers of a cosine."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * k / (k + 1)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total

@@ -12,6 +12,7 @@ from fedpa.report.summary import (
     switch_round,
 )
 from fedpa.report.table import Histories
+from fedpa.training.whole_files import write_atomically
 
 
 def draw_curves(
@@ -49,4 +50,4 @@ def draw_curves(
     axes.set_title(title, fontsize=10, loc="left")
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    path.write_bytes(rendered(figure, "png"))
+    write_atomically(path, rendered(figure, "png"))

@@ -6,6 +6,7 @@ is being written, can be looked at, too.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +146,8 @@ def grouped(runs: Sequence[FoundRun]) -> list[Group]:
     """The runs by method, told apart by label.
 
     A seed that comes twice, as in comparisons made before and after a change of the code, begins
-    another group: two of the same are not two seeds.
+    another group: two of the same are not two seeds. Seeds are in order, however they were named;
+    within a task no two labels are the same.
     """
     found: dict[tuple[Any, int], list[FoundRun]] = {}
     for run in runs:
@@ -153,8 +155,27 @@ def grouped(runs: Sequence[FoundRun]) -> list[Group]:
         while any(other.seed == run.seed for other in found.get((key, copy), ())):
             copy += 1
         found.setdefault((key, copy), []).append(run)
-    groups = [Group(of[0].task, _label(of[0]), of) for of in found.values()]
-    return [group._replace(label=_told_apart(group, groups)) for group in groups]
+    groups = [Group(of[0].task, _label(of[0]), sorted(of, key=_by_seed)) for of in found.values()]
+    labels = _told_apart(groups)
+    return _numbered([g._replace(label=x) for g, x in zip(groups, labels, strict=True)])
+
+
+def _by_seed(run: FoundRun) -> tuple[bool, Any]:
+    return (True, str(run.seed)) if not isinstance(run.seed, int) else (False, run.seed)
+
+
+def _numbered(groups: Sequence[Group]) -> list[Group]:
+    """With a number behind labels that are the same in spite of all: a file may say anything."""
+    taken: set[tuple[str, str]] = set()
+    found = []
+    for group in groups:
+        label, number = group.label, 1
+        while (group.task, label) in taken:
+            number += 1
+            label = f"{group.label} #{number}"
+        taken.add((group.task, label))
+        found.append(group._replace(label=label))
+    return found
 
 
 def _key(run: FoundRun) -> tuple[tuple[str, str], ...]:
@@ -180,25 +201,45 @@ def _label(run: FoundRun) -> str:
     return labelled(method, Hyperparameters(**{k: v for k, v in values.items() if k in known}))
 
 
-def _told_apart(group: Group, groups: Sequence[Group]) -> str:
-    """The label with what sets it apart from others of the same: settings, else where it lies."""
-    alike = [g for g in groups if (g.task, g.label) == (group.task, group.label)]
-    if len(alike) == 1:
-        return group.label
-    names = list(dict.fromkeys(name for g in alike for name in _deciding(g.runs[0])))
-    values = {name: [repr(g.runs[0].settings.get(name)) for g in alike] for name in names}
-    differing = [name for name in names if len(set(values[name])) > 1]
-    own = [f"{n.split('.')[-1]}={_shown(group.runs[0].settings.get(n))}" for n in differing]
+def _told_apart(groups: Sequence[Group]) -> list[str]:
+    """The labels with what sets apart those that are the same: settings, else where runs lie."""
+    labels = [group.label for group in groups]
+    for task, label in dict.fromkeys((group.task, group.label) for group in groups):
+        alike = [k for k, g in enumerate(groups) if (g.task, g.label) == (task, label)]
+        if len(alike) > 1:
+            marks = _marks([groups[k] for k in alike])
+            for k, mark in zip(alike, marks, strict=True):
+                labels[k] = f"{label} ({mark})"
+    return labels
+
+
+def _marks(alike: Sequence[Group]) -> list[str]:
+    settings = [group.runs[0].settings for group in alike]
+    names = list(dict.fromkeys(name for group in alike for name in _deciding(group.runs[0])))
+    shown = {name: _shown([own.get(name) for own in settings]) for name in names}
+    differing = [name for name in names if len(shown[name]) > 1]
+    marks = [
+        [f"{name.split('.')[-1]}={shown[name][repr(own.get(name))]}" for name in differing]
+        for own in settings
+    ]
     # Groups of the same settings: copies, told apart by the directories that were named.
-    same = [g for g in alike if _key(g.runs[0]) == _key(group.runs[0])]
-    if len(same) > 1:
-        places = [g.runs[0].origin.name for g in same]
-        place = group.runs[0].origin.name
-        own.append(place if places.count(place) == 1 else f"{place} {same.index(group) + 1}")
-    return f"{group.label} ({', '.join(own)})"
+    keys = [_key(group.runs[0]) for group in alike]
+    places = list(zip(keys, [group.runs[0].origin.name for group in alike], strict=True))
+    for k, (key, place) in enumerate(places):
+        if keys.count(key) > 1:
+            number = keys[: k + 1].count(key)
+            marks[k].append(place if places.count((key, place)) == 1 else f"{place} {number}")
+    return [", ".join(own) for own in marks]
 
 
-def _shown(value: Any) -> str:
+def _shown(values: Sequence[Any]) -> dict[str, str]:
+    """repr → how a person writes it; repr again where two that differ would look alike."""
+    short = {repr(value): _short(value) for value in values}
+    forms = Counter(short.values())
+    return {exact: form if forms[form] == 1 else exact for exact, form in short.items()}
+
+
+def _short(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -234,10 +275,14 @@ def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
     runs = [run for group in groups for run in group.runs]
     every = [{**run.settings, **run.environment} for run in runs]
     names = list(dict.fromkeys(name for values in every for name in values))
-    differ = [name for name in names if len({repr(values.get(name)) for values in every}) > 1]
-    return {name: [_values(group, name) for group in groups] for name in differ}
+    shown = {name: _shown([values.get(name) for values in every]) for name in names}
+    return {
+        name: [_values(group, name, shown[name]) for group in groups]
+        for name in names
+        if len(shown[name]) > 1
+    }
 
 
-def _values(group: Group, name: str) -> str:
+def _values(group: Group, name: str, shown: Mapping[str, str]) -> str:
     values = [{**run.settings, **run.environment}.get(name) for run in group.runs]
-    return ", ".join(dict.fromkeys(_shown(value) for value in values))
+    return ", ".join(dict.fromkeys(shown[repr(value)] for value in values))

@@ -11,10 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedpa.errors import FedpaError
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.report.figures import COLOURS
-from fedpa.report.found_runs import FoundRun, differing
-from fedpa.report.page_charts import DARK, charts, dash, marks_shown, points_shown
+from fedpa.report.file_progress import in_bytes
+from fedpa.report.found_runs import FoundRun, Group, differing
+from fedpa.report.page_charts import DARK, LEAST_POINTS, charts, dash, marks_shown, points_shown
 from fedpa.report.panels import Panel, at_the_end_over_clients, spread_metrics
 from fedpa.report.parts import Part
 from fedpa.report.results_text import latex, markdown
@@ -26,11 +28,33 @@ POLICY = (
 )
 
 
+MOST_BYTES = 6_000_000
+"""Of a page, of which plotly is 4.8 million: what mail and repositories take."""
+
+
 def page(found: Sequence[Part]) -> str:
-    """The whole page, as HTML."""
+    """The whole page, as HTML; with fewer points, then without diagnostics, if it gets too large.
+
+    What is too large even so is refused.
+    """
+    bare = [part._replace(diagnostics=()) for part in found]
+    left_out = any(part.diagnostics for part in found)
+    for own, least in [(own, least) for own in (found, bare) for least in (LEAST_POINTS, 20, 10)]:
+        text = _page(own, least, left_out=left_out and own is bare)
+        size = len(text.encode())
+        if size <= MOST_BYTES:
+            return text
+    runs = sum(len(group.runs) for part in found for group in part.groups)
+    raise FedpaError(
+        f"the page of these {runs:,} runs would have {in_bytes(size)}, more than "
+        f"{in_bytes(MOST_BYTES)}: name fewer runs, for example the best of a sweep"
+    )
+
+
+def _page(found: Sequence[Part], least: int, left_out: bool) -> str:
     methods = list(dict.fromkeys(group.label for part in found for group in part.groups))
     panels = [p for part in found for p in (part.curves, *part.diagnostics, *part.over_clients)]
-    figures = charts(panels, methods)
+    figures = charts(panels, methods, least)
     # Panels of two tasks share a name: a chart's place is its number.
     ids = {id(panel): f"chart-{number}" for number, panel in enumerate(panels)}
     for figure, panel in zip(figures, panels, strict=True):
@@ -55,7 +79,7 @@ def page(found: Sequence[Part]) -> str:
         policy=POLICY,
         style=_file("page.css"),
         summary=_text(_summary(found)),
-        notices=_notices(found),
+        notices=_notices(found, left_out),
         links="".join(f'<li><a href="#{n}">{title}</a></li>' for n, (title, _) in there.items()),
         toggles="".join(_toggle(number, method) for number, method in enumerate(methods)),
         sections="".join(
@@ -63,7 +87,7 @@ def page(found: Sequence[Part]) -> str:
             f'<h2 id="{name}-title">{title}</h2>{content}</section>\n'
             for name, (title, content) in there.items()
         ),
-        thinned=_thinned(panels),
+        thinned=_thinned(panels, least),
         data=json_in_page(data),
         plotly=_plotly(),
         script=_file("page.js"),
@@ -104,8 +128,8 @@ back.{thinned}</footer>
 """
 
 
-def _thinned(panels: Sequence[Panel]) -> str:
-    most = points_shown(panels)
+def _thinned(panels: Sequence[Panel], least: int) -> str:
+    most = points_shown(panels, least)
     longest = max((len(s.line.rounds) for p in panels for s in p.series), default=0)
     return f" Lines of more than {most:,} rounds skip some between." if longest > most else ""
 
@@ -148,7 +172,7 @@ def _several(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def _notices(found: Sequence[Part]) -> str:
+def _notices(found: Sequence[Part], left_out: bool) -> str:
     """What a reader must know before trusting a mean."""
     groups = [group for part in found for group in part.groups]
     texts = []
@@ -164,11 +188,35 @@ def _notices(found: Sequence[Part]) -> str:
     unequal = [g.label for g in groups if len({len(r.history) for r in g.runs}) > 1]
     if unequal:
         texts.append(
-            "Seeds of unequal length: the mean goes as far as all of them, thin lines show the "
-            f"rest: {', '.join(dict.fromkeys(unequal))}."
+            "Seeds of unequal length: means and results are of the rounds that all of them have, "
+            f"thin lines show the rest: {', '.join(dict.fromkeys(unequal))}."
+        )
+    texts += [text for part in found if (text := _unequal_methods(part))]
+    if left_out:
+        texts.append(
+            "So many methods that the posterior diagnostics are left out, to keep the page small: "
+            "a report of fewer runs has them."
         )
     listed = "".join(f"<li>{_text(text)}</li>" for text in texts)
     return f'<ul class="notice">{listed}</ul>' if texts else ""
+
+
+def _unequal_methods(part: Part) -> str:
+    lengths = [min(len(history) for history in group.histories) for group in part.groups]
+    if len(set(lengths)) == 1:
+        return ""
+    by_length = {
+        n: [g.label for g, own in zip(part.groups, lengths, strict=True) if own == n]
+        for n in sorted(set(lengths))
+    }
+    told = "; ".join(
+        f"{_several(n, 'round')}: {', '.join(own) if len(own) < 10 else f'{len(own)} methods'}"
+        for n, own in by_length.items()
+    )
+    return (
+        f"Methods of unequal length ({part.task}): final values are not of the same round, "
+        f"differences are, the last that both have. {told}."
+    )
 
 
 def _progress(run: FoundRun) -> str:
@@ -249,13 +297,21 @@ def _clients(found: Sequence[Part], ids: dict[int, str]) -> str:
         for metric in spread_metrics(part.groups, "test"):
             header = ["method", *(f"{p}th percentile" for p in PERCENTILES)]
             rows = [
-                [group.label, *(_decimal(v) for v in at_the_end_over_clients(group, metric))]
+                [_with_ends(group), *(_decimal(v) for v in at_the_end_over_clients(group, metric))]
                 for group in part.groups
             ]
-            caption = f"test {metric} after the last round: percentiles over clients."
+            caption = f"test {metric} after each run's last round: percentiles over clients."
             tables += _table(header, rows, caption)
         content += _headed(part, found, shown + tables)
     return content
+
+
+def _with_ends(group: Group) -> str:
+    """The label, with the runs' last rounds where they ended in different ones."""
+    ends = [len(history) for history in group.histories]
+    if min(ends) == max(ends):
+        return group.label
+    return f"{group.label} (rounds {min(ends):,} to {max(ends):,})"
 
 
 def _decimal(value: float) -> str:
@@ -265,19 +321,9 @@ def _decimal(value: float) -> str:
 def _results(found: Sequence[Part]) -> str:
     content = ""
     for part in found:
-        unfinished = {
-            group.label: sum(not run.finished for run in group.runs) for group in part.groups
-        }
-        marked = [
-            [_with_unfinished(row[0], unfinished[row[0]]), *row[1:]] for row in part.results.rows
-        ]
-        table = _table(part.results.header, marked, part.results.caption)
+        table = _table(part.results.header, part.results.rows, part.results.caption)
         content += _headed(part, found, table)
     return content
-
-
-def _with_unfinished(label: str, number: int) -> str:
-    return f"{label} ({number} unfinished)" if number else label
 
 
 def _settings(found: Sequence[Part]) -> str:

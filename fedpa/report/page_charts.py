@@ -22,18 +22,22 @@ MOST_MARKS = 4000
 """In one chart: browsers get slow with more, and nobody sees them apart."""
 MOST_POINTS = 50_000
 """Of all lines of a page, which is to stay small enough for a letter."""
+LEAST_POINTS = 50
+"""Of a line, however many there are."""
 
 
-def charts(panels: Sequence[Panel], methods: Sequence[str]) -> list[dict[str, Any]]:
+def charts(
+    panels: Sequence[Panel], methods: Sequence[str], least: int = LEAST_POINTS
+) -> list[dict[str, Any]]:
     """A figure per panel: its name, data and layout."""
-    most = points_shown(panels)
+    most = points_shown(panels, least)
     return [_chart(panel, methods, most) for panel in panels]
 
 
-def points_shown(panels: Sequence[Panel]) -> int:
-    """How many points a line has at most."""
+def points_shown(panels: Sequence[Panel], least: int = LEAST_POINTS) -> int:
+    """How many points a line has at most: its share of all, but so many at least."""
     lines = sum(1 + 2 * (s.low is not None) + len(s.rest) for p in panels for s in p.series)
-    return max(MOST_POINTS // max(lines, 1), 50)
+    return max(MOST_POINTS // max(lines, 1), least)
 
 
 def dash(index: int) -> str:
@@ -49,10 +53,11 @@ def marks_shown(panel: Panel) -> int:
 
 def _chart(panel: Panel, methods: Sequence[str], most: int) -> dict[str, Any]:
     every = marks_shown(panel)
+    places = {method: index for index, method in enumerate(methods)}
     data = [
         trace
         for series in panel.series
-        for trace in _traces(series, methods.index(series.method), most, every)
+        for trace in _traces(series, places[series.method], most, every)
     ]
     layout = {
         "xaxis": {"title": {"text": "round"}},

@@ -4,8 +4,8 @@ A line is the mean over seeds at the rounds that all of them have; a band reache
 seed to the highest there. Where some seeds have gone further, each goes on as a thin line.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedpa.report.found_runs import Group, Scale
 from fedpa.report.summary import (
     WINDOW,
     Curve,
+    at_the_end,
     curve,
     mean_over_seeds,
     running_average,
@@ -142,10 +143,8 @@ def over_clients(groups: Sequence[Group]) -> list[Panel]:
         series = []
         for group in groups:
             bounds = {p: _of_key(group, f"eval/{metric}_p{p}") for p in PERCENTILES}
-            if len(bounds[middle].line.rounds):
-                series.append(
-                    bounds[middle]._replace(low=bounds[low].line, high=bounds[high].line, rest=())
-                )
+            if len(bounds[middle].line.rounds) or bounds[middle].rest:
+                series.append(bounds[middle]._replace(low=bounds[low].line, high=bounds[high].line))
         note = f"line: the median client; shaded: from {low} % of the clients to {high} %."
         panels.append(Panel(f"clients-{metric}", f"{metric} over clients", note, metric, series))
     return panels
@@ -182,18 +181,15 @@ def _finite(c: Curve) -> Curve:
 
 
 def _over_seeds(method: str, seeds: Sequence[Marks]) -> Series:
-    there = [seed for seed in seeds if len(seed.points.rounds)]
-    if not there:
-        nothing = Curve(np.array([], int), np.array([], float))
-        return Series(method, nothing, None, None, (), ())
-    curves = [seed.points for seed in there]
+    """A seed that has nothing yet leaves no round that all have: the others are thin lines."""
+    curves = [seed.points for seed in seeds]
     line = mean_over_seeds(curves)
     low = high = None
     if len(curves) > 1 and len(line.rounds):
         values = np.array([c.values[np.isin(c.rounds, line.rounds)] for c in curves])
         low = Curve(line.rounds, values.min(axis=0))
         high = Curve(line.rounds, values.max(axis=0))
-    return Series(method, line, low, high, _rests(there, line), ())
+    return Series(method, line, low, high, _rests(seeds, line), ())
 
 
 def _rests(seeds: Sequence[Marks], line: Curve) -> list[Marks]:
@@ -202,20 +198,14 @@ def _rests(seeds: Sequence[Marks], line: Curve) -> list[Marks]:
     rests = []
     for seed in seeds:
         rounds, values = seed.points
-        if rounds[-1] > last:
+        if len(rounds) and rounds[-1] > last:
             rests.append(Marks(seed.seed, Curve(rounds[rounds >= last], values[rounds >= last])))
     return rests
 
 
 def at_the_end_over_clients(group: Group, metric: str) -> list[float]:
-    """test/<metric>_p10, _p50, _p90 at the end, mean over seeds; NaN if there are none."""
-    means = []
-    for p in PERCENTILES:
-        values: list[Any] = [_last(h, f"test/{metric}_p{p}") for h in group.histories]
-        there = [float(value) for value in values if value is not None]
-        means.append(float(np.mean(there)) if there else float("nan"))
-    return means
-
-
-def _last(history: Sequence[Mapping[str, Any]], key: str) -> Any:
-    return history[-1].get(key) if history else None
+    """test/<metric>_p10, _p50, _p90 at the end, mean over seeds; NaN unless all have them."""
+    return [
+        float(np.mean([at_the_end(h, f"test/{metric}_p{p}") for h in group.histories]))
+        for p in PERCENTILES
+    ]

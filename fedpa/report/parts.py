@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from fedpa.report.found_runs import Group, Scale, scale_of
 from fedpa.report.panels import Panel, diagnostics, learning_curves, over_clients
+from fedpa.report.reference import check_reference
 from fedpa.report.results import Results, results
 
 
@@ -20,8 +21,10 @@ class Part(NamedTuple):
     over_clients: Sequence[Panel]
 
 
-def parts(groups: Sequence[Group]) -> list[Part]:
-    """One for each task, in the order they came."""
+def parts(groups: Sequence[Group], reference: str | None = None) -> list[Part]:
+    """One for each task, in the order they came; `reference`: a method's name or label."""
+    if reference is not None:
+        check_reference(groups, reference)
     found = []
     for task in dict.fromkeys(group.task for group in groups):
         own = [group for group in groups if group.task == task]
@@ -31,7 +34,7 @@ def parts(groups: Sequence[Group]) -> list[Part]:
                 task,
                 own,
                 scale,
-                results(own, scale),
+                results(own, scale, reference),
                 learning_curves(own, scale),
                 diagnostics(own),
                 over_clients(own),

@@ -25,10 +25,10 @@ _LATEX = {
 
 
 def markdown(results: Results) -> str:
-    """A table as GitHub shows it; numbers to the right."""
+    """A table as GitHub shows it; numbers to the right, what they are below."""
     rules = ["---", *("---:" for _ in results.header[1:])]
     lines = [_line(results.header), _line(rules), *(_line(row) for row in results.rows)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _markdown_text(results.caption)]) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -42,12 +42,13 @@ def _markdown_text(text: str) -> str:
 
 
 def latex(results: Results) -> str:
-    """A tabular with booktabs' rules."""
+    """A tabular with booktabs' rules; what the numbers are is a comment, to make a caption of."""
     columns = "l" + "r" * (len(results.header) - 1)
     rows = [_latex_row(row) for row in results.rows]
     return "\n".join(
         [
             "% needs \\usepackage{booktabs}",
+            f"% {latex_text(results.caption)}",
             f"\\begin{{tabular}}{{{columns}}}",
             "\\toprule",
             _latex_row(results.header),

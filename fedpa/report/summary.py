@@ -31,10 +31,29 @@ def final(c: Curve, last: int) -> float:
     return float(np.mean(c.values[c.rounds > c.rounds[-1] - last])) if len(c.rounds) else np.nan
 
 
+def finals(curves: Sequence[Curve], last: int) -> list[float]:
+    """The same of each, over the same evaluations: up to the last round that all of them have."""
+    common = common_rounds(curves)
+    if not len(common):
+        return [np.nan] * len(curves)
+    rounds = common[common > common[-1] - last]
+    return [float(np.mean(c.values[np.isin(c.rounds, rounds)])) for c in curves]
+
+
+def common_rounds(curves: Sequence[Curve]) -> np.ndarray:
+    """The rounds that all of them evaluated: a run may have ended before the others."""
+    return functools.reduce(np.intersect1d, [c.rounds for c in curves])
+
+
 def at_the_end(history: Sequence[Mapping[str, Any]], key: str) -> float:
     """The last record's value of `key`; NaN if it has none."""
     value = history[-1].get(key) if history else None
     return np.nan if value is None else float(value)
+
+
+def length(history: Sequence[Mapping[str, Any]]) -> int:
+    """The last round there is."""
+    return int(history[-1]["round"]) if history else 0
 
 
 def running_average(c: Curve, window: int = WINDOW) -> Curve:
@@ -45,8 +64,8 @@ def running_average(c: Curve, window: int = WINDOW) -> Curve:
 
 
 def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
-    """At the rounds that all of them evaluated: a run may have ended before the others."""
-    common = functools.reduce(np.intersect1d, [c.rounds for c in curves])
+    """At the rounds that all of them evaluated."""
+    common = common_rounds(curves)
     values = [c.values[np.isin(c.rounds, common)] for c in curves]
     return Curve(common, np.mean(values, axis=0))
 

@@ -9,8 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from fedpa.cli.main import main
+from fedpa.errors import FedpaError
 from fedpa.report.found_runs import find_runs, grouped
-from fedpa.report.page import json_in_page
+from fedpa.report.page import json_in_page, page
 from fedpa.report.page_charts import MOST_MARKS, charts, marks_shown
 from fedpa.report.panels import learning_curves, over_clients
 from fedpa.report.parts import parts
@@ -21,7 +22,7 @@ from tests.report.made_runs import made_comparison, made_run
 
 MEGABYTE = 2**20
 SAMPLE = Results(
-    ["method", "final accuracy"], [["A_1 & 100%", "0.9 ± 0.1"], ["[B|x]", "–"]], "caption"
+    ["method", "final accuracy"], [["A_1 & 100%", "0.9 ± 0.1"], ["[B|x]", "–"]], "95% of A_1"
 )
 
 
@@ -124,7 +125,7 @@ def test_a_run_in_progress_is_read_up_to_its_torn_line():
     text, _ = reported("cmp")
     words = shown(text)
     assert "Unfinished: fedpa-1 (12 of 30 rounds), fedpa-2 (0 of 30 rounds)" in words
-    assert "FedPA[5] (2 unfinished)" in words
+    assert "FedPA[5] (at round 0 of 30, 2 unfinished) 3 – –" in words
     assert "nan" not in words.lower()
 
 
@@ -139,6 +140,76 @@ def test_seeds_of_unequal_length_go_on_as_thin_lines():
     assert (rest[0]["x"][0], rest[0]["x"][-1]) == (20, 40)
     assert "Seeds of unequal length" in shown(text)
     assert "40, 20" in shown(text)  # the setting in which they differ
+
+
+def test_a_seed_without_points_leaves_no_mean_of_the_others():
+    for seed, done in ((0, None), (1, None), (2, 4)):
+        spread = {f"eval/accuracy_p{p}": p / 100 for p in (10, 50, 90)}
+        made_run(Path(f"cmp/fedpa-{seed}"), seed=seed, done=done, more=spread if done else None)
+    _, data = reported("cmp")
+    for chart in (data["charts"][0], data["charts"][-1]):
+        line = next(t for t in chart["data"] if t["meta"]["role"] == "line")
+        assert line["x"] == []
+        assert all(t["x"] == [] for t in chart["data"] if t["meta"]["role"] == "band")
+    rest = [t["name"] for t in data["charts"][0]["data"] if t["meta"]["role"] == "rest"]
+    assert rest == ["FedPA[5], seed 0", "FedPA[5], seed 1"]
+    rest = [t["name"] for t in data["charts"][-1]["data"] if t["meta"]["role"] == "rest"]
+    assert rest == ["FedPA[5], seed 2"]
+
+
+def cut_comparison():
+    """FedPA's second seed was cut after 8 of 12 rounds; FedAvg's were not."""
+    for method in ("fedavg", "fedpa"):
+        for seed in (0, 1):
+            done = 8 if (method, seed) == ("fedpa", 1) else None
+            made_run(Path(f"cmp/{method}-{seed}"), method, seed, rounds=12, done=done)
+    return Path("cmp")
+
+
+def test_a_cut_run_is_compared_at_the_rounds_all_have():
+    text, _ = reported(cut_comparison())
+    part = parts(grouped(find_runs([Path("cmp")])))[0]
+    fedavg, fedpa = part.results.rows
+    assert fedavg[0] == "FedAvg[5]"
+    assert fedpa[0] == "FedPA[5] (at round 8 of 12, 1 unfinished)"
+    # Made with the same noise: at the same rounds they are the same.
+    assert fedpa[3] == "+0.0000 ± 0.0000"
+    assert float(fedpa[2].split()[0]) < float(fedavg[2].split()[0])
+    for written in (latex(part.results), markdown(part.results)):
+        assert "FedPA[5] (at round 8 of 12, 1 unfinished)" in written
+        assert "the last that all seeds have" in written
+        assert "two seeds make a very wide one" in written
+    words = shown(text)
+    assert "Methods of unequal length (digits)" in words
+    assert "8 rounds: FedPA[5]; 12 rounds: FedAvg[5]." in words
+
+
+def test_what_met_other_cohorts_has_no_difference():
+    made_run(Path("cmp/a"), "fedavg")
+    made_run(Path("cmp/b"), "fedpa", settings={"clients_per_round": 5})
+    made_run(Path("cmp/c"), "mean", seed=1)
+    made_run(Path("cmp/d"), "mean-scaled", settings={"task_options": {"data_dir": "/moved"}})
+    made_run(Path("cmp/e"), "mb-sgd", settings={"task_options": {"eval_examples": 5}})
+    part = parts(grouped(find_runs([Path("cmp")])))[0]
+    assert [row[3] for row in part.results.rows] == ["", "–", "–", "+0.0000", "–"]
+    caption = part.results.caption
+    assert "no difference from FedAvg[5]: FedPA[5] differs in clients_per_round" in caption
+    assert "mean[5] has other seeds" in caption
+    assert "differs in task_options.eval_examples" in caption
+
+
+def test_the_reference_can_be_chosen(capsys):
+    made_comparison(Path("cmp"))
+    assert "less FedAvg[5]" in shown(reported("cmp", out="0.html")[0])
+    for number, name in enumerate(("fedpa", "FedPA[5]"), start=1):
+        words = shown(reported("cmp", "--reference", name, out=f"{number}.html")[0])
+        assert "less FedPA[5]" in words
+        assert "less FedAvg[5]" not in words
+    error = refused("cmp", "--reference", "sgd", capsys=capsys)
+    assert "does not take part; choose from FedAvg[5], FedPA[5], mean-scaled[5]" in error
+    made_run(Path("cmp/other"), "fedpa", settings={"hyperparameters": {"rho": 0.5}})
+    error = refused("cmp", "--reference", "fedpa", capsys=capsys)
+    assert "stands for several; choose from FedAvg[5], FedPA[5] (rho=" in error
 
 
 def test_a_run_of_a_few_rounds_has_marks_but_no_line_yet():
@@ -173,6 +244,26 @@ def test_the_same_method_with_other_settings_is_another():
     ]
     text, _ = reported("cmp")
     assert '<th scope="row">hyperparameters.rho</th><td>0.1</td><td>1</td>' in text
+
+
+def test_settings_that_differ_beyond_six_digits_are_told_apart():
+    for name, rho in (("a", 0.1), ("b", 0.10000001)):
+        made_run(Path(f"cmp/{name}"), settings={"hyperparameters": {"rho": rho}})
+    made_run(Path("cmp/c"), settings={"method": "FedPA[5] (rho=0.1)"})  # what a label looks like
+    text, data = reported("cmp", figures=True)
+    labels = ["FedPA[5] (rho=0.1)", "FedPA[5] (rho=0.10000001)", "FedPA[5] (rho=0.1) #2"]
+    assert [m["label"] for m in data["methods"]] == labels
+    assert re.search(r"hyperparameters.rho</th><td>0.1</td><td>0.10000001</td>", text)
+
+
+def test_seeds_are_in_order_however_they_were_named():
+    for seed in (0, 1, 10):
+        made_run(Path(f"fedavg-{seed}"), "fedavg", seed)
+        made_run(Path(f"fedpa-{seed}"), "fedpa", seed)
+    names = ["fedpa-10", "fedavg-0", "fedpa-0", "fedavg-10", "fedavg-1", "fedpa-1"]
+    groups = grouped(find_runs([Path(name) for name in names]))
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 10], [0, 1, 10]]
+    assert "less FedAvg[5]" in shown(reported(*names)[0])
 
 
 def test_a_seed_that_comes_twice_is_not_two_seeds():
@@ -229,6 +320,34 @@ def test_long_runs_stay_within_the_size():
     groups = grouped(find_runs([Path("cmp")]))
     every = marks_shown(learning_curves(groups, parts(groups)[0].scale))
     assert f"one in {every} has its ×" in shown(text)
+
+
+def test_a_page_that_gets_too_large_has_less_in_it_or_is_refused(monkeypatch):
+    found = parts(grouped(find_runs([made_comparison(Path("cmp"), seeds=1)])))
+    monkeypatch.setattr("fedpa.report.page_charts.MOST_POINTS", 0)
+
+    def within(size):
+        monkeypatch.setattr("fedpa.report.page.MOST_BYTES", size)
+        text = page(found)
+        assert len(text.encode()) <= size
+        drawn = page_data(text)["charts"]
+        lines = [t["x"] for c in drawn for t in c["data"] if t["meta"]["role"] == "line"]
+        return text, max(map(len, lines)), len(drawn)
+
+    text, points, number = within(6 * MEGABYTE)
+    assert (points, number) == (30, 6)
+    assert "left out" not in shown(text)
+    text, points, number = within(len(text.encode()) - 1)
+    assert (points, number) == (15, 6)
+    text, points, number = within(len(text.encode()) - 1)
+    assert (points, number) == (10, 6)
+    text, points, number = within(len(text.encode()) - 1)
+    assert (points, number) == (21, 1)
+    assert "the posterior diagnostics are left out" in shown(text)
+    with pytest.raises(
+        FedpaError, match=r"page of these 3 runs would have 4\.\d* MB, .*fewer runs"
+    ):
+        within(4_800_000)
 
 
 def test_figures_are_beside_the_page():
@@ -291,17 +410,36 @@ def test_the_same_runs_give_the_same_page():
 def test_markdown():
     assert markdown(SAMPLE) == (
         "| method | final accuracy |\n| --- | ---: |\n| A_1 & 100% | 0.9 ± 0.1 |\n| [B\\|x] | – |\n"
+        "\n95% of A_1\n"
     )
 
 
 def test_latex():
     lines = latex(SAMPLE).splitlines()
-    assert lines[1] == r"\begin{tabular}{lr}"
+    assert lines[1] == r"% 95\% of A\_1"  # a comment that can become a caption
+    assert lines[2] == r"\begin{tabular}{lr}"
     assert r"A\_1 \& 100\% & 0.9 $\pm$ 0.1 \\" in lines
     assert r"{}[B|x] & -- \\" in lines
     assert latex_text("\\{~^#$}") == (
         r"\textbackslash{}\{\textasciitilde{}\textasciicircum{}\#\$\}"
     )
+
+
+def test_latex_has_as_many_cells_in_every_row():
+    made_run(Path("cmp/a"), "fedavg", done=8)
+    made_run(Path("cmp/b"), settings={"method": "100%_of & #1\nA\\B{c}", "clients_per_round": 5})
+    (part,) = parts(grouped(find_runs([Path("cmp")])))
+    lines = latex(part.results).splitlines()
+    begin = next(k for k, line in enumerate(lines) if line.startswith("\\begin"))
+    columns = re.fullmatch(r"\\begin\{tabular\}\{(l r*)\}".replace(" ", ""), lines[begin])[1]
+    table = [line for line in lines[begin:] if line.endswith("\\\\")]
+    assert len(table) == 3
+    for line in table:
+        assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
+        assert not re.search(r"(?<!\\)[%#_]", line)
+        assert line.count("{") - line.count("\\{") == line.count("}") - line.count("\\}")
+    assert r"100\%\_of \& \#1 A\textbackslash{}B\{c\}" in table[2]
+    assert all(line.startswith("%") for line in lines[:begin])
 
 
 def test_headings_tables_and_controls_have_names():

@@ -1,7 +1,7 @@
 """`fedpa compare`: several methods on one task, the same cohorts for all, a table and curves."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from fedpa.report.found_runs import find_runs, grouped
 from fedpa.report.page import page
 from fedpa.report.parts import parts
 from fedpa.report.published import PUBLISHED
-from fedpa.report.table import Histories, as_csv, printed, rows
+from fedpa.report.table import Histories, Measured, as_csv, printed, rows
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
@@ -102,32 +102,38 @@ def main(argv: Sequence[str], console: Console) -> None:
     histories: dict[str, list[list[dict[str, object]]]] = {}
     for (name, _), history in zip(configs, found, strict=True):
         histories.setdefault(labels[name], []).append(list(history))
-    against = labels[reference] if reference is not None else None
     places = [plan.out for plan in planned]  # in the table's order: colours are the same
-    _report(command, histories, against, places, out, console)
+    _report(command, histories, reference, labels, places, out, console)
 
 
 def _report(
     command: CompareCommand,
     histories: Histories,
     reference: str | None,
+    labels: Mapping[str, str],
     places: Sequence[Path],
     out: Path,
     console: Console,
 ) -> None:
     task = task_named(command.run.task)
     _, preset = preset_named(command.run.task, command.run.preset)
-    table = rows(histories, task.metric, preset.targets, preset.last, reference)
-    write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
+    against = None if reference is None else labels[reference]
+    place = None if against is None else list(histories).index(against)
+    numbers = range(command.run.seed, command.run.seed + command.seeds)
+    measured = [Measured(label, runs, numbers) for label, runs in histories.items()]
+    table = rows(measured, task.metric, preset.targets, preset.last, place)
     rounds = command.run.rounds
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
     title = f"{command.run.task}, {rounds} rounds, {seeds}"
-    draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     last = min(preset.last, rounds)
-    console.print(printed(table, title, task.metric, last, reference, published))
-    found = parts(grouped(find_runs(places)))
-    write_atomically(out / run_directory.REPORT, page(found).encode())
+    # Printed first: whatever becomes of the files, the numbers are seen.
+    console.print(printed(table, title, task.metric, last, rounds, against, published))
+    found = parts(grouped(find_runs(places)), reference)
+    with run_directory.writing(out):
+        write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
+        draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
+        write_atomically(out / run_directory.REPORT, page(found).encode())
     for text in (
         f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
         f"{run_directory.REPORT}, one directory per run",

@@ -35,6 +35,9 @@ class ReportCommand:
     """Write the figures, too; --no-figures for the page alone."""
     mixed: bool = False
     """Take runs of different tasks, each with its own curves and table."""
+    reference: str | None = None
+    """The method that differences are taken from, by name or label; fedavg if it takes part, else
+    the first."""
     overwrite: bool = False
     """Replace files that are already there."""
 
@@ -45,7 +48,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     runs = find_runs(command.directories)
     if not command.mixed:
         check_tasks(runs)
-    found = parts(grouped(runs))
+    found = parts(grouped(runs), command.reference)
     files = {command.out: page(found).encode()}
     if command.figures:
         files |= {_beside(command.out, name): content for name, content in figures(found).items()}
