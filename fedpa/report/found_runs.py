@@ -88,7 +88,7 @@ def find_runs(directories: Sequence[Path]) -> list[FoundRun]:
             raise refuse(
                 "DIR",
                 str(directory),
-                "holds no runs: give a run, or a directory of runs as fedpa compare writes it",
+                "holds no runs: give a run, or a directory that fedpa compare or fedpa sweep wrote",
             )
         for run in runs:
             found.setdefault(run.directory.resolve(), run)
@@ -108,9 +108,22 @@ def _runs_of(directory: Path) -> list[FoundRun]:
     if (directory / run_directory.CONFIG).exists():
         inside = [directory]
     else:
-        inside = sorted(path.parent for path in directory.glob(f"*/{run_directory.CONFIG}"))
+        below = (f"*/{run_directory.CONFIG}", *_OF_SWEEPS)
+        found = (sorted(directory.glob(pattern), key=_in_order) for pattern in below)
+        inside = [path.parent for paths in found for path in paths]
     read = [_read(run, directory) for run in inside]
     return [run for run in read if run is not None]
+
+
+_OF_SWEEPS = tuple(
+    f"{stage}{run_directory.TRIALS}/*/{run_directory.CONFIG}" for stage in ("", "*/")
+)
+
+
+def _in_order(path: Path) -> tuple[Path, int, str]:
+    """Trials by number: 10 after 9."""
+    name = path.parent.name
+    return path.parent.parent, int(name) if name.isdecimal() else -1, name
 
 
 def _read(directory: Path, origin: Path) -> FoundRun | None:

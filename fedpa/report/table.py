@@ -173,6 +173,7 @@ def printed(
     rounds: int,
     reference: str | None = None,
     published: Sequence[Published] = (),
+    preset: str = "paper",
 ) -> Table:
     """As a terminal shows it, of runs that were to have so many rounds."""
     caption = (
@@ -184,7 +185,8 @@ def printed(
     if any(standing(row, rounds) for row in table):
         caption += "; at round: the last that all seeds have, up to which numbers are"
     if published:
-        caption += "; published: the paper's own, not measured here"
+        caption += "; published: the paper's own, of its preset, not measured here"
+        caption += "" if preset == "paper" else f": not comparable with preset {preset}"
     if reference is not None:
         caption = "; ".join([caption, *unpaired(table, reference)])
     view = Table(

@@ -14,6 +14,7 @@ from fedpa.training import run_directory
 from tests.report.made_runs import made_run
 
 WORDS = ["compare", "digits", "--methods", "fedavg,fedpa", "--seeds", "2", "--rounds", "12"]
+WORDS += ["--burn-in-rounds", "5"]
 
 
 @pytest.fixture(autouse=True)

@@ -377,6 +377,13 @@ def test_tasks_may_be_mixed_if_said_so(capsys):
     assert len(re.findall('id="latex-', text)) == 4
 
 
+def test_a_sweeps_trials_are_found_and_in_order():
+    for place in ("sweep/trials/2", "sweep/trials/10", "staged/2-fedpa/trials/0"):
+        made_run(Path(place))
+    assert [run.directory.name for run in find_runs([Path("sweep")])] == ["2", "10"]
+    assert len(find_runs([Path("staged")])) == 1
+
+
 def test_refusals(capsys):
     made_run(Path("a-run"))
     Path("empty").mkdir()

@@ -116,7 +116,7 @@ def _report(
     console: Console,
 ) -> None:
     task = task_named(command.run.task)
-    _, preset = preset_named(command.run.task, command.run.preset)
+    name, preset = preset_named(command.run.task, command.run.preset)
     against = None if reference is None else labels[reference]
     place = None if against is None else list(histories).index(against)
     numbers = range(command.run.seed, command.run.seed + command.seeds)
@@ -128,7 +128,7 @@ def _report(
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     last = min(preset.last, rounds)
     # Printed first: whatever becomes of the files, the numbers are seen.
-    console.print(printed(table, title, task.metric, last, rounds, against, published))
+    console.print(printed(table, title, task.metric, last, rounds, against, published, name))
     found = parts(grouped(find_runs(places)), reference)
     with run_directory.writing(out):
         write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
