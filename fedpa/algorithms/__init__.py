@@ -12,7 +12,7 @@ from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.method import NamedMethod, methods
-from fedpa.algorithms.mime import mime, mime_lite
+from fedpa.algorithms.mime import mime, mime_lite, moments, momentum
 from fedpa.algorithms.scaffold import scaffold
 
 __all__ = [
@@ -33,5 +33,7 @@ __all__ = [
     "methods",
     "mime",
     "mime_lite",
+    "moments",
+    "momentum",
     "scaffold",
 ]

@@ -101,12 +101,12 @@ EPSILON = 1e-3
 METHODS = {
     "fedexp": NamedMethod(
         "FedExP[M]",
-        "FedAvg with a server step the longer, the more clients disagree",
+        "FedAvg; the more clients disagree, the longer the step",
         _fedexp,
         _adjust,
         _defaults,
         takes=("fedexp_epsilon",),
         sends="θ / Δ, ‖Δ‖²",
-        keeps="server: last θ",
+        keeps="last θ",
     )
 }

@@ -70,7 +70,7 @@ class Moments(NamedTuple):
     v: Params
 
 
-def adaptive(second_moment: optimizers.SecondMoment, b1: float, tau: float) -> Base:
+def moments(second_moment: optimizers.SecondMoment, b1: float, tau: float) -> Base:
     """U(g, s) = ((1 − β₁)g + β₁m) / (√v + τ);  V: m ← (1 − β₁)g + β₁m and v by `second_moment`."""
     optimizers.check_decays(b1=b1)
 
@@ -116,7 +116,7 @@ class InquiryInfo(NamedTuple):
 
 
 def mime(local: LocalTraining, server: Server, *, base: Any) -> Method:
-    """MIME; `base` is `momentum(0.9)` or `adaptive(…)`, ClientOpt should be plain SGD."""
+    """MIME; `base`: `momentum(0.9)` or `moments(…)`; ClientOpt: plain SGD."""
     return _method(local, server, base, control_variates=True)
 
 
@@ -128,7 +128,7 @@ def mime_lite(local: LocalTraining, server: Server, *, base: Any) -> Method:
 def _method(local: LocalTraining, server: Server, base: Any, control_variates: bool) -> Method:
     samples = local_work(local).samples
     check_server(server)
-    check_type("base", base, Base, "fedpa.algorithms.mime.momentum(0.9)")
+    check_type("base", base, Base, "fedpa.algorithms.momentum(0.9)")
 
     def build(objective: Objective) -> Algorithm:
         def full_gradient(theta: Params, data: ClientData, key: Key) -> tuple[Scalar, Params]:
@@ -234,11 +234,11 @@ def _base(h: Hyperparameters) -> Base:
         case "sgd":
             return momentum(h.server_momentum)
         case "adam":
-            return adaptive(optimizers.decaying(h.server_b2), h.server_b1, h.server_tau)
+            return moments(optimizers.decaying(h.server_b2), h.server_b1, h.server_tau)
         case "adagrad":
-            return adaptive(optimizers.growing, 0.0, h.server_tau)
+            return moments(optimizers.growing, 0.0, h.server_tau)
         case "yogi":
-            return adaptive(optimizers.yogis(h.server_b2), h.server_b1, h.server_tau)
+            return moments(optimizers.yogis(h.server_b2), h.server_b1, h.server_tau)
 
 
 def _mean_of_clients(h: Hyperparameters) -> Server:
@@ -265,22 +265,22 @@ MOMENTUM = 0.9
 METHODS = {
     "mime": NamedMethod(
         "MIME[M]",
-        "server's momentum in local steps, gradients corrected as in SVRG",
+        "local steps with the server's momentum, corrected by c − ∇f̂(θ)",
         lambda h: mime(local_training(h), _mean_of_clients(h), base=_base(h)),
         _adjust,
         _defaults,
         sends="θ / ∇f; θ, s, c / Δ",
-        keeps="server: s, c",
+        keeps="s, c",
         cost="2 + 1/M",
     ),
     "mime-lite": NamedMethod(
         "MimeLite[M]",
-        "server's momentum (or Adam's moments) in local steps",
+        "local steps with the server's momentum, or Adam's moments",
         lambda h: mime_lite(local_training(h), _mean_of_clients(h), base=_base(h)),
         _adjust,
         _defaults,
         sends="θ, s / Δ, ∇f",
-        keeps="server: s",
+        keeps="s",
         cost="1 + 1/M",
     ),
 }

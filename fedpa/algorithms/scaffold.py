@@ -162,10 +162,10 @@ def _scaffold(h: Hyperparameters) -> Method:
 METHODS = {
     "scaffold": NamedMethod(
         "SCAFFOLD[M]",
-        "local SGD corrected by what clients and server know of gradients",
+        "FedAvg, its gradients corrected by c − c_i",
         _scaffold,
         sends="θ, c / Δ, Δc_i",
-        keeps="clients: c_i; server: c",
+        keeps="c_i, c",
         cost="1",
     )
 }

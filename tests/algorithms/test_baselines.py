@@ -14,7 +14,7 @@ from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.algorithms import Hyperparameters, methods
 from fedpa.algorithms.algorithm import of_population
 from fedpa.algorithms.hyperparameters import resolved
-from fedpa.algorithms.mime import adaptive, momentum
+from fedpa.algorithms.mime import moments, momentum
 from fedpa.models import BagOfWords, bag_of_words
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
 from fedpa.objectives.objective import client_gradient
@@ -22,7 +22,7 @@ from fedpa.server.optimizers import decaying, growing
 from fedpa.tasks import tasks
 from fedpa.training.config import default_config, resolve
 from tests.compiling import QUICK
-from tests.federations import distance, least_squares_clients
+from tests.federations import distance, least_squares_clients, trees_equal
 
 SIZES = (12, 30, 21)
 CLIENTS = least_squares_clients(0, sizes=SIZES, dim=3, heterogeneity=3.0, skew=3.0)
@@ -219,13 +219,13 @@ BASES = {
         np.zeros(3),
     ),
     "adam": (
-        adaptive(decaying(0.9), 0.5, 0.3),
+        moments(decaying(0.9), 0.5, 0.3),
         lambda g, s: (0.5 * g + 0.5 * s[0]) / (np.sqrt(s[1]) + 0.3),
         lambda g, s: (0.5 * g + 0.5 * s[0], 0.1 * g**2 + 0.9 * s[1]),
         (np.zeros(3), np.zeros(3)),
     ),
     "adagrad": (
-        adaptive(growing, 0.0, 0.3),
+        moments(growing, 0.0, 0.3),
         lambda g, v: g / (np.sqrt(v) + 0.3),
         lambda g, v: v + g**2,
         np.zeros(3),
@@ -359,7 +359,7 @@ def test_a_table_is_not_left_alone_where_every_row_moves():
         (lambda: fedpa.scaffold(LOCAL, WHOLE)(OBJECTIVE), "population is not known"),
         (lambda: fedpa.mime(LOCAL, WHOLE, base=0.9), "base = 0.9: must be a Base"),
         (lambda: momentum(1.0), "momentum = 1.0: must be in"),
-        (lambda: adaptive(decaying(2.0), 0.9, 1.0), "b2 = 2.0: must be in"),
+        (lambda: moments(decaying(2.0), 0.9, 1.0), "b2 = 2.0: must be in"),
     ],
 )
 def test_refusals(build, words):
@@ -426,3 +426,34 @@ def test_what_a_method_fixes_is_stated():
         assert (fixed.client_momentum, fixed.server_learning_rate) == (0.0, 1.0)
     assert methods()["fedexp"].adjust(h).server_learning_rate == 1.0
     assert methods()["fedexp"].defaults(h).iterate_averaging == "last-two"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedpa.fedprox(SMALL, WHOLE, proximal=0.1),
+        fedpa.fedexp(SMALL, WHOLE._replace(averaging=server.averaging.last_two())),
+        fedpa.mime(SMALL, WHOLE, base=momentum(0.9)),
+        fedpa.mime_lite(SMALL, WHOLE, base=moments(decaying(0.9), 0.9, 0.1)),
+        fedpa.scaffold(SMALL, WHOLE),
+    ],
+)
+def test_a_run_that_was_cut_is_the_run_that_was_not(method, tmp_path):
+    engine = fedpa.engines.per_client()
+
+    def fit(rounds, out):
+        return fedpa.fit(
+            least_squares.loss,
+            jnp.asarray(START),
+            CLIENTS,
+            method,
+            rounds=rounds,
+            clients_per_round=2,
+            engine=engine,
+            out=out,
+        )
+
+    fit(3, tmp_path / "run")
+    again, whole = fit(5, tmp_path / "run"), fit(5, None)
+    assert trees_equal(again.state, whole.state)

@@ -9,7 +9,7 @@ import pytest
 import fedpa
 from fedpa import LocalTraining, Server, server
 from fedpa.algorithms.algorithm import Algorithm
-from fedpa.algorithms.mime import adaptive, momentum
+from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import FederatedData, from_mapping
 from fedpa.objectives import ClientData, Objective, least_squares
 from fedpa.server.optimizers import decaying
@@ -25,7 +25,7 @@ METHODS = {
     "fedprox": fedpa.fedprox(LOCAL, SERVER, proximal=0.5),
     "fedexp": fedpa.fedexp(LOCAL, SERVER._replace(averaging=server.averaging.last_two())),
     "mime": fedpa.mime(LOCAL, SERVER, base=momentum(0.5)),
-    "mime-lite": fedpa.mime_lite(LOCAL, SERVER, base=adaptive(decaying(0.9), 0.5, 0.5)),
+    "mime-lite": fedpa.mime_lite(LOCAL, SERVER, base=moments(decaying(0.9), 0.5, 0.5)),
     "fedpa": fedpa.fedpa(LOCAL, SERVER, rho=0.1, burn_in_rounds=2),
     "fedpa-oas": fedpa.fedpa(LOCAL, SERVER, rho="oas"),
     "mean": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2),
