@@ -13,11 +13,13 @@ import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.algorithms import Hyperparameters, methods
 from fedpa.algorithms.algorithm import of_population
+from fedpa.algorithms.fedprox import pull
 from fedpa.algorithms.hyperparameters import resolved
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.models import BagOfWords, bag_of_words
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
 from fedpa.objectives.objective import client_gradient
+from fedpa.samplers.scaling import scaling
 from fedpa.server.optimizers import decaying, growing
 from fedpa.tasks import tasks
 from fedpa.training.config import default_config, resolve
@@ -344,6 +346,13 @@ def test_a_table_is_not_left_alone_where_every_row_moves():
         np.testing.assert_allclose(ours, dense, rtol=1e-5, atol=1e-6)
     table = bag_of_words.SPARSE.table(found[False].delta)
     np.testing.assert_allclose(table[5], 2.0, rtol=1e-6)  # 4 steps of 0.5·c, on a row never read
+
+
+def test_a_pull_is_no_multiplication():
+    """So FedProx's steps are dense, too."""
+    theta = {"table": jnp.ones((3, 2))}
+    assert scaling(optax.sgd(0.1), theta) is not None
+    assert scaling(optax.chain(pull(0.1), optax.sgd(0.1)), theta) is None
 
 
 @pytest.mark.parametrize(
