@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import optax
@@ -107,7 +107,12 @@ class Hyperparameters:
     weighting: Weighting = "examples"
     """Client weights q_i."""
     iterate_averaging: str = "none"
-    """Evaluate a mean of server iterates: none, polyak[:START] or exponential:DECAY."""
+    """Evaluate a mean of server iterates: none, polyak[:START], exponential:DECAY or last-two."""
+    # Settings of single methods, which name them in `NamedMethod.takes`: None for all others.
+    proximal: float | None = None
+    """μ of fedprox: its clients' objective is f_i(θ) + μ/2 ‖θ − θ₀‖² (0.01 if not given)."""
+    fedexp_epsilon: float | None = None
+    """ε of fedexp's step length, Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (0.001 if not given)."""
 
 
 def resolved(h: Hyperparameters) -> Hyperparameters:
@@ -153,6 +158,12 @@ def one_epoch(h: Hyperparameters) -> Hyperparameters:
         burn_in_steps=0,
         discard_steps=0,
     )
+
+
+def unless_given(h: Hyperparameters, **own: Any) -> Hyperparameters:
+    """The same settings, with these in the place of those that are None."""
+    missing = {name: value for name, value in own.items() if getattr(h, name) is None}
+    return dataclasses.replace(h, **missing)
 
 
 def _check_sampler(h: Hyperparameters) -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
@@ -176,6 +176,8 @@ def prepared(
     problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
     check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
+    if callable(method):
+        method = of_population(method, map(data.num_examples, data.ids))
     algorithm = method(problem) if callable(method) else None
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import methods, without_others
 from fedpa.errors import refuse
 from fedpa.training.config import RunConfig, resolve
 
@@ -37,7 +37,8 @@ def check_samples(config: RunConfig) -> None:
 
 def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
     """So many rounds of FedAvg with these settings."""
-    return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds))
+    h = without_others(BEGINS_AS, config.hyperparameters, among=[config.method])
+    return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 
 
 def shared(configs: Mapping[K, RunConfig]) -> dict[K, RunConfig]:

@@ -16,8 +16,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 import fedpa
+from fedpa.algorithms import methods
 from fedpa.cli.main import main
 
 QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
@@ -83,6 +85,21 @@ def test_version_and_help(here, capsys):
     for option in (words + " out config overwrite dry-run").split():
         assert f"--{option}" in text
     assert "(default: 150)" in text  # the task's own default
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_methods_are_listed_for_narrow_and_wide_terminals(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["methods"])
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("sends:"))]
+    assert max(map(cell_len, lines)) <= columns
+    for name, method in methods().items():
+        (line,) = [line for line in table if line.split()[:1] == [name]]
+        assert all(text in line for text in (method.sends, method.keeps, method.cost))
+        assert columns == 80 or method.summary in line
+    main(["methods", "--json"])
+    assert json.loads(capsys.readouterr().out)["fedprox"]["options"] == ["proximal"]
 
 
 def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):
@@ -241,9 +258,13 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["run", "--samples", "9"], "one sample per epoch gives at most 5"),
         (["run", "--rouns", "3"], "unknown option --rouns: did you mean --rounds?"),
         (
-            ["run", "--method", "fedprox"],
-            "unknown method; choose from centralized, fedavg-1, fedavg, fedpa",
+            ["run", "--method", "fednova"],
+            "method = 'fednova': unknown method; choose from ",
         ),
+        (["run", "--proximal", "1"], "proximal = 1.0: does not apply to method fedpa; only to"),
+        (["run", "--method", "fedprox", "--proximal", "-1"], "proximal = -1.0: must be a finite"),
+        (["compare", "--proximal", "1"], "proximal = 1.0: does not apply to method fedavg-1"),
+        (["sweep", "--proximal", "1"], "proximal = 1.0: does not apply to method fedpa"),
         (["run", "mnist"], "unknown task; choose from cifar100, digits"),
         (["run", "--rounds", "0"], "rounds = 0"),
         (["run", "--shrinkage", "lw"], "'fixed', 'oas', 'rblw'"),

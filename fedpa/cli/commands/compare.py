@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import labelled, methods
+from fedpa.algorithms.method import labelled, methods, without_others
 from fedpa.cli.arguments import parse, refuse_unused, shown
 from fedpa.cli.comparing import Planned, carried_out
 from fedpa.cli.loading import loaded
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     task = task_named(command.run.task)
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
-    given = [parse(CompareCommand, argv, "fedpa compare", method=name).run for name in names]
+    given = [_of_method(name, argv, names) for name in names]
     configs = {
         (config.method, seed): resolve(dataclasses.replace(config, seed=seed))
         for config in given
@@ -104,6 +104,13 @@ def main(argv: Sequence[str], console: Console) -> None:
         histories.setdefault(labels[name], []).append(list(history))
     places = [plan.out for plan in planned]  # in the table's order: colours are the same
     _report(command, histories, reference, labels, places, out, console)
+
+
+def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
+    """The run of one method; what only others of the comparison take is theirs."""
+    config = parse(CompareCommand, argv, "fedpa compare", method=name).run
+    own = without_others(name, config.hyperparameters, among)
+    return dataclasses.replace(config, hyperparameters=own)
 
 
 def _report(
