@@ -5,6 +5,7 @@ then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples 
 server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from fedpa.algorithms.hyperparameters import (
     local_training,
     sampler_factory,
     server_side,
+    unset,
 )
 from fedpa.algorithms.local_training import (
     LocalTraining,
@@ -92,5 +94,14 @@ METHODS = {
         samples=True,
         sends="θ / Δ̂",
         cost="1, and Δ̂",
-    )
+    ),
+    "fedpa-oas": NamedMethod(
+        "FedPA-OAS[M]",
+        "FedPA, ρ chosen from each client's samples",
+        _fedpa,
+        lambda h: dataclasses.replace(unset(h, ("rho",)), shrinkage="oas"),
+        samples=True,
+        sends="θ / Δ̂",
+        cost="1, and Δ̂",
+    ),
 }

@@ -6,7 +6,7 @@ import difflib
 import io
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +69,31 @@ def refuse_unused(
         ):
             names = ", ".join(config.method for config in given)
             raise FedpaError(f"{option(field)} does not apply to {names}: leave it out")
+
+
+def only(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
+    """The options given → their values, if there are no other words; else nothing."""
+    words, found = list(argv), dict[str, str]()
+    while words:
+        name, _, value = words.pop(0).partition("=")
+        if name not in options:
+            return {}
+        if options[name] and not value:
+            value = words.pop(0) if words else ""
+        found[name] = value
+    return found
+
+
+def without(argv: Sequence[str], options: Mapping[str, int]) -> list[str]:
+    """The words but for these options and their values."""
+    words, kept = list(argv), list[str]()
+    while words:
+        word = words.pop(0)
+        if word in options:
+            del words[: options[word]]
+        elif word.split("=")[0] not in options:
+            kept.append(word)
+    return kept
 
 
 def option(field: str) -> str:

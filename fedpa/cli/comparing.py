@@ -45,7 +45,7 @@ def carried_out(
     stages = list(first.values()), [_after(plan, first) for plan in planned]
     for run in (run for stage in stages for run in stage):
         check_goes_on(run.config, run.out, problems[run.config.task_options])
-    going_on = f"the same command with --out {shlex.quote(shown(out))} goes on"
+    going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
 
     def how_far() -> str:
         done = sum(run_directory.read_summary(plan.out) is not None for plan in planned)

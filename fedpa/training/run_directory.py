@@ -37,6 +37,8 @@ CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz",
 INIT = "init.npz"
 """The parameters a warm start began with."""
 TABLE, CURVES, REPORT = "table.csv", "curves.png", "report.html"
+COMPARISON = "comparison.toml"
+"""The words of the command that made a comparison."""
 TRIALS = "trials"
 """Where a sweep has its runs."""
 BURN_IN = "burn-in"
@@ -114,7 +116,7 @@ def clear(out: Path) -> None:
                     place.rmdir()
         _remove(
             [
-                *(out / name for name in (TABLE, CURVES, REPORT)),
+                *(out / name for name in (TABLE, CURVES, REPORT, COMPARISON)),
                 *(_of_a_run(out) if is_run(out) else []),
             ]
         )

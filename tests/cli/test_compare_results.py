@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fedpa.cli import tuning
 from fedpa.cli.commands import compare
 from fedpa.cli.main import main
+from fedpa.errors import FedpaError
+from fedpa.sweeps.search import Trial
+from fedpa.sweeps.space import point
 from fedpa.training import run_directory
 from tests.report.made_runs import made_run
 
@@ -26,7 +30,8 @@ def no_training(tmp_path, monkeypatch):
         for plan in planned:
             short = (plan.config.method, plan.config.seed) == ("fedpa", 1)
             rounds = 8 if short else plan.config.rounds
-            made_run(plan.out, plan.config.method, plan.config.seed, rounds)
+            if not plan.out.exists():
+                made_run(plan.out, plan.config.method, plan.config.seed, rounds)
         return [run_directory.read_metrics(plan.out) for plan in planned]
 
     monkeypatch.setattr(compare, "carried_out", carried_out)
@@ -73,3 +78,66 @@ def test_a_full_disk_is_one_line(name, capsys, monkeypatch):
         "error: out = 'cmp': can't be written: No space left on device\n"
     )
     assert not list(Path("cmp").glob(f"{name}*"))
+
+
+@pytest.fixture(name="pretended")
+def _pretended(monkeypatch):
+    """Sweeps that end at once: of three rates the middle one is the best, of MIME's the last."""
+    seen = {}
+
+    def sweep(settings, out, problem, *, jobs, watch):
+        method = settings.base.method
+        seen[method] = settings
+        values = [0.1, 0.2, 0.3] if method == "mime" else [0.1, 0.3, 0.2]
+        trials = [
+            Trial(n, point(settings.space, n), "finished", value, {})
+            for n, value in enumerate(values)
+        ]
+        watch.begin(trials[0], False)
+        return trials
+
+    monkeypatch.setattr(tuning, "sweep", sweep)
+    return seen
+
+
+def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
+    ran = {}
+    carried_out = compare.carried_out
+
+    def remembered(planned, *rest):
+        ran.update({plan.config.method: plan.config for plan in planned})
+        return carried_out(planned, *rest)
+
+    monkeypatch.setattr(compare, "carried_out", remembered)
+    words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]
+    main([*words, "--tune", "3,0.5,1", "--tune-rounds", "7", "--out", "cmp"])
+    assert {s.base.seed for s in pretended.values()} == {tuning.SEED}
+    assert {s.base.rounds for s in pretended.values()} == {7}
+    assert {method: dict(s.space) for method, s in pretended.items()} == {
+        "fedavg": {"server_learning_rate": (0.5, 1.0, 3.0)},
+        "fedadam": {"server_learning_rate": (0.005, 0.01, 0.03)},
+        "mime": {"client_learning_rate": (0.025, 0.05, 0.15)},
+    }
+    assert ran["fedadam"].hyperparameters.server_learning_rate == 0.01
+    assert ran["mime"].hyperparameters.client_learning_rate == 0.15
+    assert (ran["mime"].seed, ran["mime"].rounds) == (0, 12)
+    said = capsys.readouterr().out
+    assert re.search(r"FedAvg\[5\] +server +0.5: 0.1000 +1: 0.3000 \* +3: 0.2000", said)
+    assert re.search(r"MIME\[5\] +client .* 0.15: 0.3000 \*!", said)
+
+
+def test_a_directory_alone_goes_on_with_its_comparison(capsys):
+    main([*WORDS, "--out", "cmp"])
+    before = Path("cmp/table.csv").read_bytes()
+    Path("cmp/table.csv").unlink()
+    main(["compare", "--out", "cmp", "--quiet"])
+    assert Path("cmp/table.csv").read_bytes() == before
+    with pytest.raises(SystemExit):
+        main(["compare", "--out", "nowhere"])
+    assert "holds no comparison to go on with; name a task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "1", "0.3,1,x", "1,1", "0,1", "-1,2", "nan,1", "inf,1"])
+def test_multiples_that_are_none_are_refused(text):
+    with pytest.raises(FedpaError, match="tune = "):
+        tuning.multiples_of(text)

@@ -1,17 +1,21 @@
 """`fedpa compare`: several methods on one task, the same cohorts for all, a table and curves."""
 
 import dataclasses
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import tomli_w
 import tyro
 from rich.console import Console
 
 from fedpa.algorithms.method import labelled, methods, without_others
-from fedpa.cli.arguments import parse, refuse_unused, shown
+from fedpa.cli.arguments import only, parse, refuse_unused, shown, without
 from fedpa.cli.comparing import Planned, carried_out
 from fedpa.cli.loading import loaded
+from fedpa.cli.tuning import TUNING, multiples_of, printed_choices, searches, tuned, with_best
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.curves import draw_curves
 from fedpa.report.found_runs import find_runs, grouped
@@ -19,10 +23,11 @@ from fedpa.report.page import page
 from fedpa.report.parts import parts
 from fedpa.report.published import PUBLISHED
 from fedpa.report.table import Histories, Measured, as_csv, printed, rows
+from fedpa.sweeps.settings import SWEEP, Sweep
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import preset_named, task_named
 from fedpa.training import run_directory
-from fedpa.training.config import RunConfig, resolve
+from fedpa.training.config import RunConfig, resolve, table_of
 from fedpa.training.run import check_run
 from fedpa.training.shared_burn_in import check_samples, shared
 from fedpa.training.whole_files import write_atomically
@@ -42,6 +47,11 @@ class CompareCommand:
     """How many seeds each method runs: --seed, --seed + 1, …"""
     reference: str | None = None
     """The method that differences are taken from; fedavg if it takes part, else the first."""
+    tune: str | None = None
+    """Multiples of each method's server rate (of its client rate where the server's is fixed), as
+    0.3,1,3: each method runs at the one that is best on validation, by a seed of its own."""
+    tune_rounds: int | None = None
+    """Rounds of the runs that choose it, if not as many as are compared."""
     published: bool = False
     """Show the paper's own results beside the measured ones."""
     jobs: int | None = None
@@ -60,6 +70,7 @@ class CompareCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
+    argv = _words(argv)
     if any(word.split("=")[0] == "--method" for word in argv):
         raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
     command = parse(CompareCommand, argv, "fedpa compare")
@@ -78,6 +89,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     refuse_unused(given, [configs[name, command.run.seed] for name in names], argv)
     for config in configs.values():
         check_samples(config)
+    sweeps = _sweeps(command, given)
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
         raise refuse("published", True, f"the paper has no results for task {command.run.task}")
@@ -85,8 +97,20 @@ def main(argv: Sequence[str], console: Console) -> None:
     for config in configs.values():
         check_run(config, problems[config.task_options])
     out = _directory(command)
+    words = {"words": without(argv, _ELSEWHERE)}
+    with run_directory.writing(out):
+        write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
 
     labels = _labels(configs)
+    jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
+    if sweeps:
+        going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
+        choices = tuned(sweeps, out, problems, jobs, console, command.quiet, going_on)
+        console.print(printed_choices(choices, labels, command.run.task, problems))
+        configs = {
+            (name, seed): resolve(with_best(config, choices[name]))
+            for (name, seed), config in configs.items()
+        }
     first_rounds = shared(configs)
     planned = [
         Planned(
@@ -97,13 +121,40 @@ def main(argv: Sequence[str], console: Console) -> None:
         )
         for (name, seed), config in configs.items()
     ]
-    jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
     found = carried_out(planned, out, problems, jobs, console, command.quiet)
     histories: dict[str, list[list[dict[str, object]]]] = {}
     for (name, _), history in zip(configs, found, strict=True):
         histories.setdefault(labels[name], []).append(list(history))
     places = [plan.out for plan in planned]  # in the table's order: colours are the same
     _report(command, histories, reference, labels, places, out, console)
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    """`--out DIR` alone goes on with the comparison that lies there."""
+    place = only(argv, _ELSEWHERE).get("--out") if argv else None
+    if place is None:
+        return list(argv)
+    path = Path(place) / run_directory.COMPARISON
+    if not path.is_file():
+        raise refuse("out", place, "holds no comparison to go on with; name a task")
+    words = table_of("out", path).get("words")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise FedpaError(f"{path} is not of a comparison: words is missing or wrong")
+    return [*words, *argv]
+
+
+_ELSEWHERE = {"--out": 1, "--jobs": 1, "--quiet": 0, "--overwrite": 0}
+"""Options that say nothing of what is compared → how many words follow each."""
+
+
+def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sweep]:
+    if command.tune is None:
+        if command.tune_rounds is not None:
+            raise refuse("tune_rounds", command.tune_rounds, "needs --tune")
+        return {}
+    if command.tune_rounds is not None:
+        check_integer("tune_rounds", command.tune_rounds, 1)
+    return searches(given, multiples_of(command.tune), command.tune_rounds)
 
 
 def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
@@ -155,6 +206,8 @@ def _directory(command: CompareCommand) -> Path:
     if command.overwrite:
         run_directory.check_free(command.out, overwrite=True)
         run_directory.clear(command.out)
+        if any((command.out / TUNING).glob(f"*/{SWEEP}")):
+            shutil.rmtree(command.out / TUNING)
     else:
         run_directory.check_comparison(command.out)
     with run_directory.writing(command.out):

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from fedpa.algorithms.method import check_own, methods
-from fedpa.cli.arguments import is_given, option, parse, refuse_unused, shown
+from fedpa.cli.arguments import is_given, only, option, parse, refuse_unused, shown
 from fedpa.cli.loading import loaded
 from fedpa.cli.resumable import interruptible
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -94,7 +94,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         check_integer("jobs", command.jobs, 1)
     remarks: list[str] = []
     stages = None
-    if _only_goes_on(argv):
+    if "--out" in only(argv, _GOING_ON):
         stages, settings = _found(command)
     elif command.paper:
         stages = _stages(command, argv, remarks)
@@ -161,19 +161,6 @@ def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) ->
     settings = checked(Sweep(base, space, search))
     refuse_unused([base], [configured(base, first_point(settings.space))], argv)
     return settings
-
-
-def _only_goes_on(argv: Sequence[str]) -> bool:
-    """Whether the words say where to go on, and nothing of what is searched for."""
-    words, place = list(argv), False
-    while words:
-        name, _, value = words.pop(0).partition("=")
-        if name not in _GOING_ON:
-            return False
-        place = place or name == "--out"
-        if not value:
-            del words[: _GOING_ON[name]]
-    return place
 
 
 def _found(command: SweepCommand) -> tuple[Stages | None, Sweep]:

@@ -1,0 +1,158 @@
+"""Each method of a comparison at a rate of its own, chosen on validation from multiples of it.
+
+The methods have the same budget: as many trials each, over the server's rate, or the client's where
+the method fixes the server's. They are chosen with a seed that the comparison does not have.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedpa.cli.resumable import interruptible
+from fedpa.errors import FedpaError, refuse
+from fedpa.report.table import number
+from fedpa.sweeps.search import Trial, best, chosen_search
+from fedpa.sweeps.settings import Sweep, check_place, checked
+from fedpa.sweeps.space import shown
+from fedpa.sweeps.sweep import Watch, sweep
+from fedpa.sweeps.trial_run import chosen_on
+from fedpa.tasks.options import TaskOptions
+from fedpa.tasks.task import Problem
+from fedpa.training.callbacks import Callback
+from fedpa.training.config import RunConfig, resolve
+
+TUNING = "tuning"
+"""Where the sweeps are, one for each method."""
+RATES = ("server_learning_rate", "client_learning_rate")
+SEED = 1_000_000
+"""Added to the comparison's first seed."""
+
+
+class Tuned(NamedTuple):
+    method: str
+    rate: str
+    """Which of `RATES`."""
+    trials: Sequence[Trial]
+
+
+def multiples_of(text: str) -> tuple[float, ...]:
+    """`0.3,1,3` as numbers."""
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise refuse("tune", text, "must be numbers with commas, as 0.3,1,3") from None
+    if len(found) < 2 or len(set(found)) < len(found) or not all(0 < x < 1e9 for x in found):
+        raise refuse("tune", text, "must be at least two different multiples > 0, as 0.3,1,3")
+    return tuple(sorted(found))
+
+
+def searches(
+    given: Sequence[RunConfig], multiples: Sequence[float], rounds: int | None
+) -> dict[str, Sweep]:
+    """For each method the sweep that chooses its rate; refuses what can't be run."""
+    return {config.method: _search(config, multiples, rounds) for config in given}
+
+
+def _search(config: RunConfig, multiples: Sequence[float], rounds: int | None) -> Sweep:
+    own = resolve(config).hyperparameters
+    rate = next((name for name in RATES if _is_free(config, name)), None)
+    if rate is None:
+        raise refuse("tune", config.method, f"method {config.method} has no rate to choose")
+    # Three digits are enough for a rate, and 0.30000000000000004 is none.
+    values = tuple(float(f"{getattr(own, rate) * multiple:.3g}") for multiple in multiples)
+    base = dataclasses.replace(config, seed=config.seed + SEED, rounds=rounds or config.rounds)
+    space = {rate: values}
+    return checked(Sweep(base, space, chosen_search("grid", space, None, 0)))
+
+
+def _is_free(config: RunConfig, name: str) -> bool:
+    """Whether the method takes what it is told."""
+    value = 1.2345 * getattr(config.hyperparameters, name)
+    asked = dataclasses.replace(config.hyperparameters, **{name: value})
+    resolved = resolve(dataclasses.replace(config, hyperparameters=asked))
+    return bool(getattr(resolved.hyperparameters, name) == value)
+
+
+def tuned(
+    sweeps: Mapping[str, Sweep],
+    out: Path,
+    problems: Mapping[TaskOptions, Problem],
+    jobs: int,
+    console: Console,
+    quiet: bool,
+    going_on: str,
+) -> dict[str, Tuned]:
+    """Each method's trials; those that are done are not done again."""
+    found: dict[str, Tuned] = {}
+    for name, settings in sweeps.items():
+        check_place(out / TUNING / name, settings)
+    with interruptible(lambda: f" while choosing rates: {going_on}", going_on) as look:
+        for name, settings in sweeps.items():
+            (rate,) = settings.space
+            options = resolve(settings.base).task_options
+
+            def begin(
+                trial: Trial, again: bool, name: str = name, rate: str = rate
+            ) -> list[Callback]:
+                if not quiet:
+                    about = f"{rate} {shown(trial.params[rate])}"
+                    console.print(f"choosing {name}'s rate: {about}", highlight=False)
+                return [look]
+
+            trials = sweep(
+                settings,
+                out / TUNING / name,
+                problems[options],
+                jobs=jobs,
+                watch=Watch(begin),
+            )
+            if best(trials) is None:
+                raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
+            found[name] = Tuned(name, rate, trials)
+    return found
+
+
+def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
+    """The method's run at the rate that was best."""
+    top = best(choice.trials)
+    assert top is not None
+    chosen = dataclasses.replace(config.hyperparameters, **top.params)
+    return dataclasses.replace(config, hyperparameters=chosen)
+
+
+def printed_choices(
+    choices: Mapping[str, Tuned],
+    labels: Mapping[str, str],
+    task: str,
+    problems: Mapping[TaskOptions, Problem],
+) -> Table:
+    """The grid, as a person reads it."""
+    metric = chosen_on(task, next(iter(problems.values())))
+    view = Table(
+        title=f"rates, by {metric}",
+        title_justify="left",
+        caption="* chosen; ! at the end of what was tried: a better one may lie beyond",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    view.add_column("method", no_wrap=True)
+    view.add_column("rate of", no_wrap=True)
+    most = max(len(choice.trials) for choice in choices.values())
+    for _ in range(most):
+        view.add_column("", justify="right", no_wrap=True)
+    for name, choice in choices.items():
+        top = best(choice.trials)
+        ends = (choice.trials[0], choice.trials[-1])
+        cells = []
+        for trial in choice.trials:
+            mark = "" if trial != top else (" *!" if trial in ends else " *")
+            value = "–" if trial.value is None else number(trial.value, ".4f")
+            cells.append(f"{shown(trial.params[choice.rate])}: {value}{mark}")
+        view.add_row(labels[name], choice.rate.split("_")[0], *cells)
+    return view
