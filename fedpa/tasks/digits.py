@@ -15,6 +15,7 @@ import optax
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import from_mapping
+from fedpa.data.held_out import held_out
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.metrics.classification import classifier
 from fedpa.tasks.options import TaskOptions
@@ -41,8 +42,9 @@ def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
 
 
 def load(options: TaskOptions) -> Problem:
-    del options  # there is nothing to choose
-    return _loaded()
+    problem = _loaded()
+    clients, validation = held_out(problem.clients, options.validation_share or 0.0)
+    return problem._replace(clients=clients, validation=validation)
 
 
 @functools.cache
@@ -86,5 +88,6 @@ TASK = Task(
     presets={"laptop": Preset("150 rounds in seconds", DEFAULTS, targets=(0.8, 0.9), last=10)},
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",
+    takes=("validation_share",),
     models={"perceptron": 2_410},
 )

@@ -14,6 +14,7 @@ from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.catalogue import first_found, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.held_out import held_out
+from fedpa.data.label_skew import dealt_by_label
 from fedpa.errors import refuse
 from fedpa.metrics.classification import classifier
 from fedpa.models import cnn
@@ -41,9 +42,12 @@ def load(options: TaskOptions) -> Problem:
             "y": raw["label"].astype(np.int32),
         }
 
-    clients, validation = held_out(
-        mapped(splits.train, images, options.max_examples), options.validation_share or 0.0
-    )
+    train = mapped(splits.train, images, options.max_examples)
+    if options.label_skew is not None:
+        train = dealt_by_label(train, "y", options.label_skew, options.partition_seed or 0)
+    elif options.partition_seed is not None:
+        raise refuse("partition_seed", options.partition_seed, "needs --label-skew")
+    clients, validation = held_out(train, options.validation_share or 0.0)
     return Problem(
         clients,
         lambda key: cnn.CNN(CLASSES[name], key=key),
@@ -88,7 +92,14 @@ TASK = Task(
     },
     compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
     metric="accuracy",
-    takes=("data_dir", "dataset", "max_examples", "validation_share"),
+    takes=(
+        "data_dir",
+        "dataset",
+        "max_examples",
+        "label_skew",
+        "partition_seed",
+        "validation_share",
+    ),
     datasets=tuple(CLASSES),
     models={"cnn": cnn.MODEL.parameters},
 )

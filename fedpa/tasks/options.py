@@ -1,6 +1,7 @@
 """What a task lets its users choose beside the algorithm: data, model, how it is evaluated."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from fedpa.errors import check_integer, refuse
@@ -29,8 +30,11 @@ class TaskOptions:
     """Distinct words of an example that are kept."""
     groups: int | None = None
     """Groups of the group norm."""
+    label_skew: float | None = None
+    """Deal the training examples to as many clients anew, with labels by Dirichlet draws of this
+    concentration (0.1: most clients have one to three labels), instead of by whose they are."""
     partition_seed: int | None = None
-    """Seed of the partition, where a central data set is dealt to clients."""
+    """Seed of the partition, where examples are dealt to clients."""
     validation_share: float | None = None
     """Share of the training clients held out for validation, where the data has no such split."""
     eval_split: EvalSplit = "auto"
@@ -59,6 +63,9 @@ def check_task_options(task: str, options: TaskOptions, takes: tuple[str, ...]) 
         check_integer("partition_seed", options.partition_seed, 0)
     if options.eval_split not in ("auto", "validation", "test"):
         raise refuse("eval_split", options.eval_split, "must be auto, validation or test")
+    skew = options.label_skew
+    if skew is not None and not 0 < skew < math.inf:
+        raise refuse("label_skew", skew, "must be a finite number > 0")
     share = options.validation_share
     if share is not None and not 0 <= share < 1:
         raise refuse("validation_share", share, "must be a share of the clients, in [0, 1)")
