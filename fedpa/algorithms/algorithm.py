@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight
-from fedpa.server.update import ServerInfo
 from fedpa.types import Key, Params
 
 State = Any
@@ -73,8 +72,9 @@ class Algorithm(NamedTuple):
     """θ → the state of a client that takes part for the first time; () if it keeps none."""
     aggregation: Aggregation
     """How results become one."""
-    server: Callable[[State, Aggregate, Round], tuple[State, ServerInfo]]
-    """ServerUpdate."""
+    server: Callable[[State, Aggregate, Round], tuple[State, Any]]
+    """ServerUpdate. Its info is `ServerInfo`, or a NamedTuple of that and more scalars for people
+    to see, as `train/<name>`."""
     parameters: Callable[[State], Params]
     """server state → the θ to evaluate and to return."""
 

@@ -175,7 +175,9 @@ def prepared(
     """The algorithm for this loss, its θ, and θ → params; what does not fit together is refused."""
     problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
+    examples = jax.tree.map(np.asarray, data.examples(some))
+    check_loss(problem, theta, examples)
+    problem = problem._replace(like=jax.eval_shape(lambda: examples))
     algorithm = method(problem) if callable(method) else None
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")

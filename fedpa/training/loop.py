@@ -113,7 +113,7 @@ def train(
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
             record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
-            record["train/skipped"] = int(info.skipped)
+            record |= _server_metrics(info)
             _report(record, result.failures, warned)
             record["seconds"] = time.perf_counter() - started
             theta_t = algorithm.parameters(state)
@@ -239,6 +239,12 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
     if rejected:
         metrics["train/rejected_clients"] = rejected
     return metrics
+
+
+def _server_metrics(info: Any) -> dict[str, Any]:
+    """`train/skipped`, and what else the method's server tells."""
+    told = {f"train/{name}": float(value) for name, value in jax.device_get(info)._asdict().items()}
+    return told | {"train/skipped": int(info.skipped)}
 
 
 def _traffic(message: Any, result: RoundResult, clients: int) -> dict[str, int]:
