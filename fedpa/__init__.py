@@ -9,6 +9,7 @@ from fedpa.algorithms import (
     exact_posterior,
     fedavg,
     fedpa,
+    fedprox,
     mb_sgd,
     mean,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "export",
     "fedavg",
     "fedpa",
+    "fedprox",
     "fit",
     "load",
     "max_minutes",

@@ -28,6 +28,13 @@ def check_integer(field: str, value: object, least: int) -> None:
         raise refuse(field, value, f"must be a whole number, at least {least}")
 
 
+def check_number(field: str, value: object) -> None:
+    """Refuse what is not a finite number ≥ 0."""
+    known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not known or not 0 <= value < float("inf"):  # type: ignore[operator]
+        raise refuse(field, value, "must be a finite number ≥ 0")
+
+
 def check_type(field: str, value: object, kind: type, example: str) -> None:
     """Refuse an object of another kind than the field takes."""
     if not isinstance(value, kind):

@@ -5,6 +5,7 @@ from fedpa.algorithms.centralized import centralized
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
@@ -22,6 +23,7 @@ __all__ = [
     "exact_posterior",
     "fedavg",
     "fedpa",
+    "fedprox",
     "mb_sgd",
     "mean",
     "methods",

@@ -37,10 +37,12 @@ def _without_server(h: Hyperparameters) -> Hyperparameters:
 METHODS = {
     "centralized": NamedMethod(
         "centralized[M]",
-        "no federation: SGD on the examples of a round's clients put together",
+        "no federation: SGD on a round's clients put together",
         lambda h: centralized(local_training(h)),
         _without_server,
         one_epoch,
         pooled=True,
+        sends="–",
+        cost="1/M",
     )
 }

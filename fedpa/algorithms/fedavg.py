@@ -42,10 +42,8 @@ def _fedavg(h: Hyperparameters) -> Method:
 
 
 METHODS = {
-    "fedavg-1": NamedMethod("FedAvg[1]", "FedAvg with one local epoch", _fedavg, one_epoch),
-    "fedavg": NamedMethod(
-        "FedAvg[M]",
-        "FedAvg with M local epochs: sends θ₀ − last iterate",
-        _fedavg,
+    "fedavg-1": NamedMethod(
+        "FedAvg[1]", "FedAvg with one local epoch", _fedavg, one_epoch, cost="1/M"
     ),
+    "fedavg": NamedMethod("FedAvg[M]", "FedAvg: Δ = θ₀ − last of M epochs' iterates", _fedavg),
 }

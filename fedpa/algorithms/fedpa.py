@@ -87,8 +87,10 @@ def _fedpa(h: Hyperparameters) -> Method:
 METHODS = {
     "fedpa": NamedMethod(
         "FedPA[M]",
-        "FedPA with M local epochs: sends Σ̂⁻¹(θ₀ − mean of samples)",
+        "FedPA: Δ̂ = Σ̂⁻¹(θ₀ − mean of ℓ posterior samples)",
         _fedpa,
         samples=True,
+        sends="θ / Δ̂",
+        cost="1, and Δ̂",
     )
 }

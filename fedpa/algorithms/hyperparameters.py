@@ -103,6 +103,9 @@ class Hyperparameters:
     """Client weights q_i."""
     iterate_averaging: str = "none"
     """Evaluate a mean of server iterates: none, polyak[:START] or exponential:DECAY."""
+    # Settings of single methods, which name them in `NamedMethod.takes`: None for all others.
+    proximal: float | None = None
+    """μ of fedprox: its clients' objective is f_i(θ) + μ/2 ‖θ − θ₀‖² (0.01 if not given)."""
 
 
 def resolved(h: Hyperparameters) -> Hyperparameters:
@@ -148,6 +151,12 @@ def one_epoch(h: Hyperparameters) -> Hyperparameters:
         burn_in_steps=0,
         discard_steps=0,
     )
+
+
+def unless_given(h: Hyperparameters, **own: Any) -> Hyperparameters:
+    """The same settings, with these in the place of those that are None."""
+    missing = {name: value for name, value in own.items() if getattr(h, name) is None}
+    return dataclasses.replace(h, **missing)
 
 
 def _check_sampler(h: Hyperparameters) -> None:

@@ -72,7 +72,8 @@ def _gradient_mean() -> optax.GradientTransformation:
 METHODS = {
     "mb-sgd": NamedMethod(
         "MB-SGD",
-        "mini-batch SGD: sends the mean gradient at θ over the same mini-batches",
+        "mini-batch SGD: the mean of as many gradients, all at θ",
         lambda h: mb_sgd(local_training(h), server_side(h)),
+        sends="θ / ∇f̂",
     )
 }

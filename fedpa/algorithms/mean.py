@@ -95,11 +95,11 @@ def _mean_scaled(h: Hyperparameters) -> Method:
 
 METHODS = {
     "mean": NamedMethod(
-        "mean[M]", "control: FedPA's samples, sends θ₀ − their mean", _mean, samples=True
+        "mean[M]", "control: Δ = θ₀ − mean of FedPA's samples", _mean, samples=True
     ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
-        "control: as mean, the server rate times 1+(ℓ−1)ρ, FedPA's longer step",
+        "control: mean with FedPA's longer step, rate × (1+(ℓ−1)ρ)",
         _mean_scaled,
         samples=True,
     ),

@@ -1,11 +1,13 @@
 """Methods by name, for the command line: every algorithm file lists its own in `METHODS`."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from fedpa.algorithms.algorithm import Method
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.discovery import defined
+from fedpa.errors import refuse
 
 
 class NamedMethod(NamedTuple):
@@ -21,6 +23,14 @@ class NamedMethod(NamedTuple):
     """Whether it draws posterior samples, by the sampler that is chosen."""
     pooled: bool = False
     """Whether a round's clients put their examples together: no federation at all."""
+    takes: tuple[str, ...] = ()
+    """The settings of its own: fields of `Hyperparameters` that are None for other methods."""
+    sends: str = "θ / Δ"
+    """Down to a client / up from it."""
+    keeps: str = "–"
+    """State beside θ and the server optimizer's: where it is kept, and what."""
+    cost: str = "1"
+    """Of a client's round, relative to FedAvg's."""
 
 
 def methods() -> dict[str, NamedMethod]:
@@ -29,6 +39,35 @@ def methods() -> dict[str, NamedMethod]:
     for named in defined("fedpa.algorithms", "METHODS").values():
         found.update(named)
     return found
+
+
+def own_fields() -> dict[str, list[str]]:
+    """Each setting that only some methods have → those methods."""
+    found: dict[str, list[str]] = {}
+    for name, method in methods().items():
+        for field in method.takes:
+            found.setdefault(field, []).append(name)
+    return found
+
+
+def check_own(name: str, h: Hyperparameters) -> None:
+    """Refuse a setting of other methods' than this one."""
+    for field, takers in own_fields().items():
+        value = getattr(h, field)
+        if value is not None and name not in takers:
+            raise refuse(
+                field, value, f"does not apply to method {name}; only to {', '.join(takers)}"
+            )
+
+
+def without_others(name: str, h: Hyperparameters, among: Iterable[str]) -> Hyperparameters:
+    """The same settings for this method, without those that others of `among` alone have."""
+    others: dict[str, Any] = {
+        field: None
+        for field, takers in own_fields().items()
+        if name not in takers and set(takers) & set(among)
+    }
+    return dataclasses.replace(h, **others)
 
 
 def labelled(name: str, h: Hyperparameters) -> str:

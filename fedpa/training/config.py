@@ -12,7 +12,7 @@ import tomli_w
 import tyro
 
 from fedpa.algorithms.hyperparameters import Hyperparameters, resolved, without_sampler
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import check_own, methods
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, refuse
@@ -131,6 +131,7 @@ def resolve(config: RunConfig) -> RunConfig:
     elif config.init_round != "last":
         raise refuse("init_round", config.init_round, "needs --init")
     method = methods()[config.method]
+    check_own(config.method, config.hyperparameters)
     hyperparameters = method.adjust(config.hyperparameters)
     if not method.samples:
         hyperparameters = without_sampler(hyperparameters)

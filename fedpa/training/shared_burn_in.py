@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 from fedpa.algorithms.hyperparameters import without_sampler
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import methods, without_others
 from fedpa.training.config import RunConfig, resolve
 
 K = TypeVar("K", bound=Hashable)
@@ -39,6 +39,7 @@ def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
         )
     }
     h = without_sampler(dataclasses.replace(config.hyperparameters, **unread))
+    h = without_others(BEGINS_AS, h, among=[config.method])
     return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 
 

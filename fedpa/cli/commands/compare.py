@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import labelled, methods
+from fedpa.algorithms.method import labelled, methods, without_others
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.cli.comparing import Planned, carried_out
 from fedpa.cli.loading import loaded
@@ -71,7 +71,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     configs = {
         (name, seed): resolve(dataclasses.replace(config, seed=seed))
         for name in names
-        for config in [parse(CompareCommand, argv, "fedpa compare", method=name).run]
+        for config in [_of_method(name, argv, names)]
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
     reference = _reference(command.reference, names)
@@ -101,6 +101,13 @@ def main(argv: Sequence[str], console: Console) -> None:
     against = labels[reference] if reference is not None else None
     places = [plan.out for plan in planned]  # in the table's order: colours are the same
     _report(command, histories, against, places, out, console)
+
+
+def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
+    """The run of one method; what only others of the comparison take is theirs."""
+    config = parse(CompareCommand, argv, "fedpa compare", method=name).run
+    own = without_others(name, config.hyperparameters, among)
+    return dataclasses.replace(config, hyperparameters=own)
 
 
 def _report(

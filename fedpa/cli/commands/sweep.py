@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import methods
+from fedpa.algorithms.method import check_own, methods
 from fedpa.cli.arguments import parse, refuse_unused_sampler, shown
 from fedpa.cli.loading import loaded
 from fedpa.cli.resumable import interruptible
@@ -72,6 +72,7 @@ class SweepCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse(SweepCommand, argv, "fedpa sweep")
+    check_own(command.run.method, command.run.hyperparameters)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     remarks: list[str] = []

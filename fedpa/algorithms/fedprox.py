@@ -1,0 +1,68 @@
+"""FedProx (Li et al. 2020): local SGD on f_i(θ) + μ/2 ‖θ − θ₀‖², which keeps clients near θ₀.
+
+θ ← ClientOpt(θ, ∇̂f_i(θ) + μ(θ − θ₀))
+
+The rest is FedAvg; μ = 0 is FedAvg. (The paper's γ-inexactness is in the local work: clients may do
+as little as they like. Here all do that of `local`.) The pull is dense: a table's rows move whether
+a batch reads them or not.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.hyperparameters import (
+    Hyperparameters,
+    local_training,
+    server_side,
+    unless_given,
+)
+from fedpa.algorithms.local_training import LocalTraining, local_work
+from fedpa.algorithms.method import NamedMethod
+from fedpa.errors import check_number
+from fedpa.server.update import Server
+from fedpa.types import Params
+
+
+def fedprox(local: LocalTraining, server: Server, *, proximal: Any) -> Method:
+    """FedAvg with the proximal term of weight μ = `proximal` in the clients' objective."""
+    local_work(local)
+    check_number("proximal", proximal)
+    pulled = optax.chain(_pull(proximal), local.optimizer)
+    return fedavg(local._replace(optimizer=pulled), server)
+
+
+def _pull(mu: float) -> optax.GradientTransformation:
+    """g ← g + μ(θ − θ₀); what it remembers is θ₀."""
+
+    def update(
+        gradient: Params, theta0: Params, theta: Params | None = None
+    ) -> tuple[Params, Params]:
+        pulled = jax.tree.map(
+            lambda g, x, x0: g + jnp.asarray(mu, g.dtype) * (x - x0), gradient, theta, theta0
+        )
+        return pulled, theta0
+
+    return optax.GradientTransformation(lambda theta0: theta0, update)
+
+
+def _fedprox(h: Hyperparameters) -> Method:
+    mu = PROXIMAL if h.proximal is None else h.proximal
+    return fedprox(local_training(h), server_side(h), proximal=mu)
+
+
+PROXIMAL = 0.01
+
+METHODS = {
+    "fedprox": NamedMethod(
+        "FedProx[M]",
+        "FedAvg whose clients are pulled back to θ₀ by μ/2 ‖θ − θ₀‖²",
+        _fedprox,
+        lambda h: unless_given(h, proximal=PROXIMAL),
+        takes=("proximal",),
+    )
+}

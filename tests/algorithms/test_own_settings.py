@@ -1,0 +1,56 @@
+"""Settings that only some methods have: who takes them, and what happens where nobody does."""
+
+import dataclasses
+
+import pytest
+
+from fedpa import FedpaError
+from fedpa.algorithms import Hyperparameters, methods
+from fedpa.algorithms.method import check_own, own_fields, without_others
+from fedpa.sweeps.space import check_space
+from fedpa.training.config import default_config, resolve
+from fedpa.training.shared_burn_in import as_burn_in
+
+MU = Hyperparameters(proximal=0.3)
+
+
+def test_every_one_is_a_field_that_is_none_unless_given():
+    plain = Hyperparameters()
+    assert own_fields()["proximal"] == ["fedprox"]
+    assert all(getattr(plain, field) is None for field in own_fields())
+
+
+def test_a_value_that_the_method_does_not_take_is_refused():
+    check_own("fedprox", MU)
+    for name in set(methods()) - {"fedprox"}:
+        with pytest.raises(
+            FedpaError, match=f"proximal = 0.3: does not apply to method {name}; only to fedprox"
+        ):
+            check_own(name, MU)
+
+
+def test_a_configuration_says_what_the_method_takes_where_nothing_is_given():
+    assert resolve(default_config("digits", "fedprox")).hyperparameters.proximal == 0.01
+    given = default_config("digits", "fedprox")
+    given = dataclasses.replace(given, hyperparameters=MU)
+    assert resolve(given).hyperparameters.proximal == 0.3
+    with pytest.raises(FedpaError, match=r"proximal = 0\.3"):
+        resolve(dataclasses.replace(given, method="fedpa"))
+
+
+def test_in_a_comparison_each_method_has_its_own():
+    assert without_others("fedavg", MU, ["fedavg", "fedprox"]).proximal is None
+    assert without_others("fedprox", MU, ["fedavg", "fedprox"]).proximal == 0.3
+    assert without_others("fedavg", MU, ["fedavg", "fedpa"]).proximal == 0.3  # to be refused
+
+
+def test_a_shared_burn_in_has_none():
+    config = default_config("digits", "fedprox")
+    config = dataclasses.replace(config, hyperparameters=MU)
+    assert as_burn_in(config, 3).hyperparameters.proximal is None
+
+
+def test_a_space_of_another_method_is_refused():
+    check_space({"proximal": (0.1, 1.0)}, default_config("digits", "fedprox"))
+    with pytest.raises(FedpaError, match=r"proximal 0\.1 can't be run.*only to fedprox"):
+        check_space({"proximal": (0.1, 1.0)}, default_config("digits", "fedavg"))
