@@ -10,12 +10,13 @@ from fedpa.algorithms import (
     fedavg,
     fedpa,
     fedprox,
+    global_precision,
     mb_sgd,
     mean,
 )
 from fedpa.deltas import posterior_delta
 from fedpa.errors import FedpaError
-from fedpa.objectives import Objective, per_example
+from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
 from fedpa.server import Server
 from fedpa.training import (
     Best,
@@ -58,17 +59,21 @@ __all__ = [
     "fedpa",
     "fedprox",
     "fit",
+    "global_precision",
+    "layer_input",
     "load",
     "max_minutes",
     "mb_sgd",
     "mean",
     "objectives",
+    "over_examples",
     "per_example",
     "posterior_delta",
     "resume",
     "samplers",
     "server",
     "stop_at",
+    "table_input",
     "tasks",
     "train",
     "training",

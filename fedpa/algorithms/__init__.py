@@ -6,6 +6,7 @@ from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
+from fedpa.algorithms.global_precision import global_precision
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
@@ -24,6 +25,7 @@ __all__ = [
     "fedavg",
     "fedpa",
     "fedprox",
+    "global_precision",
     "mb_sgd",
     "mean",
     "methods",

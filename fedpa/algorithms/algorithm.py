@@ -21,6 +21,13 @@ Round = Any
 
 BURN_IN = "burn-in"
 SAMPLING = "sampling"
+WITH = " with "
+"""Between a phase's name and what some of its rounds have besides."""
+
+
+def stage(phase: str) -> str:
+    """A phase whatever single rounds have besides: burn-in, of `burn-in with precision`."""
+    return phase.split(WITH)[0]
 
 
 class ClientResult(NamedTuple):

@@ -13,6 +13,7 @@ and D goes to the server optimizer in Δ̄'s place. Δ_i is what any method's cl
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ import optax
 from jaxtyping import Array, Bool
 
 from fedpa.algorithms.algorithm import (
+    WITH,
     Algorithm,
     ClientResult,
     ClientState,
@@ -30,6 +32,12 @@ from fedpa.algorithms.algorithm import (
     State,
 )
 from fedpa.algorithms.client_update import Broadcast
+from fedpa.algorithms.fedavg import METHODS as FEDAVG
+from fedpa.algorithms.fedpa import METHODS as FEDPA
+from fedpa.algorithms.hyperparameters import Hyperparameters, unless_given, without_sampler
+from fedpa.algorithms.mb_sgd import METHODS as MB_SGD
+from fedpa.algorithms.mean import METHODS as MEAN
+from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.input_factor import Factor, Rank, input_factors
@@ -46,8 +54,17 @@ EPSILON = 5.0
 BLOCK = 2048
 MEMORY = 0.95
 """β of a round: what is remembered for k rounds is multiplied by β^k."""
-WITH_PRECISION = " with precision"
+WITH_PRECISION = f"{WITH}precision"
 """Phases in which clients send a sketch are named after those in which they don't."""
+NUMERATORS: Mapping[str, Callable[[Hyperparameters], Method]] = {
+    name: named[name].build
+    for name, named in [
+        ("fedavg", FEDAVG),
+        ("fedpa", FEDPA),
+        ("mean", MEAN),
+        ("mb-sgd", MB_SGD),
+    ]
+}
 
 
 class PrecisionState(NamedTuple):
@@ -88,16 +105,9 @@ def global_precision(
         for A_i itself whatever its size.
     batch_size: examples that a client looks at at a time; changes no expected value.
     """
-    check_integer("every", every, 1)
-    check_integer("block", block, 1)
     check_integer("batch_size", batch_size, 1)
-    if rank != "exact" and rank is not None:
-        check_integer("rank", rank, 1)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise refuse("epsilon", epsilon, "must be a finite number > 0")
+    _check(every, epsilon, decay, block, rank)
     beta = MEMORY**every if decay is None else decay
-    if not 0 <= beta < 1:
-        raise refuse("decay", decay, "must be in [0, 1)")
 
     def build(objective: Objective) -> Algorithm:
         inner = numerator(objective) if callable(numerator) else None
@@ -159,6 +169,24 @@ def global_precision(
     return build
 
 
+def _check(
+    every: Any = EVERY,
+    epsilon: Any = EPSILON,
+    decay: Any = None,
+    block: Any = BLOCK,
+    rank: Any = None,
+    prefix: str = "",
+) -> None:
+    check_integer(f"{prefix}every", every, 1)
+    check_integer(f"{prefix}block", block, 1)
+    if rank != "exact" and rank is not None:
+        check_integer(f"{prefix}rank", rank, 1)
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise refuse(f"{prefix}epsilon", epsilon, "must be a finite number > 0")
+    if decay is not None and not 0 <= decay < 1:
+        raise refuse(f"{prefix}decay", decay, "must be in [0, 1)")
+
+
 _SKETCH = 1001
 """The stream of a client's randomness that sketches are drawn from; chains use others."""
 
@@ -195,3 +223,58 @@ def _info(skipped: Any, step: Params, mean: Params, steepest: Scalar) -> Precisi
     cosine = jnp.where(both > 0, optax.tree.vdot(step, mean) / jnp.where(both > 0, both, 1), 1)
     ratio = jnp.where(plain > 0, norm / jnp.where(plain > 0, plain, 1), 1)
     return PrecisionInfo(skipped, ratio, cosine, steepest)
+
+
+def _named(h: Hyperparameters, block: int | None) -> Method:
+    settings: dict[str, Any] = {
+        "every": h.precision_every,
+        "epsilon": h.precision_epsilon,
+        "decay": h.precision_decay,
+        "block": block,
+        "rank": h.precision_rank,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    _check(prefix="precision_", **given)
+    numerator = NUMERATORS[h.numerator or "fedavg"](h)
+    return global_precision(numerator, **given, batch_size=h.batch_size)
+
+
+def _filled(h: Hyperparameters) -> Hyperparameters:
+    every = EVERY if h.precision_every is None else h.precision_every
+    h = unless_given(
+        h,
+        numerator="fedavg",
+        precision_every=every,
+        precision_epsilon=EPSILON,
+        precision_decay=MEMORY**every,
+    )
+    return h if h.numerator in ("fedpa", "mean") else without_sampler(h)
+
+
+TAKES = ("numerator", "precision_every", "precision_epsilon", "precision_decay")
+METHODS = {
+    "global-precision": NamedMethod(
+        "Precision[M]",
+        "FedAvg's (or --numerator's) mean delta times the inverse of the averaged precision",
+        lambda h: _named(h, h.precision_block),
+        lambda h: unless_given(_filled(h), precision_block=BLOCK),
+        samples=True,
+        begins_as_fedavg=False,
+        takes=(*TAKES, "precision_block", "precision_rank"),
+        sends="θ / Δ; every k-th round a sketch, at most of Δ's size",
+        keeps="server: 2 matrices p×p a layer, in blocks",
+        cost="1; every k-th round one more pass forwards",
+    ),
+    "global-precision-diagonal": NamedMethod(
+        "Precision-diagonal[M]",
+        "its control: as global-precision, with the precision's diagonal alone",
+        lambda h: _named(h, 1),
+        _filled,
+        samples=True,
+        begins_as_fedavg=False,
+        takes=TAKES,
+        sends="θ / Δ; every k-th round a number for each input",
+        keeps="server: 2 numbers for each input",
+        cost="1; every k-th round one more pass forwards",
+    ),
+}

@@ -39,6 +39,15 @@ DIAGNOSTICS = {
     "correction_cosine": Meaning(
         "Direction of the correction", "cosine", "Between a delta and FedAvg's of the same chain."
     ),
+    "precision_ratio": Meaning(
+        "Gain of the precision", "‖D‖/‖Δ̄‖", "What is left of the mean delta's length."
+    ),
+    "precision_cosine": Meaning(
+        "Direction of the precision", "cosine", "Between D and the mean delta."
+    ),
+    "precision_steepest": Meaning(
+        "Steepest direction", "eigenvalue", "The largest of any layer's precision; the mean is 1."
+    ),
     "ess": Meaning("Effective sample size", "samples", "Of a client's posterior samples."),
     "rejected": Meaning("Rejected clients", "clients so far", "Whose results were not finite."),
 }

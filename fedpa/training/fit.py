@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, stage
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
@@ -220,7 +220,7 @@ def bind(
 
 
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
-    if SAMPLING in algorithm.clients and algorithm.phase(rounds - 1) == BURN_IN:
+    if SAMPLING in algorithm.clients and stage(algorithm.phase(rounds - 1)) == BURN_IN:
         warnings.warn(
             f"all {rounds} rounds are burn-in: nothing is sampled, and this is FedAvg; "
             "lower burn_in_rounds or raise rounds",
