@@ -40,7 +40,7 @@ from fedpa.algorithms.mean import METHODS as MEAN
 from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.input_factor import Factor, Rank, input_factors
+from fedpa.objectives.input_factor import Factor, input_factors
 from fedpa.objectives.layer_inputs import Layer, layers_of
 from fedpa.objectives.objective import Objective
 from fedpa.server import global_precision as denominator
@@ -85,13 +85,13 @@ class PrecisionInfo(NamedTuple):
 
 
 def global_precision(
-    numerator: Method,
+    numerator: Any,
     *,
     every: int = EVERY,
     epsilon: float = EPSILON,
     decay: float | None = None,
     block: int = BLOCK,
-    rank: Rank = None,
+    rank: Any = None,
     batch_size: int = 32,
 ) -> Method:
     """Precondition what `numerator`, say `fedpa.fedavg(local, server)`, averages.

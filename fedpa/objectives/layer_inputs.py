@@ -153,8 +153,11 @@ def observed(
     return found
 
 
-def layers_of(loss: Loss, theta: Params, examples: Examples) -> tuple[Layer, ...]:
-    """The layers that the model shows, in the order in which it shows them. Nothing is computed."""
+def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
+    """The layers that the model shows, in the order in which it shows them. Nothing is computed.
+
+    θ and examples may be arrays or their shapes.
+    """
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_BATCH, *x.shape[1:]), x.dtype), examples)
     key = jax.eval_shape(lambda: jax.random.key(0))
     found: list[Layer] = []

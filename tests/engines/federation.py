@@ -26,12 +26,14 @@ SIDE = Server(server.sgd(0.5, 0.9))
 METHODS = {
     "fedavg": fedpa.fedavg(LOCAL, SIDE),
     "fedpa": fedpa.fedpa(LOCAL, SIDE, rho=0.5, burn_in_rounds=1),
+    "precision": fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=1, epsilon=0.5),
     "scaffold": scaffold(steps=2, client_rate=0.05, server_rate=1.0, population=5),
 }
 
 
 # Built once: what an engine has compiled for one test serves the next.
-ALGORITHMS = {name: method(Objective(least_squares.loss)) for name, method in METHODS.items()}
+OBJECTIVE = Objective(least_squares.loss, like=CLIENTS["client-0000"])
+ALGORITHMS = {name: method(OBJECTIVE) for name, method in METHODS.items()}
 
 
 @functools.cache
