@@ -9,6 +9,7 @@ for each layer, Δ̄ its averaged delta stacked as [b; W]. Directions that input
 What belongs to no layer that is seen keeps gain 1.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,8 +32,8 @@ class Precision(NamedTuple):
 
     averaged: tuple[Blocks, ...]
     """A."""
-    gains: tuple[Blocks, ...]
-    """ε(Ā + εI)⁻¹, made anew when A changes and kept for the rounds between."""
+    factors: tuple[Blocks, ...]
+    """L of LLᵀ = Ā/ε + I, made anew when A changes and kept for the rounds between."""
     steepest: Float[Array, " layers"]
     """Ā's largest eigenvalue, about; the mean is 1."""
 
@@ -55,14 +56,14 @@ def update(
     decay: float,
     epsilon: float,
 ) -> Precision:
-    """A and its gains after a round whose clients sent what they see; as they were if none did."""
+    """A and its factors after a round whose clients sent what they see; unchanged if none did."""
     averaged = tuple(
         decay * a + (1 - decay) * b.astype(a.dtype)
         for a, b in zip(precision.averaged, fresh, strict=True)
     )
     bars = [normalized(a, layer.features) for a, layer in zip(averaged, layers, strict=True)]
-    gains = tuple(gain(bar, epsilon) for bar in bars)
-    new = Precision(averaged, gains, jnp.stack([_steepest(bar) for bar in bars]))
+    factors = tuple(factor(bar, epsilon) for bar in bars)
+    new = Precision(averaged, factors, jnp.stack([_steepest(bar) for bar in bars]))
     ok = all_finite(new) & (weight > 0)
     return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, precision)
 
@@ -73,27 +74,28 @@ def normalized(blocks: Blocks, features: int) -> Blocks:
     return blocks * jnp.where(trace > 0, features / jnp.where(trace > 0, trace, 1), 0)
 
 
-def gain(bar: Blocks, epsilon: float) -> Blocks:
-    """ε(Ā + εI)⁻¹."""
-    if bar.shape[-1] == 1:
-        return epsilon / (bar + epsilon)
-    eye = jnp.eye(bar.shape[-1], dtype=bar.dtype)[None]
-    factor = jnp.linalg.cholesky(bar / epsilon + eye)
-    half = jax.lax.linalg.triangular_solve(
-        factor, jnp.broadcast_to(eye, bar.shape), left_side=True, lower=True
-    )
-    return half.swapaxes(1, 2) @ half
+def factor(bar: Blocks, epsilon: float) -> Blocks:
+    """L of LLᵀ = Ā/ε + I, by Cholesky."""
+    shifted = bar / epsilon + jnp.eye(bar.shape[-1], dtype=bar.dtype)[None]
+    return jnp.sqrt(shifted) if bar.shape[-1] == 1 else jnp.linalg.cholesky(shifted)
 
 
 def preconditioned(precision: Precision, layers: Sequence[Layer], delta: Params) -> Params:
     """D, from Δ̄."""
-    for layer, gains in zip(layers, precision.gains, strict=True):
+    for layer, lower in zip(layers, precision.factors, strict=True):
         matrix = stacked(layer, delta)
-        rows = in_blocks(matrix.astype(gains.dtype), Cut(*gains.shape[:2]))
-        product = gains * rows if gains.shape[-1] == 1 else gains @ rows
-        flat = product.reshape(-1, layer.outputs)[: layer.features]
-        delta = unstacked(layer, flat.astype(matrix.dtype), delta)
+        rows = in_blocks(matrix.astype(lower.dtype), Cut(*lower.shape[:2]))
+        divided = _divided(rows, lower).reshape(-1, layer.outputs)[: layer.features]
+        delta = unstacked(layer, divided.astype(matrix.dtype), delta)
     return delta
+
+
+def _divided(rows: Float[Array, "blocks size r"], lower: Blocks) -> Float[Array, "blocks size r"]:
+    """L⁻ᵀL⁻¹ times the rows."""
+    if lower.shape[-1] == 1:
+        return rows / lower**2
+    solve = functools.partial(jax.lax.linalg.triangular_solve, lower, left_side=True, lower=True)
+    return solve(solve(rows), transpose_a=True)
 
 
 def _steepest(bar: Blocks) -> Scalar:
