@@ -4,6 +4,7 @@ from fedpa.algorithms.algorithm import Algorithm, ClientResult, Method
 from fedpa.algorithms.centralized import centralized
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.fedexp import fedexp
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.global_precision import global_precision
@@ -12,6 +13,8 @@ from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.method import NamedMethod, methods
+from fedpa.algorithms.mime import mime, mime_lite, moments, momentum
+from fedpa.algorithms.scaffold import scaffold
 
 __all__ = [
     "Algorithm",
@@ -23,10 +26,16 @@ __all__ = [
     "centralized",
     "exact_posterior",
     "fedavg",
+    "fedexp",
     "fedpa",
     "fedprox",
     "global_precision",
     "mb_sgd",
     "mean",
     "methods",
+    "mime",
+    "mime_lite",
+    "moments",
+    "momentum",
+    "scaffold",
 ]

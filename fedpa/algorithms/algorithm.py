@@ -5,12 +5,14 @@ weighs and averages them without knowing which algorithm it runs. Rounds count f
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight
+from fedpa.server.weighting import total_weight
 from fedpa.types import Key, Params
 
 State = Any
@@ -21,6 +23,7 @@ Round = Any
 
 BURN_IN = "burn-in"
 SAMPLING = "sampling"
+TRAINING = "training"
 WITH = " with "
 """Between a phase's name and what some of its rounds have besides."""
 
@@ -66,6 +69,16 @@ class PartedUpdate:
 ClientUpdate = Callable[[Message, ClientData, ClientState, Key], ClientResult] | PartedUpdate
 
 
+class Inquiry(NamedTuple):
+    """What a round's clients are asked before they begin: a round trip of its own."""
+
+    broadcast: Callable[[State], Message]
+    client: ClientUpdate
+    """It keeps no state: what it returns as one is not looked at."""
+    receive: Callable[[State, Aggregate], State]
+    """(server state, what the clients answered, aggregated) → server state."""
+
+
 class Algorithm(NamedTuple):
     init: Callable[[Params], State]
     """θ → server state."""
@@ -84,7 +97,30 @@ class Algorithm(NamedTuple):
     to see, as `train/<name>`."""
     parameters: Callable[[State], Params]
     """server state → the θ to evaluate and to return."""
+    inquiry: Inquiry | None = None
 
 
 Method = Callable[[Objective], Algorithm]
 """An algorithm with all its settings, waiting for the objective."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OfPopulation:
+    """A method that has yet to be told of all clients, not only those of a round."""
+
+    weighting: str
+    """By which weights q_i it counts them."""
+    method: Callable[[float], Method]
+    """Σ q_i over all clients → the method."""
+
+    def __call__(self, objective: Objective) -> Algorithm:
+        raise FedpaError(
+            "population is not known: give population=…, the sum of the weights of all clients"
+        )
+
+
+def of_population(method: Method, sizes: Iterable[int]) -> Method:
+    """The method, told how many examples each of all clients has."""
+    if not isinstance(method, OfPopulation):
+        return method
+    return method.method(total_weight(method.weighting, sizes))

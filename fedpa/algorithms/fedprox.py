@@ -32,11 +32,11 @@ def fedprox(local: LocalTraining, server: Server, *, proximal: Any) -> Method:
     """FedAvg with the proximal term of weight μ = `proximal` in the clients' objective."""
     local_work(local)
     check_number("proximal", proximal)
-    pulled = optax.chain(_pull(proximal), local.optimizer)
+    pulled = optax.chain(pull(proximal), local.optimizer)
     return fedavg(local._replace(optimizer=pulled), server)
 
 
-def _pull(mu: float) -> optax.GradientTransformation:
+def pull(mu: float) -> optax.GradientTransformation:
     """g ← g + μ(θ − θ₀); what it remembers is θ₀."""
 
     def update(

@@ -113,6 +113,8 @@ def global_precision(
         inner = numerator(objective) if callable(numerator) else None
         if not isinstance(inner, Algorithm):
             raise refuse("numerator", numerator, "must be a method, as fedpa.fedavg(…) gives")
+        if inner.inquiry is not None:
+            raise refuse("numerator", numerator, "asks its clients first: no such method will do")
 
         def factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
             check_type("the numerator's message", message, Broadcast, "that of fedpa.fedavg(…)")
@@ -143,6 +145,7 @@ def global_precision(
         ) -> tuple[PrecisionState, PrecisionInfo]:
             found, precision = layers(state.numerator), state.precision
             mean, fresh = aggregate.mean
+            _check_delta(mean, inner.broadcast(state.numerator, t).theta)
             if fresh:
                 precision = denominator.update(
                     precision, found, fresh, aggregate.weight, decay=beta, epsilon=epsilon
@@ -167,6 +170,15 @@ def global_precision(
         )
 
     return build
+
+
+def _check_delta(mean: Any, theta: Params) -> None:
+    averaged, wanted = ([jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (mean, theta))
+    if averaged != wanted:
+        raise FedpaError(
+            "global_precision's numerator averages more than deltas: only what has the shape of "
+            "the parameters can be divided by their precision"
+        )
 
 
 def _check(
@@ -255,26 +267,26 @@ TAKES = ("numerator", "precision_every", "precision_epsilon", "precision_decay")
 METHODS = {
     "global-precision": NamedMethod(
         "Precision[M]",
-        "FedAvg's (or --numerator's) mean delta times the inverse of the averaged precision",
+        "FedAvg's or --numerator's Δ̄, divided by the precision",
         lambda h: _named(h, h.precision_block),
         lambda h: unless_given(_filled(h), precision_block=BLOCK),
         samples=True,
         begins_as_fedavg=False,
         takes=(*TAKES, "precision_block", "precision_rank"),
-        sends="θ / Δ; every k-th round a sketch, at most of Δ's size",
-        keeps="server: 2 matrices p×p a layer, in blocks",
-        cost="1; every k-th round one more pass forwards",
+        sends="θ / Δ, each k-th Z",
+        keeps="A, L",
+        cost="1 + 1/kM",
     ),
     "global-precision-diagonal": NamedMethod(
         "Precision-diagonal[M]",
-        "its control: as global-precision, with the precision's diagonal alone",
+        "its control: the precision's diagonal alone",
         lambda h: _named(h, 1),
         _filled,
         samples=True,
         begins_as_fedavg=False,
         takes=TAKES,
-        sends="θ / Δ; every k-th round a number for each input",
-        keeps="server: 2 numbers for each input",
-        cost="1; every k-th round one more pass forwards",
+        sends="θ / Δ, each k-th Z",
+        keeps="A, L",
+        cost="1 + 1/kM",
     ),
 }

@@ -102,10 +102,12 @@ class Hyperparameters:
     weighting: Weighting = "examples"
     """Client weights q_i."""
     iterate_averaging: str = "none"
-    """Evaluate a mean of server iterates: none, polyak[:START] or exponential:DECAY."""
+    """Evaluate a mean of server iterates: none, polyak[:START], exponential:DECAY or last-two."""
     # Settings of single methods, which name them in `NamedMethod.takes`: None for all others.
     proximal: float | None = None
     """μ of fedprox: its clients' objective is f_i(θ) + μ/2 ‖θ − θ₀‖² (0.01 if not given)."""
+    fedexp_epsilon: float | None = None
+    """ε of fedexp's step length, Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (0.001 if not given)."""
     numerator: Literal["fedavg", "fedpa", "mean", "mb-sgd"] | None = None
     """Whose deltas global-precision averages and divides by the precision (fedavg)."""
     precision_every: int | None = None

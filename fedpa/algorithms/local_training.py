@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
+from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import check_order
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.iasg import iasg
 from fedpa.samplers.minibatch_chain import Epochs, Steps
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.schedules import constant
+from fedpa.types import Key, Params, Scalar
 
 SamplerFactory = Callable[[Objective, Any], Sampler]
 """(objective, learning-rate multiplier of the round) → a sampler."""
@@ -102,10 +104,9 @@ def local_sampler(
     objective: Objective, local: LocalTraining, rate: jax.Array, average: bool
 ) -> Sampler:
     """IASG (or, without averaging, local SGD) with the learning rate multiplied by `rate`."""
-    scaled = optax.chain(local.optimizer, _scale(rate))
     return iasg(
         objective,
-        scaled,
+        scaled(local.optimizer, rate),
         batch_size=local.batch_size,
         window=local_work(local).window,
         order=local.order,
@@ -127,8 +128,26 @@ def sampler_for(
     return local_sampler(objective, local, rate, average=True)
 
 
-def _scale(rate: jax.Array) -> optax.GradientTransformation:
+def run_locally(
+    sampler: Sampler, samples: int, theta0: Params, data: ClientData, key: Key
+) -> tuple[Any, Scalar]:
+    """All of a client's local work: where the chain ends, and the mean loss it met."""
+
+    def body(_: Any, carry: tuple[Any, Scalar]) -> tuple[Any, Scalar]:
+        chain, _, info = sampler.sample(carry[0], data)
+        return chain, carry[1] + info.loss
+
+    start = (sampler.init(theta0, data, key), jnp.zeros(()))
+    chain, loss = jax.lax.fori_loop(0, samples, body, start)
+    return chain, loss / samples
+
+
+def scaled(
+    optimizer: optax.GradientTransformation, rate: jax.Array
+) -> optax.GradientTransformation:
+    """The optimizer with its learning rate multiplied by `rate`."""
     # optax.scale would promote; parameters keep their dtype here.
-    return optax.stateless(
+    by_rate = optax.stateless(
         lambda updates, _: jax.tree.map(lambda u: jnp.asarray(rate, u.dtype) * u, updates)
     )
+    return optax.chain(optimizer, by_rate)

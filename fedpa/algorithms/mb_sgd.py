@@ -14,7 +14,12 @@ from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
 from fedpa.algorithms.client_update import Broadcast, client_info
 from fedpa.algorithms.generalized import generalized
 from fedpa.algorithms.hyperparameters import local_training, server_side
-from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.local_training import (
+    LocalTraining,
+    local_sampler,
+    local_work,
+    run_locally,
+)
 from fedpa.algorithms.method import NamedMethod
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -33,14 +38,9 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
         sampler = local_sampler(objective, at_rest, jnp.ones(()), average=False)
 
         def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
-            def body(_: Any, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-                chain, _, info = sampler.sample(carry[0], data)
-                return chain, carry[1] + info.loss
-
-            start = (sampler.init(message.theta, data, key), jnp.zeros(()))
-            chain, loss = jax.lax.fori_loop(0, samples, body, start)
+            chain, loss = run_locally(sampler, samples, message.theta, data, key)
             gradient = chain.memory[0].mean
-            info = client_info(gradient, gradient, loss / samples, jnp.zeros(()))
+            info = client_info(gradient, gradient, loss, jnp.zeros(()))
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 
         return generalized(server, {BURN_IN: client}, lambda _: BURN_IN)

@@ -30,7 +30,7 @@ class NamedMethod(NamedTuple):
     sends: str = "θ / Δ"
     """Down to a client / up from it."""
     keeps: str = "–"
-    """State beside θ and the server optimizer's: where it is kept, and what."""
+    """State beside θ and the server optimizer's."""
     cost: str = "1"
     """Of a client's round, relative to FedAvg's."""
 

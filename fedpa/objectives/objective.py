@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights, num_rows
 from fedpa.objectives.layer_inputs import over_examples
-from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.minibatches import Minibatch, batch_in_order, steps_per_epoch
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.objectives.tracing import traced
-from fedpa.precision import widened
+from fedpa.precision import narrowed, widened
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
 
 Reduction = Literal["mean", "sum"]
@@ -46,9 +46,9 @@ def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: K
     """f̂_i(θ): the loss whose gradient a step of local SGD takes."""
     losses = objective.loss(theta, batch.examples, key)
     _one_per_example(losses, batch.weights.shape[0])
-    total, weight = _weighed(objective, losses, batch.examples, batch.weights)
+    total, weight = weighed(objective, losses, batch.examples, batch.weights)
     if objective.reduction == "mean":
-        total = total / weight
+        total = total / _or_one(weight)
     return total + _penalty(objective, theta, total)
 
 
@@ -60,8 +60,8 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
     examples = jax.tree.map(lambda array: array[rows], data.examples)
     losses = objective.loss(theta, examples, key)
     _one_per_example(losses, weights.shape[0])
-    total, weight = _weighed(objective, losses, examples, weights)
-    mean = total / weight
+    total, weight = weighed(objective, losses, examples, weights)
+    mean = total / _or_one(weight)
     return mean + _penalty(objective, theta, mean)
 
 
@@ -73,18 +73,53 @@ def log_posterior(
     return -(data.n.astype(value.dtype) / temperature) * value
 
 
-def _weighed(
+def weighed(
     objective: Objective, losses: Losses, examples: Examples, real: Losses
 ) -> tuple[Scalar, Scalar]:
-    """Σ w_j f_j and Σ w_j (at least 1, where there is nothing) over the real examples."""
+    """Σ w_j f_j and Σ w_j over the real examples."""
     if objective.weight is None:
         weights = real
     else:
         weights = jnp.where(real > 0, objective.weight(examples).astype(real.dtype), 0)
         losses = losses * weights.astype(losses.dtype)
     total = jnp.sum(widened(jnp.where(real > 0, losses, 0).astype(losses.dtype)))
-    summed = jnp.sum(weights)
-    return total, jnp.where(summed > 0, summed, 1).astype(total.dtype)
+    return total, jnp.sum(weights).astype(total.dtype)
+
+
+def _or_one(weight: Scalar) -> Scalar:
+    """Where there is nothing, a mean is 0."""
+    return jnp.where(weight > 0, weight, 1).astype(weight.dtype)
+
+
+def client_gradient(
+    objective: Objective, theta: Params, data: ClientData, key: Key, batch_size: int
+) -> tuple[Scalar, Params]:
+    """f_i(θ) and ∇f_i(θ), summed up mini-batch by mini-batch: memory is that of one.
+
+    As a step of local SGD has it: with reduction `sum` both are the mean over an epoch's batches.
+    """
+    capacity = jax.tree.leaves(data.examples)[0].shape[0]
+    order = jnp.arange(capacity, dtype=jnp.int32)
+    steps = steps_per_epoch(data.n, batch_size)
+
+    def summed(theta: Params, batch: Minibatch, key: Key) -> tuple[Scalar, Scalar]:
+        losses = objective.loss(theta, batch.examples, key)
+        _one_per_example(losses, batch_size)
+        return weighed(objective, losses, batch.examples, batch.weights)
+
+    def body(index: Any, carry: tuple[Scalar, Scalar, Params]) -> tuple[Scalar, Scalar, Params]:
+        batch = batch_in_order(data, order, index, batch_size)
+        of_batch = jax.value_and_grad(summed, has_aux=True)
+        (loss, weight), gradient = of_batch(theta, batch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, carry, (loss, weight, widened(gradient)))
+
+    shapes = jax.eval_shape(body, 0, (jnp.zeros(()), jnp.zeros(()), widened(theta)))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    loss, weight, gradient = jax.lax.fori_loop(0, steps, body, start)
+    count = _or_one(weight if objective.reduction == "mean" else steps.astype(weight.dtype))
+    penalty, pull = jax.value_and_grad(lambda theta: _penalty(objective, theta, loss))(theta)
+    mean = jax.tree.map(lambda g, p: g / count.astype(g.dtype) + widened(p), gradient, pull)
+    return loss / count + penalty, narrowed(mean, theta)
 
 
 def _one_per_example(losses: Any, size: int) -> None:

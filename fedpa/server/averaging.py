@@ -60,8 +60,24 @@ def exponential(decay: float) -> Averaging:
     return Averaging(_start, update, lambda state: state.average)
 
 
+class LastTwo(NamedTuple):
+    last: Params
+    before: Params
+
+
+def last_two() -> Averaging:
+    """The mean of the last iterate and the one before it."""
+
+    def value(state: LastTwo) -> Params:
+        return jax.tree.map(lambda x, y: x + (y - x) / 2, state.last, state.before)
+
+    return Averaging(
+        lambda theta: LastTwo(theta, theta), lambda state, theta: LastTwo(theta, state.last), value
+    )
+
+
 def parse(text: str, field: str = "iterate_averaging") -> Averaging:
-    """As written in a configuration: `none`, `polyak[:START]` or `exponential:DECAY`."""
+    """As a configuration has it: `none`, `polyak[:START]`, `exponential:DECAY` or `last-two`."""
     name, *arguments = text.split(":")
     try:
         match name, arguments:
@@ -73,9 +89,11 @@ def parse(text: str, field: str = "iterate_averaging") -> Averaging:
                 return polyak(int(start))
             case "exponential", [decay]:
                 return exponential(float(decay))
+            case "last-two", []:
+                return last_two()
     except ValueError:
         pass
-    raise refuse(field, text, "must be none, polyak[:START] or exponential:DECAY")
+    raise refuse(field, text, "must be none, polyak[:START], exponential:DECAY or last-two")
 
 
 def _start(theta: Params) -> AverageState:

@@ -26,6 +26,8 @@ from fedpa.errors import refuse
 from fedpa.types import Count, Params
 
 LearningRate = float | Callable[[Any], Any]
+SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
+"""(v, Δ²) → v."""
 
 
 def sgd(learning_rate: LearningRate, momentum: float = 0.0) -> optax.GradientTransformation:
@@ -41,7 +43,7 @@ def adagrad(
     learning_rate: LearningRate, tau: float = 1e-5, b1: float = 0.0, initial: float = 0.0
 ) -> optax.GradientTransformation:
     """FedAdagrad. v starts at 0 as in Reddi et al.'s runs (Keras's default is 0.1)."""
-    return _adaptive(learning_rate, lambda v, square: v + square, tau, b1, initial)
+    return _adaptive(learning_rate, growing, tau, b1, initial)
 
 
 def yogi(
@@ -52,12 +54,8 @@ def yogi(
     initial: float | None = None,
 ) -> optax.GradientTransformation:
     """FedYogi, as printed; v starts at τ² unless `initial` says otherwise."""
-
-    def second_moment(v: jax.Array, square: jax.Array) -> jax.Array:
-        return v - (1 - b2) * square * jnp.sign(v - square)
-
     start = tau**2 if initial is None else initial
-    return _adaptive(learning_rate, second_moment, tau, b1, start, b2=b2)
+    return _adaptive(learning_rate, yogis(b2), tau, b1, start)
 
 
 def adam(
@@ -75,13 +73,35 @@ def adam(
 
     return _adaptive(
         learning_rate,
-        lambda v, square: b2 * v + (1 - b2) * square,
+        decaying(b2),
         tau,
         b1,
         initial,
-        b2=b2,
         correction=correction if bias_correction else None,
     )
+
+
+def growing(v: jax.Array, square: jax.Array) -> jax.Array:
+    """Adagrad's v."""
+    return v + square
+
+
+def yogis(b2: float) -> SecondMoment:
+    """Yogi's v."""
+    check_decays(b2=b2)
+    return lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
+
+
+def decaying(b2: float) -> SecondMoment:
+    """Adam's v."""
+    check_decays(b2=b2)
+    return lambda v, square: b2 * v + (1 - b2) * square
+
+
+def over_root(m: jax.Array, v: jax.Array, tau: float) -> jax.Array:
+    """m/(√v + τ); where nothing has moved yet and τ = 0: 0 rather than 0/0."""
+    root = jnp.sqrt(v) + tau
+    return jnp.where(root > 0, m / jnp.where(root > 0, root, 1), 0).astype(m.dtype)
 
 
 class AdaptiveState(NamedTuple):
@@ -92,14 +112,13 @@ class AdaptiveState(NamedTuple):
 
 def _adaptive(
     learning_rate: LearningRate,
-    second_moment: Callable[[jax.Array, jax.Array], jax.Array],
+    second_moment: SecondMoment,
     tau: float,
     b1: float,
     initial: float,
-    b2: float = 0.0,
     correction: Callable[[jax.Array], jax.Array] | None = None,
 ) -> optax.GradientTransformation:
-    _check(learning_rate, b1=b1, b2=b2)
+    _check(learning_rate, b1=b1)
     for name, value in [("tau", tau), ("initial", initial)]:
         if not 0 <= value < float("inf"):
             raise refuse(name, value, "must be a finite number ≥ 0")
@@ -120,9 +139,7 @@ def _adaptive(
         factor = 1.0 if correction is None else correction(t.astype(jnp.float32))
 
         def step(m: jax.Array, v: jax.Array) -> jax.Array:
-            root = jnp.sqrt(v) + tau
-            # Where nothing has moved yet and τ = 0: no step rather than 0/0.
-            return jnp.where(root > 0, factor * m / jnp.where(root > 0, root, 1), 0).astype(m.dtype)
+            return over_root(factor * m, v, tau).astype(m.dtype)
 
         return jax.tree.map(step, m, v), AdaptiveState(t, m, v)
 
@@ -134,6 +151,10 @@ def _adaptive(
 def _check(learning_rate: LearningRate, **decays: float) -> None:
     if not callable(learning_rate) and not 0 < learning_rate < float("inf"):
         raise refuse("learning_rate", learning_rate, "must be a finite number > 0 or a schedule")
+    check_decays(**decays)
+
+
+def check_decays(**decays: float) -> None:
     for name, value in decays.items():
         if not 0 <= value < 1:
             raise refuse(name, value, "must be in [0, 1)")

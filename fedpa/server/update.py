@@ -39,6 +39,8 @@ class ServerState(NamedTuple):
 class ServerInfo(NamedTuple):
     skipped: Bool[Array, ""]
     """The aggregate was not finite, or of no client, and the state stayed as it was."""
+    step_length: Scalar | None = None
+    """By what the step was multiplied, where the clients' deltas decide it."""
 
 
 def check_server(server: Any) -> None:

@@ -1,5 +1,6 @@
 """Client weights q_i: the examples of one epoch (not times the epochs), or one each."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import jax.numpy as jnp
@@ -15,6 +16,11 @@ def client_weight(weighting: str, n: Count) -> Scalar:
     if weighting == "examples":
         return n.astype(jnp.float32)
     return (n > 0).astype(jnp.float32)
+
+
+def total_weight(weighting: str, sizes: Iterable[int]) -> float:
+    """Σ q_i over clients of these sizes."""
+    return float(sum(n if weighting == "examples" else n > 0 for n in sizes))
 
 
 def check_weighting(weighting: str) -> None:

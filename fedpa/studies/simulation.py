@@ -46,6 +46,8 @@ def equal_clients(examples: Mapping[str, Any]) -> Clients:
 
 def simulate(algorithm: Algorithm, theta: Params, clients: Clients, root: Key, rounds: int) -> Path:
     """`rounds` rounds of a stateless algorithm from θ; `root` is `jax.random.key(seed)`."""
+    if algorithm.inquiry is not None or jax.tree.leaves(algorithm.client_init(theta)):
+        raise FedpaError("algorithm asks twice or keeps client states: fedpa.train runs it")
 
     def one_round(phase: str) -> Any:
         client = algorithm.clients[phase]

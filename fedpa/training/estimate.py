@@ -1,5 +1,6 @@
 """What a run will cost, measured on one client before it starts."""
 
+import functools
 import statistics
 import time
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedpa.algorithms.algorithm import of_population
 from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
 from fedpa.data.pooled import pooled
@@ -21,7 +23,7 @@ from fedpa.metrics.streaming import streamed
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training.config import RunConfig
 from fedpa.training.evaluation import evaluated_splits
-from fedpa.training.fit import bind
+from fedpa.training.fit import bind, some_examples
 
 REPEATS = 5
 
@@ -51,8 +53,11 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
         problem.sparse,
         problem.weight,
     )
-    algorithm = methods()[config.method].build(config.hyperparameters)(objective)
-    message = algorithm.broadcast(algorithm.init(theta), jnp.asarray(0))
+    objective = objective._replace(like=some_examples(data))
+    method = methods()[config.method].build(config.hyperparameters)
+    algorithm = of_population(method, map(data.num_examples, data.ids))(objective)
+    state = algorithm.init(theta)
+    message = algorithm.broadcast(state, jnp.asarray(0))
     ids = sorted(data.ids, key=data.num_examples)
     median = ids[len(ids) // 2]
     clients = min(per_round, len(ids))
@@ -72,14 +77,16 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     seconds, memory = {}, {}
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):
         sizes: list[int] = []
-        program = compiled(
-            algorithm.clients[phase],
-            algorithm.aggregation,
-            lambda size, lanes: sizes.append(size // lanes),
-        )
-        spent = _seconds(
-            lambda: run_blocks(program, message, cohort, made, workers, kind, lambda lanes: 0)
-        )
+        trips = [(algorithm.clients[phase], message)]
+        if algorithm.inquiry is not None:
+            trips.append((algorithm.inquiry.client, algorithm.inquiry.broadcast(state)))
+        spent = 0.0
+        for client, sent in trips:
+            program = compiled(
+                client, algorithm.aggregation, lambda size, lanes: sizes.append(size // lanes)
+            )
+            run = functools.partial(run_blocks, program, sent, cohort, made, workers, kind)
+            spent += _seconds(lambda run=run: run(lambda lanes: 0))
         seconds[phase] = spent * clients / few + evaluation
         memory[phase] = max(sizes)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))

@@ -79,6 +79,8 @@ def train(
     now = beginning(algorithm, theta) if start is None else start
     now = now._replace(memory=remembered | dict(now.memory))
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
+    if keeps_states:
+        _warn_of_strangers(algorithm, theta, len(data.ids), clients_per_round, rounds)
     # All that matters of those to come is how many examples they may have.
     population = sorted({data.num_examples(name) for name in data.ids})
     warned = {name for record in now.history for name in record.get("train/rejected_clients", ())}
@@ -93,7 +95,6 @@ def train(
             started = time.perf_counter()
             ids, following = following, cohort_at(t + 1)
             reading.announce(ids, following)
-            message = broadcast(now.state, jnp.asarray(t))
             newcomers = {
                 name: algorithm.client_init(theta) for name in ids if name not in now.client_states
             }
@@ -106,13 +107,15 @@ def train(
                 data.packed,
                 population,
             )
+            asked, state = _asked(algorithm, engine, now.state, cohort)
+            message = broadcast(state, jnp.asarray(t))
             phase = algorithm.phase(t)
             result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
             _check_success(result, ids, t, min_success)
-            state, info = server(now.state, result.aggregate, jnp.asarray(t))
+            state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
-            record |= _train_metrics(result, ids) | _traffic(message, result, len(ids))
+            record |= _train_metrics(result, ids) | _traffic(message, result, asked, len(ids))
             record |= _server_metrics(info)
             _report(record, result.failures, warned)
             record["seconds"] = time.perf_counter() - started
@@ -139,6 +142,29 @@ def train(
 def beginning(algorithm: Algorithm, theta: Params) -> Snapshot:
     """A run before its first round."""
     return Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
+
+
+def _warn_of_strangers(
+    algorithm: Algorithm, theta: Params, population: int, per_round: int, rounds: int
+) -> None:
+    """A client's state is worth keeping if the client returns."""
+    times = rounds * per_round / population
+    if times >= LEAST_TIMES:
+        return
+    met = population * (1 - (1 - per_round / population) ** rounds)
+    size = num_bytes(jax.eval_shape(algorithm.client_init, theta))
+    warnings.warn(
+        f"a client takes part {times:.2g} times on average ({per_round} of {population:,} in each "
+        f"of {rounds:,} rounds), and this method keeps a state for each: most states will never be "
+        "read again, or be long out of date, and most clients start with a new one, as in a first "
+        f"round (for SCAFFOLD that is FedAvg); {met:,.0f} states or so, {met * size / 1e6:,.3g} "
+        "MB, will be kept in memory and in every checkpoint",
+        stacklevel=3,
+    )
+
+
+LEAST_TIMES = 2
+"""How often a client should take part, on average, where it keeps a state."""
 
 
 def _memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
@@ -243,15 +269,34 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
 
 def _server_metrics(info: Any) -> dict[str, Any]:
     """`train/skipped`, and what else the method's server tells."""
-    told = {f"train/{name}": float(value) for name, value in jax.device_get(info)._asdict().items()}
+    told = jax.device_get(info)._asdict()
+    told = {f"train/{name}": float(value) for name, value in told.items() if value is not None}
     return told | {"train/skipped": int(info.skipped)}
 
 
-def _traffic(message: Any, result: RoundResult, clients: int) -> dict[str, int]:
+class _Asked(NamedTuple):
+    """An inquiry's traffic with each client."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+def _asked(algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort) -> tuple[_Asked, Any]:
+    """The inquiry, if the algorithm has one, and the server's state with the answers."""
+    inquiry = algorithm.inquiry
+    if inquiry is None:
+        return _Asked(), state
+    message = inquiry.broadcast(state)
+    result = engine(inquiry.client, algorithm.aggregation, message, cohort)
+    state = jax.jit(inquiry.receive)(state, result.aggregate)
+    return _Asked(result.bytes_up, num_bytes(message)), state
+
+
+def _traffic(message: Any, result: RoundResult, asked: _Asked, clients: int) -> dict[str, int]:
     """Bytes of the whole cohort: the message down, result and weight up."""
     return {
-        "comm/bytes_up": clients * result.bytes_up,
-        "comm/bytes_down": clients * num_bytes(message),
+        "comm/bytes_up": clients * (result.bytes_up + asked.bytes_up),
+        "comm/bytes_down": clients * (num_bytes(message) + asked.bytes_down),
     }
 
 

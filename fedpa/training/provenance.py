@@ -130,12 +130,18 @@ def program_fingerprint(algorithm: Algorithm, theta: Params, data: FederatedData
 
     def whole_round(client: ClientUpdate, t: Any, theta: Params, examples: Any, key: Any) -> Any:
         state = algorithm.init(theta)
-        message = algorithm.broadcast(state, t)
         one = ClientData(examples, jnp.asarray(1, jnp.int32))
-        out = client(message, one, algorithm.client_init(theta), key)
-        empty = algorithm.aggregation.init(out.result, out.weight)
-        total, _ = algorithm.aggregation.add(empty, out.result, out.weight)
-        return algorithm.server(state, algorithm.aggregation.value(total), t)
+
+        def sent(client: ClientUpdate, message: Any) -> Any:
+            out = client(message, one, algorithm.client_init(theta), key)
+            empty = algorithm.aggregation.init(out.result, out.weight)
+            total, _ = algorithm.aggregation.add(empty, out.result, out.weight)
+            return algorithm.aggregation.value(total)
+
+        if algorithm.inquiry is not None:
+            answer = sent(algorithm.inquiry.client, algorithm.inquiry.broadcast(state))
+            state = algorithm.inquiry.receive(state, answer)
+        return algorithm.server(state, sent(client, algorithm.broadcast(state, t)), t)
 
     digest = hashlib.blake2b(digest_size=16)
     digest.update(" ".join(algorithm.phase(t) for t in range(_PHASES)).encode())

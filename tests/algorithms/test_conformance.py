@@ -9,9 +9,10 @@ import pytest
 import fedpa
 from fedpa import LocalTraining, Server, server
 from fedpa.algorithms.algorithm import Algorithm
+from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import FederatedData, from_mapping
 from fedpa.objectives import ClientData, Objective, least_squares
-from tests.algorithms.scaffold import scaffold
+from fedpa.server.optimizers import decaying
 from tests.compiling import QUICK
 from tests.federations import least_squares_clients, trees_equal
 
@@ -21,6 +22,10 @@ CLIENTS = least_squares_clients(sizes=(20, 8, 13, 30))
 METHODS = {
     "centralized": fedpa.centralized(LOCAL),
     "fedavg": fedpa.fedavg(LOCAL, SERVER),
+    "fedprox": fedpa.fedprox(LOCAL, SERVER, proximal=0.5),
+    "fedexp": fedpa.fedexp(LOCAL, SERVER._replace(averaging=server.averaging.last_two())),
+    "mime": fedpa.mime(LOCAL, SERVER, base=momentum(0.5)),
+    "mime-lite": fedpa.mime_lite(LOCAL, SERVER, base=moments(decaying(0.9), 0.5, 0.5)),
     "fedpa": fedpa.fedpa(LOCAL, SERVER, rho=0.1, burn_in_rounds=2),
     "fedpa-oas": fedpa.fedpa(LOCAL, SERVER, rho="oas"),
     "mean": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2),
@@ -30,7 +35,7 @@ METHODS = {
     ),
     "mb-sgd": fedpa.mb_sgd(LOCAL, SERVER),
     "exact-posterior": fedpa.exact_posterior(least_squares.posterior, SERVER),
-    "scaffold": scaffold(steps=5, client_rate=0.05, server_rate=1.0, population=4),
+    "scaffold": fedpa.scaffold(LOCAL, SERVER, population=71),
 }
 
 
@@ -41,7 +46,15 @@ ALGORITHMS = {name: method(OBJECTIVE) for name, method in METHODS.items()}
 ENGINE = fedpa.engines.per_client()
 
 
-@pytest.fixture(params=ALGORITHMS, name="algorithm", scope="module")
+# What is different about these is in others' programs, too, or in `test_baselines.py`.
+LONG = {"fedprox", "mime-lite"}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in ALGORITHMS],
+    name="algorithm",
+    scope="module",
+)
 def _algorithm(request) -> Algorithm:
     return ALGORITHMS[request.param]
 
@@ -50,6 +63,15 @@ def train(algorithm, clients=CLIENTS, **options):
     settings = {"rounds": 4, "clients_per_round": 3, "seed": 0, "engine": ENGINE} | options
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     return fedpa.train(algorithm, jnp.zeros(3), data, **settings)
+
+
+def updates(algorithm, state):
+    """(phase, client update, message): all that clients may be asked for."""
+    message = algorithm.broadcast(state, jnp.asarray(0))
+    found = [(phase, client, message) for phase, client in algorithm.clients.items()]
+    if algorithm.inquiry is not None:
+        found.append(("inquiry", algorithm.inquiry.client, algorithm.inquiry.broadcast(state)))
+    return found
 
 
 def test_runs_and_is_reproducible(algorithm):
@@ -64,8 +86,7 @@ def test_an_empty_client_has_weight_zero_and_moves_nothing(algorithm):
     empty = ClientData({"x": jnp.zeros((64, 3)), "y": jnp.zeros(64)}, jnp.asarray(0, jnp.int32))
     theta = jnp.full(3, 7.0)
     state = algorithm.init(theta)
-    for phase, client in algorithm.clients.items():
-        message = algorithm.broadcast(state, jnp.asarray(0))
+    for phase, client, message in updates(algorithm, state):
         run = jax.jit(client, compiler_options=QUICK)
         out = run(message, empty, algorithm.client_init(theta), jax.random.key(0))
         assert not any(np.asarray(w).any() for w in jax.tree.leaves(out.weight)), phase
@@ -77,9 +98,8 @@ def test_clients_run_side_by_side(algorithm):
     lanes = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), tree)  # noqa: E731
     data = ClientData({"x": jnp.zeros((64, 3)), "y": jnp.zeros(64)}, jnp.asarray(9, jnp.int32))
     theta = jnp.zeros(3)
-    message = algorithm.broadcast(algorithm.init(theta), jnp.asarray(0))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3))
-    for client in algorithm.clients.values():
+    for _, client, message in updates(algorithm, algorithm.init(theta)):
         together = jax.vmap(client, in_axes=(None, 0, 0, 0))
         alone = jax.eval_shape(
             client, message, data, algorithm.client_init(theta), jax.random.key(0)
@@ -123,7 +143,7 @@ def test_it_learns(algorithm):
 
 
 def test_records_have_the_documented_keys(algorithm):
-    record = train(algorithm, rounds=1).history[0]
+    record = train(algorithm, rounds=3).history[0]
     assert {
         "round",
         "phase",

@@ -271,6 +271,14 @@ def test_a_numerator_that_is_no_method_is_refused():
         fedpa.global_precision(LOCAL)(Objective(loss))
 
 
+def test_a_numerator_of_more_than_deltas_is_refused():
+    with pytest.raises(FedpaError, match="averages more than deltas"):
+        fit(fedpa.global_precision(fedpa.fedexp(LOCAL, SIDE)), out=None, rounds=1)
+    mime = fedpa.mime(LOCAL, SIDE, base=fedpa.algorithms.momentum(0.9))
+    with pytest.raises(FedpaError, match="asks its clients first"):
+        fit(fedpa.global_precision(mime))
+
+
 def test_by_name():
     h = resolve(default_config("digits", "global-precision")).hyperparameters
     assert (h.numerator, h.precision_every, h.precision_epsilon) == ("fedavg", 5, 5.0)

@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 import fedpa
+from fedpa.algorithms import methods
 from fedpa.cli.main import main
 
 QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
@@ -80,6 +82,21 @@ def test_version_and_help(here, capsys):
     for option in (words + " out config overwrite dry-run").split():
         assert f"--{option}" in text
     assert "(default: 150)" in text  # the task's own default
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_methods_are_listed_for_narrow_and_wide_terminals(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["methods"])
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("sends:"))]
+    assert max(map(cell_len, lines)) <= columns
+    for name, method in methods().items():
+        (line,) = [line for line in table if line.startswith(f" {name} ")]
+        assert all(text in line for text in (method.sends, method.keeps, method.cost))
+        assert columns == 80 or method.summary in line
+    main(["methods", "--json"])
+    assert json.loads(capsys.readouterr().out)["fedprox"]["options"] == ["proximal"]
 
 
 def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):

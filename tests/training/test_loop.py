@@ -14,7 +14,6 @@ from fedpa import FedpaError, LocalTraining, Server, Stop, server
 from fedpa.data import from_mapping
 from fedpa.objectives import Objective, least_squares
 from fedpa.training.cohort import client_keys, select
-from tests.algorithms.scaffold import scaffold
 from tests.federations import least_squares_clients
 
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
@@ -173,9 +172,7 @@ def test_a_rejected_client_keeps_its_old_state():
         first_round = name == calls[0] and calls.count(name) <= 2
         return jax.tree.map(lambda a: a * np.nan, good) if first_round else good
 
-    algorithm = scaffold(steps=3, client_rate=0.05, server_rate=1.0, population=6)(
-        Objective(least_squares.loss)
-    )
+    algorithm = fedpa.scaffold(LOCAL, SIDE, population=260)(Objective(least_squares.loss))
     with pytest.warns(UserWarning, match="rejected"):
         result = fedpa.train(
             algorithm,

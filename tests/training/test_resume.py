@@ -27,7 +27,6 @@ from fedpa.training import (
 )
 from fedpa.training import checkpoints as checkpointing
 from fedpa.training.lock import locked
-from tests.algorithms.scaffold import scaffold
 from tests.federations import least_squares_federation, trees_equal
 
 CLIENTS, _, POSTERIOR = least_squares_federation(sizes=(20, 8, 30, 12))
@@ -47,7 +46,7 @@ ENGINE = fedpa.engines.local()
 OBJECTIVE = fedpa.Objective(least_squares.loss)
 ALGORITHMS = {
     "fedpa": posterior_averaging()(OBJECTIVE),
-    "scaffold": scaffold(steps=3, client_rate=0.05, server_rate=1.0, population=4)(OBJECTIVE),
+    "scaffold": fedpa.scaffold(LOCAL, Server(server.sgd(1.0)), population=70)(OBJECTIVE),
 }
 METHODS = {name: lambda objective, name=name: ALGORITHMS[name] for name in ALGORITHMS}
 

@@ -1,0 +1,112 @@
+"""FedExP (Jhunjhunwala et al. 2023, Algorithm 1): FedAvg, the server's step extrapolated.
+
+    η_g = max(1, Σ q_i ‖Δ_i‖² / (2 Σ q_i (‖Δ̄‖² + ε))),   Δ̄ = Σ q_i Δ_i / Σ q_i
+    θ ← θ − η_g Δ̄
+
+(Equal weights give the paper's M = Σ q_i.) The more clients disagree, the longer the step. Each
+sends one number more, ‖Δ_i‖². η_g multiplies the rate of the server given, 1 in the paper. There
+the mean of the last two iterates is evaluated, as they jump about: `averaging.last_two()`, the
+command line's choice unless told otherwise. Clients are sent the last iterate.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
+from fedpa.algorithms.client_update import Broadcast
+from fedpa.algorithms.fedavg import fedavg, fedavg_client
+from fedpa.algorithms.generalized import generalized
+from fedpa.algorithms.hyperparameters import (
+    Hyperparameters,
+    local_training,
+    server_side,
+    unless_given,
+)
+from fedpa.algorithms.local_training import LocalTraining
+from fedpa.algorithms.method import NamedMethod
+from fedpa.errors import check_number
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective
+from fedpa.precision import widened
+from fedpa.server import update as server_update
+from fedpa.server.aggregation import Aggregate
+from fedpa.server.update import Server, ServerInfo, ServerState
+from fedpa.types import Key, Params, Scalar
+
+
+class ExtrapolatedResult(NamedTuple):
+    delta: Params
+    square: Scalar
+    """‖Δ_i‖²."""
+
+
+def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Method:
+    """FedAvg with a server step of length η_g; `epsilon` is ε, which bounds it."""
+    fedavg(local, server)  # refuses what FedAvg refuses
+    check_number("epsilon", epsilon)
+
+    def build(objective: Objective) -> Algorithm:
+        averaging = fedavg_client(objective, local, server)
+
+        def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
+            out = averaging(message, data, state, key)
+            square = optax.tree.norm(widened(out.result), squared=True)
+            return out._replace(result=ExtrapolatedResult(out.result, square))
+
+        def step(
+            state: ServerState, aggregate: Aggregate, t: Any
+        ) -> tuple[ServerState, ServerInfo]:
+            length = step_length(aggregate.mean.square, aggregate.mean.delta, epsilon)
+            new, info = server_update.update(
+                server, state, aggregate.mean.delta, aggregate.weight, length * server.schedule(t)
+            )
+            return new, info._replace(step_length=length)
+
+        frame = generalized(server, {BURN_IN: client}, lambda _: BURN_IN, local.schedule)
+        return frame._replace(server=step)
+
+    return build
+
+
+def step_length(square: Scalar, delta: Params, epsilon: float) -> Scalar:
+    """η_g from the mean of ‖Δ_i‖² and the mean delta; 1 where nothing moved."""
+    twice = 2 * (optax.tree.norm(delta, squared=True) + epsilon)
+    return jnp.maximum(1, square / jnp.where(twice > 0, twice, 1))
+
+
+def _fedexp(h: Hyperparameters) -> Method:
+    epsilon = EPSILON if h.fedexp_epsilon is None else h.fedexp_epsilon
+    check_number("fedexp_epsilon", epsilon)
+    return fedexp(local_training(h), server_side(h), epsilon=epsilon)
+
+
+def _adjust(h: Hyperparameters) -> Hyperparameters:
+    """η_g is the server's only rate."""
+    h = dataclasses.replace(
+        h, server_optimizer="sgd", server_learning_rate=1.0, server_momentum=0.0
+    )
+    return unless_given(h, fedexp_epsilon=EPSILON)
+
+
+def _defaults(h: Hyperparameters) -> Hyperparameters:
+    plain = h.iterate_averaging == "none"
+    return dataclasses.replace(h, iterate_averaging="last-two") if plain else h
+
+
+EPSILON = 1e-3
+
+METHODS = {
+    "fedexp": NamedMethod(
+        "FedExP[M]",
+        "FedAvg; the more clients disagree, the longer the step",
+        _fedexp,
+        _adjust,
+        _defaults,
+        takes=("fedexp_epsilon",),
+        sends="θ / Δ, ‖Δ‖²",
+        keeps="last θ",
+    )
+}

@@ -1,0 +1,286 @@
+"""MIME and MimeLite (Karimireddy et al. 2021, Algorithm 1): clients mimic a centralised optimizer.
+
+Of a base algorithm B = (U, V), U moves the parameters and V tracks statistics s (a momentum, Adam's
+moments). Clients apply U at every step with the server's s, which stays as it is meanwhile:
+
+    c ← Σ_S q_i ∇f_i(x) / Σ_S q_i                               (MIME: before the clients begin)
+    client:  g ← ∇̂f_i(y) − ∇̂f_i(x) + c, both on one mini-batch  (MIME)
+             g ← ∇̂f_i(y)                                        (MimeLite)
+             y ← ClientOpt(y, U(g, s)),  K_i times from y = x
+    server:  s ← V(Σ_S q_i ∇f_i(x) / Σ_S q_i, s)
+             x ← Σ_S q_i y_i / Σ_S q_i                          (ServerOpt = SGD with rate 1)
+
+∇f_i(x) is over all of a client's examples. MIME's c is that of the round's own cohort, as printed,
+so a round has two round trips: clients are asked for their gradients first (`Algorithm.inquiry`).
+(The c of the round before would save one; it lags, and with much local work diverges.) MimeLite has
+one trip; its clients send ∇f_i(x) with x − y. s begins at 0, without bias correction.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.algorithms.algorithm import TRAINING, Algorithm, ClientResult, Inquiry, Method
+from fedpa.algorithms.client_update import client_info
+from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
+from fedpa.algorithms.local_training import LocalTraining, local_work, run_locally, scaled
+from fedpa.algorithms.method import NamedMethod
+from fedpa.errors import check_type
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective, client_gradient
+from fedpa.precision import narrowed
+from fedpa.samplers.minibatch_chain import Gradient, Step, minibatch_chain
+from fedpa.samplers.sampler import Sampler
+from fedpa.server import optimizers
+from fedpa.server import update as server_update
+from fedpa.server.aggregation import Aggregate, all_finite, weighted_mean
+from fedpa.server.update import Server, ServerInfo, ServerState, check_server
+from fedpa.server.weighting import client_weight
+from fedpa.types import Count, Key, Params, Scalar
+
+Statistics = Any
+
+
+class Base(NamedTuple):
+    """B = (U, V)."""
+
+    init: Callable[[Params], Statistics]
+    move: Callable[[Params, Statistics], Params]
+    """U: (g, s) → the direction of a step."""
+    track: Callable[[Params, Statistics], Statistics]
+    """V: (g, s) → s."""
+
+
+def momentum(beta: float) -> Base:
+    """SGDm: U(g, m) = V(g, m) = (1 − β)g + βm. SGD for β = 0."""
+    optimizers.check_decays(momentum=beta)
+
+    def mixed(g: Params, m: Params) -> Params:
+        return jax.tree.map(lambda g, m: (1 - beta) * g + beta * m, g, m)
+
+    return Base(optax.tree.zeros_like, mixed, mixed)
+
+
+class Moments(NamedTuple):
+    m: Params
+    v: Params
+
+
+def moments(second_moment: optimizers.SecondMoment, b1: float, tau: float) -> Base:
+    """U(g, s) = ((1 − β₁)g + β₁m) / (√v + τ);  V: m ← (1 − β₁)g + β₁m and v by `second_moment`."""
+    optimizers.check_decays(b1=b1)
+
+    def mixed(g: Params, s: Moments) -> Params:
+        return jax.tree.map(lambda g, m: (1 - b1) * g + b1 * m, g, s.m)
+
+    def move(g: Params, s: Moments) -> Params:
+        return jax.tree.map(lambda m, v: optimizers.over_root(m, v, tau), mixed(g, s), s.v)
+
+    def track(g: Params, s: Moments) -> Moments:
+        return Moments(mixed(g, s), jax.tree.map(lambda v, g: second_moment(v, g**2), s.v, g))
+
+    def init(theta: Params) -> Moments:
+        return Moments(optax.tree.zeros_like(theta), optax.tree.zeros_like(theta))
+
+    return Base(init, move, track)
+
+
+class MimeState(NamedTuple):
+    server: ServerState
+    statistics: Statistics
+    """s."""
+    gradient: Params
+    """c, from this round's inquiry on; () in MimeLite."""
+
+
+class MimeBroadcast(NamedTuple):
+    theta: Params
+    statistics: Statistics
+    gradient: Params
+    rate: Scalar
+    """Multiplies the client's learning rate this round."""
+
+
+class MimeResult(NamedTuple):
+    delta: Params
+    gradient: Params
+    """∇f_i(x); () in MIME, which has it already."""
+
+
+class InquiryInfo(NamedTuple):
+    loss: Scalar
+
+
+def mime(local: LocalTraining, server: Server, *, base: Any) -> Method:
+    """MIME; `base`: `momentum(0.9)` or `moments(…)`; ClientOpt: plain SGD."""
+    return _method(local, server, base, control_variates=True)
+
+
+def mime_lite(local: LocalTraining, server: Server, *, base: Any) -> Method:
+    """MIME without control variates: half the gradients, one round trip."""
+    return _method(local, server, base, control_variates=False)
+
+
+def _method(local: LocalTraining, server: Server, base: Any, control_variates: bool) -> Method:
+    samples = local_work(local).samples
+    check_server(server)
+    check_type("base", base, Base, "fedpa.algorithms.momentum(0.9)")
+
+    def build(objective: Objective) -> Algorithm:
+        def full_gradient(theta: Params, data: ClientData, key: Key) -> tuple[Scalar, Params]:
+            own = jax.random.fold_in(key, _FULL_GRADIENT)
+            loss, gradient = client_gradient(objective, theta, data, own, local.batch_size)
+            # An empty client has no gradient, not that of the regularizer.
+            return loss, jax.tree.map(lambda g: jnp.where(data.n > 0, g, 0), gradient)
+
+        def asked(theta: Params, data: ClientData, state: Any, key: Key) -> ClientResult:
+            loss, gradient = full_gradient(theta, data, key)
+            weight = client_weight(server.weighting, data.n)
+            return ClientResult(MimeResult((), gradient), weight, state, InquiryInfo(loss))
+
+        def client(message: MimeBroadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
+            sampler = _local_steps(objective, local, base, message, control_variates)
+            chain, loss = run_locally(sampler, samples, message.theta, data, key)
+            delta = optax.tree.sub(message.theta, chain.theta)
+            gradient = () if control_variates else full_gradient(message.theta, data, key)[1]
+            info = client_info(delta, delta, loss, jnp.zeros(()))
+            weight = client_weight(server.weighting, data.n)
+            return ClientResult(MimeResult(delta, gradient), weight, state, info)
+
+        def receive(state: MimeState, answer: Aggregate) -> MimeState:
+            return state._replace(gradient=narrowed(answer.mean.gradient, state.gradient))
+
+        inquiry = Inquiry(lambda state: state.server.theta, asked, receive)
+        algorithm = _algorithm(server, local, base, client, control_variates)
+        return algorithm._replace(inquiry=inquiry) if control_variates else algorithm
+
+    return build
+
+
+_FULL_GRADIENT = 101
+"""The stream of randomness of ∇f_i(x); a chain's own have small numbers."""
+
+
+def _local_steps(
+    objective: Objective,
+    local: LocalTraining,
+    base: Base,
+    message: MimeBroadcast,
+    control_variates: bool,
+) -> Sampler:
+    """FedAvg's mini-batches; the gradient corrected and moved along by U. Always dense."""
+    optimizer = scaled(local.optimizer, message.rate)
+
+    def step(
+        y: Params, memory: optax.OptState, gradient_at: Gradient, n: Count, key: Key
+    ) -> tuple[Params, optax.OptState, Scalar]:
+        loss, g = gradient_at(y)
+        if control_variates:
+            _, at_x = gradient_at(message.theta)
+            g = jax.tree.map(lambda g, gx, c: g - gx + c, g, at_x, message.gradient)
+        direction = base.move(g, message.statistics)
+        updates, memory = optimizer.update(direction, memory, y)
+        return optax.apply_updates(y, updates), memory, loss
+
+    return minibatch_chain(
+        objective,
+        Step(lambda x, n, key: optimizer.init(x), step),
+        batch_size=local.batch_size,
+        window=local_work(local).window,
+        order=local.order,
+        average=False,
+    )
+
+
+def _algorithm(
+    server: Server, local: LocalTraining, base: Base, client: Any, control_variates: bool
+) -> Algorithm:
+    def init(theta: Params) -> MimeState:
+        gradient = optax.tree.zeros_like(theta) if control_variates else ()
+        return MimeState(server_update.init(server, theta), base.init(theta), gradient)
+
+    def broadcast(state: MimeState, t: Any) -> MimeBroadcast:
+        rate = jnp.asarray(local.schedule(t), jnp.float32)
+        return MimeBroadcast(state.server.theta, state.statistics, state.gradient, rate)
+
+    def step(state: MimeState, aggregate: Aggregate, t: Any) -> tuple[MimeState, ServerInfo]:
+        inner, info = server_update.update(
+            server, state.server, aggregate.mean.delta, aggregate.weight, server.schedule(t)
+        )
+        met = state.gradient if control_variates else aggregate.mean.gradient
+        tracked = base.track(narrowed(met, state.server.theta), state.statistics)
+        ok = ~info.skipped & all_finite(tracked)
+        kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), tracked, state.statistics)
+        return MimeState(inner, kept, state.gradient), info
+
+    return Algorithm(
+        init=init,
+        phase=lambda _: TRAINING,
+        broadcast=broadcast,
+        clients={TRAINING: client},
+        client_init=lambda theta: (),
+        aggregation=weighted_mean(),
+        server=step,
+        parameters=lambda state: server_update.parameters(server, state.server),
+    )
+
+
+def _base(h: Hyperparameters) -> Base:
+    match h.server_optimizer:
+        case "sgd":
+            return momentum(h.server_momentum)
+        case "adam":
+            return moments(optimizers.decaying(h.server_b2), h.server_b1, h.server_tau)
+        case "adagrad":
+            return moments(optimizers.growing, 0.0, h.server_tau)
+        case "yogi":
+            return moments(optimizers.yogis(h.server_b2), h.server_b1, h.server_tau)
+
+
+def _mean_of_clients(h: Hyperparameters) -> Server:
+    plain = dataclasses.replace(h, server_optimizer="sgd", server_momentum=0.0)
+    return server_side(dataclasses.replace(plain, server_learning_rate=1.0))
+
+
+def _adjust(h: Hyperparameters) -> Hyperparameters:
+    """Clients have no momentum of their own, and x is their mean."""
+    return dataclasses.replace(
+        h, client_optimizer="sgd", client_momentum=0.0, server_learning_rate=1.0
+    )
+
+
+def _defaults(h: Hyperparameters) -> Hyperparameters:
+    """The rates are local SGD's, so the base is SGDm unless another is asked for."""
+    return dataclasses.replace(
+        h, server_optimizer="sgd", server_momentum=h.server_momentum or MOMENTUM
+    )
+
+
+MOMENTUM = 0.9
+
+METHODS = {
+    "mime": NamedMethod(
+        "MIME[M]",
+        "local steps with the server's momentum, corrected by c − ∇f̂(θ)",
+        lambda h: mime(local_training(h), _mean_of_clients(h), base=_base(h)),
+        _adjust,
+        _defaults,
+        sends="θ / ∇f; θ, s, c / Δ",
+        keeps="s, c",
+        cost="2 + 1/M",
+    ),
+    "mime-lite": NamedMethod(
+        "MimeLite[M]",
+        "local steps with the server's momentum, or Adam's moments",
+        lambda h: mime_lite(local_training(h), _mean_of_clients(h), base=_base(h)),
+        _adjust,
+        _defaults,
+        sends="θ, s / Δ, ∇f",
+        keeps="s",
+        cost="1 + 1/M",
+    ),
+}
