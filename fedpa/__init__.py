@@ -20,6 +20,7 @@ from fedpa.algorithms import (
 )
 from fedpa.deltas import posterior_delta
 from fedpa.errors import FedpaError
+from fedpa.models import convolution_input
 from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
 from fedpa.server import Server
 from fedpa.training import (
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "centralized",
+    "convolution_input",
     "data",
     "deltas",
     "early_stopping",

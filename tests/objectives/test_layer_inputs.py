@@ -1,5 +1,8 @@
 """What enters a layer: of every kind, under padding, and at no cost while nobody looks."""
 
+import re
+from pathlib import Path
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -296,6 +299,16 @@ def test_what_can_not_be_a_layer_is_refused(show, words):
         layers_of(loss, theta, jax.ShapeDtypeStruct((2, 4), jnp.float32))
 
 
-def test_the_lines_a_user_adds_are_public():
-    for name in ("layer_input", "table_input", "over_examples", "global_precision"):
+def test_the_documented_lines_are_all_that_a_model_needs():
+    """The code of docs/global_precision.md."""
+    text = (Path(fedpa.__file__).parents[1] / "docs" / "global_precision.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    found = {}
+    exec(code, found)
+    theta = {"w1": normal(0, 4, 3), "b1": normal(1, 3), "w2": normal(2, 3, 2), "b2": normal(3, 2)}
+    batch = shapes(x=((2, 4), jnp.float32), y=((2,), jnp.int32))
+    with jax.numpy_rank_promotion("allow"):
+        layers = layers_of(found["loss"], theta, batch)
+    assert [(layer.features, layer.outputs) for layer in layers] == [(5, 3), (4, 2)]
+    for name in re.findall(r"fedpa\.(\w+_inputs?|over_examples)\b", text):
         assert name in fedpa.__all__
