@@ -11,6 +11,7 @@ from fedpa.algorithms import (
     fedexp,
     fedpa,
     fedprox,
+    global_precision,
     mb_sgd,
     mean,
     mime,
@@ -19,7 +20,8 @@ from fedpa.algorithms import (
 )
 from fedpa.deltas import posterior_delta
 from fedpa.errors import FedpaError
-from fedpa.objectives import Objective, per_example
+from fedpa.models import convolution_input
+from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
 from fedpa.server import Server
 from fedpa.training import (
     Best,
@@ -52,6 +54,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "centralized",
+    "convolution_input",
     "data",
     "deltas",
     "early_stopping",
@@ -63,6 +66,8 @@ __all__ = [
     "fedpa",
     "fedprox",
     "fit",
+    "global_precision",
+    "layer_input",
     "load",
     "max_minutes",
     "mb_sgd",
@@ -70,6 +75,7 @@ __all__ = [
     "mime",
     "mime_lite",
     "objectives",
+    "over_examples",
     "per_example",
     "posterior_delta",
     "resume",
@@ -77,6 +83,7 @@ __all__ = [
     "scaffold",
     "server",
     "stop_at",
+    "table_input",
     "tasks",
     "train",
     "training",

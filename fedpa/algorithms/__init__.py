@@ -7,6 +7,7 @@ from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedexp import fedexp
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
+from fedpa.algorithms.global_precision import global_precision
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
@@ -28,6 +29,7 @@ __all__ = [
     "fedexp",
     "fedpa",
     "fedprox",
+    "global_precision",
     "mb_sgd",
     "mean",
     "methods",

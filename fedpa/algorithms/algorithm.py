@@ -12,7 +12,6 @@ from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight
-from fedpa.server.update import ServerInfo
 from fedpa.server.weighting import total_weight
 from fedpa.types import Key, Params
 
@@ -25,6 +24,13 @@ Round = Any
 BURN_IN = "burn-in"
 SAMPLING = "sampling"
 TRAINING = "training"
+WITH = " with "
+"""Between a phase's name and what some of its rounds have besides."""
+
+
+def stage(phase: str) -> str:
+    """A phase whatever single rounds have besides: burn-in, of `burn-in with precision`."""
+    return phase.split(WITH)[0]
 
 
 class ClientResult(NamedTuple):
@@ -86,8 +92,9 @@ class Algorithm(NamedTuple):
     """θ → the state of a client that takes part for the first time; () if it keeps none."""
     aggregation: Aggregation
     """How results become one."""
-    server: Callable[[State, Aggregate, Round], tuple[State, ServerInfo]]
-    """ServerUpdate."""
+    server: Callable[[State, Aggregate, Round], tuple[State, Any]]
+    """ServerUpdate. Its info is `ServerInfo`, or a NamedTuple of that and more scalars for people
+    to see, as `train/<name>`."""
     parameters: Callable[[State], Params]
     """server state → the θ to evaluate and to return."""
     inquiry: Inquiry | None = None

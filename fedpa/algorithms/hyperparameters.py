@@ -113,6 +113,18 @@ class Hyperparameters:
     """μ of fedprox: its clients' objective is f_i(θ) + μ/2 ‖θ − θ₀‖² (0.01 if not given)."""
     fedexp_epsilon: float | None = None
     """ε of fedexp's step length, Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (0.001 if not given)."""
+    numerator: Literal["fedavg", "fedpa", "mean", "mb-sgd"] | None = None
+    """Whose deltas global-precision averages and divides by the precision (fedavg)."""
+    precision_every: int | None = None
+    """k of global-precision: clients send what they see of the precision every k-th round (5)."""
+    precision_epsilon: float | None = None
+    """ε of global-precision, in mean eigenvalues: flatter directions keep gain 1 (5)."""
+    precision_decay: float | None = None
+    """β of global-precision: what is left of the old average when new sketches come (0.95^k)."""
+    precision_block: int | None = None
+    """Larger layers have a block-diagonal precision, in blocks of at most so many inputs (2048)."""
+    precision_rank: int | Literal["exact"] | None = None
+    """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
 
 
 def resolved(h: Hyperparameters) -> Hyperparameters:

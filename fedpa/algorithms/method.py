@@ -21,6 +21,8 @@ class NamedMethod(NamedTuple):
     """A task's settings → what the method takes of them unless told otherwise."""
     samples: bool = False
     """Whether it draws posterior samples, by the sampler that is chosen."""
+    begins_as_fedavg: bool = True
+    """Whether, if it samples, the rounds of its burn-in are FedAvg's to the bit."""
     pooled: bool = False
     """Whether a round's clients put their examples together: no federation at all."""
     takes: tuple[str, ...] = ()
@@ -76,5 +78,6 @@ def labelled(name: str, h: Hyperparameters) -> str:
     if h.steps_per_sample is not None:
         work = f"{h.samples}×{h.steps_per_sample} steps"
     method = methods()[name]
-    named = f"-{h.sampler.upper()}" if method.samples and h.sampler != "iasg" else ""
+    named = "" if h.numerator in (None, "fedavg") else f" of {h.numerator}"
+    named += f"-{h.sampler.upper()}" if method.samples and h.sampler != "iasg" else ""
     return method.label.replace("[M]", f"{named}[{work}]")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedpa.models.model import Model
+from fedpa.objectives.layer_inputs import table_input
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.types import Examples, Key, Losses
 
@@ -37,6 +38,7 @@ class BagOfWords(eqx.Module):
 
 def loss(params: BagOfWords, batch: Examples, key: Key) -> Losses:
     """Per example, the mean over tags of the sigmoid cross-entropy."""
+    table_input(batch["ids"], params.weight, params.bias, shares=batch["weights"])
     return _loss_of_gathered(gathered(SPARSE, params, batch), batch, key)
 
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fedpa.models.kernels.convolution import Images, convolve, max_pool
+from fedpa.models.kernels.convolution import Images, convolution_input, convolve, max_pool
 from fedpa.models.kernels.dropout import dropout
 from fedpa.models.model import Model
+from fedpa.objectives.layer_inputs import layer_input
 from fedpa.types import Examples, Key, Losses
 
 DROPOUT = (0.25, 0.5)
@@ -35,13 +36,16 @@ class CNN(eqx.Module):
     def __call__(self, x: Images, key: Key | None = None) -> Float[Array, "n classes"]:
         """Logits of images n×28×28×1; with a key, units are dropped out as in training."""
         first, second = (None, None) if key is None else jax.random.split(key)
+        x = convolution_input(x, self.kernels[0], self.kernel_biases[0])
         h = jax.nn.relu(convolve(x, self.kernels[0]) + _row(self.kernel_biases[0], x))
+        h = convolution_input(h, self.kernels[1], self.kernel_biases[1])
         # ReLU and a bias commute with a maximum: after the pool there is a quarter to do.
         h = max_pool(convolve(h, self.kernels[1]))
         h = jax.nn.relu(h + _row(self.kernel_biases[1], h))
         h = dropout(h.reshape(h.shape[0], -1), DROPOUT[0], first)
+        h = layer_input(h, self.dense[0], self.biases[0])
         h = jax.nn.relu(h @ self.dense[0] + _row(self.biases[0], h[:, :1]))
-        h = dropout(h, DROPOUT[1], second)
+        h = layer_input(dropout(h, DROPOUT[1], second), self.dense[1], self.biases[1])
         return h @ self.dense[1] + _row(self.biases[1], h[:, :1])
 
 

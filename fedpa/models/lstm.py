@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpa.data.next_word import PAD
 from fedpa.models.kernels.cross_entropy import cross_entropy
 from fedpa.models.kernels.dense import dense
-from fedpa.models.kernels.lstm import lstm
+from fedpa.models.kernels.lstm import before, lstm
 from fedpa.models.model import Model
+from fedpa.objectives.layer_inputs import layer_input, observing, table_input
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.types import Examples, Key, Losses
 
@@ -57,11 +58,32 @@ class NextWordLSTM(eqx.Module):
         logits = self.logits(self.embedding[tokens.T])
         return logits.reshape(*tokens.T.shape, -1).swapaxes(0, 1)
 
-    def logits(self, words: Float[Array, "t b e"]) -> Float[Array, "t*b v"]:
-        """The logits from embedded words; time first, as the recurrence runs."""
+    def logits(
+        self, words: Float[Array, "t b e"], real: Bool[Array, "b t"] | None = None
+    ) -> Float[Array, "t*b v"]:
+        """The logits from embedded words; time first, as the recurrence runs.
+
+        real: where there is a target, for those who look at what enters the layers.
+        """
         h = lstm(words, self.input_weight, self.recurrent_weight, self.bias)
         hidden = dense(h.reshape(-1, h.shape[-1]), self.hidden_weight, self.hidden_bias)
+        if observing():
+            self._show(words, h, hidden.reshape(*h.shape[:2], -1), real)
         return dense(hidden, self.output_weight, self.output_bias)
+
+    def _show(
+        self,
+        words: Float[Array, "t b e"],
+        h: Float[Array, "t b h"],
+        hidden: Float[Array, "t b e"],
+        real: Bool[Array, "b t"] | None,
+    ) -> None:
+        """What enters the layers: [x_t, h_{t−1}], h_t and the hidden layer, by sentences."""
+        words, earlier, h, hidden = (a.swapaxes(0, 1) for a in (words, before(h), h, hidden))
+        weights = (self.input_weight, self.recurrent_weight)
+        layer_input((words, earlier), weights, self.bias, real=real)
+        layer_input(h, self.hidden_weight, self.hidden_bias, real=real)
+        layer_input(hidden, self.output_weight, self.output_bias, real=real)
 
 
 class TokenLosses(NamedTuple):
@@ -78,6 +100,8 @@ def token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
 
 def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
     """Per sentence, the mean cross-entropy of its targets; 0 if it has none."""
+    if observing():
+        table_input(batch["x"], params.embedding, real=batch["y"] != PAD)
     return _loss_of_gathered(gathered(SPARSE, params, batch), batch, key)
 
 
@@ -89,8 +113,8 @@ def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses
 
 def _token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
     targets = batch["y"].T
-    losses = cross_entropy(params.logits(params.embedding), targets.reshape(-1))
     mask = batch["y"] != PAD
+    losses = cross_entropy(params.logits(params.embedding, mask), targets.reshape(-1))
     return TokenLosses(jnp.where(mask, losses.reshape(targets.shape).T, 0), mask)
 
 

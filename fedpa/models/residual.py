@@ -15,7 +15,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
-from fedpa.models.kernels.convolution import Images, Kernel, Smaller, convolve
+from fedpa.models.kernels.convolution import (
+    Images,
+    Kernel,
+    Smaller,
+    convolution_input,
+    convolve,
+)
 from fedpa.models.kernels.cross_entropy import cross_entropy
 from fedpa.models.kernels.group_norm import group_norm
 from fedpa.precision import widened
@@ -80,12 +86,17 @@ class Block(eqx.Module):
 
     def __call__(self, x: Images) -> Smaller:
         h = x if self.first_norm is None else jax.nn.relu(self.first_norm(x))
-        h = convolve(h, self.first_kernel, self.stride, "SAME")
-        h = convolve(jax.nn.relu(self.second_norm(h)), self.second_kernel, 1, "SAME")
+        h = convolution(h, self.first_kernel, self.stride)
+        h = convolution(jax.nn.relu(self.second_norm(h)), self.second_kernel)
         if self.projection is None:
             return x + h
-        shortcut = convolve(x, self.projection.kernel, self.stride, "SAME")
+        shortcut = convolution(x, self.projection.kernel, self.stride)
         return self.projection.norm(shortcut) + h
+
+
+def convolution(x: Images, kernel: Kernel, stride: int = 1) -> Smaller:
+    """A layer of these networks: zeros around the image, no bias."""
+    return convolve(convolution_input(x, kernel, None, stride, "SAME"), kernel, stride, "SAME")
 
 
 def he_normal(key: Key, k: int, channels: int, width: int) -> Kernel:

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpa.models.kernels.augmentation import Pictures, seen
-from fedpa.models.kernels.convolution import Kernel, convolve
+from fedpa.models.kernels.convolution import Kernel
 from fedpa.models.model import Model
-from fedpa.models.residual import Block, GroupNorm, he_normal, loss, regularizer
+from fedpa.models.residual import Block, GroupNorm, convolution, he_normal, loss, regularizer
+from fedpa.objectives.layer_inputs import layer_input
 from fedpa.types import Key
 
 __all__ = ["MODEL", "SmallResNet", "loss", "regularizer"]
@@ -44,11 +45,11 @@ class SmallResNet(eqx.Module):
     def __call__(self, x: Pictures, key: Key | None = None) -> Float[Array, "n classes"]:
         """Logits of pictures; with a key, of random crops of them as in training."""
         h = seen(x, key).astype(self.stem.dtype)
-        h = jax.nn.relu(self.stem_norm(convolve(h, self.stem, 2, "SAME")))
+        h = jax.nn.relu(self.stem_norm(convolution(h, self.stem, 2)))
         for block in self.blocks:
             h = block(h)
         h = jnp.mean(jax.nn.relu(self.final_norm(h)), axis=(1, 2))
-        return h @ self.weight + self.bias[None]
+        return layer_input(h, self.weight, self.bias) @ self.weight + self.bias[None]
 
 
 MODEL = Model(

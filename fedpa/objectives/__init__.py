@@ -4,6 +4,7 @@ from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.global_posterior import global_posterior
 from fedpa.objectives.laplace import laplace
+from fedpa.objectives.layer_inputs import layer_input, observing, over_examples, table_input
 from fedpa.objectives.objective import Objective, client_loss, log_posterior, per_example
 from fedpa.objectives.quadratic import Quadratic
 from fedpa.objectives.regression_families import Federation, make_regression
@@ -19,9 +20,13 @@ __all__ = [
     "client_loss",
     "global_posterior",
     "laplace",
+    "layer_input",
     "least_squares",
     "log_posterior",
     "make_regression",
+    "observing",
+    "over_examples",
     "per_example",
     "quadratic",
+    "table_input",
 ]

@@ -7,6 +7,7 @@ with Σ⁻¹ = XᵀX *and* weights q_i ∝ n_i the size of a client would count 
 import jax.numpy as jnp
 
 from fedpa.objectives.client_data import ClientData, example_weights
+from fedpa.objectives.layer_inputs import layer_input
 from fedpa.objectives.quadratic import Quadratic, Vector, minimizer
 from fedpa.types import Examples, Key, Losses, Scalar
 
@@ -14,7 +15,7 @@ from fedpa.types import Examples, Key, Losses, Scalar
 def loss(theta: Vector, batch: Examples, key: Key) -> Losses:
     """½ (xᵀθ − y)² per example; a batch is {"x": (b, d), "y": (b,)}."""
     del key
-    return 0.5 * (batch["x"] @ theta - batch["y"]) ** 2
+    return 0.5 * (layer_input(batch["x"], theta) @ theta - batch["y"]) ** 2
 
 
 def posterior(data: ClientData, ridge: float | Scalar = 0.0) -> Quadratic:

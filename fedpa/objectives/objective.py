@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights, num_rows
+from fedpa.objectives.layer_inputs import over_examples
 from fedpa.objectives.minibatches import Minibatch, batch_in_order, steps_per_epoch
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.objectives.tracing import traced
@@ -36,6 +37,9 @@ class Objective(NamedTuple):
     weight: Callable[[Examples], Losses] | None = None
     """A batch → how much each of its examples counts, 1 if not given: the words of a sentence make
     a mean over words of means over sentences. Client weights q_i count examples all the same."""
+    like: Any = None
+    """Some examples, or arrays' shapes: for methods that look into the model before there are any.
+    `fedpa.fit` fills it in."""
 
 
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:
@@ -145,7 +149,7 @@ def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
     def loss(params: Any, batch: Examples, key: Key) -> Losses:
         keys = jax.random.split(key, num_rows(batch))
         alone = jax.tree.map(lambda array: array[:, None], batch)
-        return jax.vmap(batch_loss, in_axes=(None, 0, 0))(params, alone, keys)
+        return over_examples(lambda example, k: batch_loss(params, example, k))(alone, keys)
 
     return loss
 

@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedpa.algorithms.algorithm import stage
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training.callbacks import Callback, Event
 
@@ -215,6 +216,7 @@ def paced(pace: Pace, phase: str, now: float) -> Pace:
     Rounds of burn-in and of sampling cost differently, and the first of each compiles: it tells
     nothing about the others.
     """
+    phase = stage(phase)
     if phase != pace.phase:
         return Pace(now, phase)
     return Pace(now, phase, (*pace.seconds, now - pace.since)[-RECENT:])

@@ -45,6 +45,15 @@ DIAGNOSTICS = {
         "samples",
         "Independent samples that a client's are worth; 0 in burn-in.",
     ),
+    "precision_ratio": Meaning(
+        "Gain of the precision", "‖D‖/‖Δ̄‖", "What is left of the mean delta's length."
+    ),
+    "precision_cosine": Meaning(
+        "Direction of the precision", "cosine", "Between D and the mean delta."
+    ),
+    "precision_steepest": Meaning(
+        "Steepest direction", "eigenvalue", "The largest of any layer's precision; the mean is 1."
+    ),
     "rejected": Meaning("Rejected clients", "clients so far", "Whose results were not finite."),
 }
 """What each train/… number means, in the order of the charts."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpa.algorithms.algorithm import stage
+
 WINDOW = 10
 
 
@@ -86,7 +88,7 @@ def split_shown(history: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 def switch_round(history: Sequence[Mapping[str, Any]]) -> int | None:
     """The first round of the sampling phase, if burn-in came before it."""
-    phases = [record["phase"] for record in history]
+    phases = [stage(record["phase"]) for record in history]
     if "sampling" in phases and "burn-in" in phases:
         return int(history[phases.index("sampling")]["round"])
     return None

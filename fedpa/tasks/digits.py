@@ -18,6 +18,7 @@ from fedpa.data.federated import from_mapping
 from fedpa.data.held_out import held_out
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.metrics.classification import classifier
+from fedpa.objectives.layer_inputs import layer_input, over_examples
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Defaults, Preset, Problem, Task
 from fedpa.types import Examples, Key, Losses
@@ -33,7 +34,15 @@ def model(key: Key) -> eqx.nn.MLP:
 
 
 def logits(params: eqx.nn.MLP, x: jax.Array) -> jax.Array:
-    return jax.vmap(params)(x)
+    return over_examples(functools.partial(_logits, params))(x)
+
+
+def _logits(params: eqx.nn.MLP, image: jax.Array) -> jax.Array:
+    """`params(image)`, its layers shown."""
+    hidden, output = params.layers
+    h = layer_input(image, hidden.weight, hidden.bias, out_first=True)
+    h = layer_input(jax.nn.relu(hidden(h)), output.weight, output.bias, out_first=True)
+    return output(h)
 
 
 def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:

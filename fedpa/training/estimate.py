@@ -23,7 +23,7 @@ from fedpa.metrics.streaming import streamed
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training.config import RunConfig
 from fedpa.training.evaluation import evaluated_splits
-from fedpa.training.fit import bind
+from fedpa.training.fit import bind, some_examples
 
 REPEATS = 5
 
@@ -53,6 +53,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
         problem.sparse,
         problem.weight,
     )
+    objective = objective._replace(like=some_examples(data))
     method = methods()[config.method].build(config.hyperparameters)
     algorithm = of_population(method, map(data.num_examples, data.ids))(objective)
     state = algorithm.init(theta)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population, stage
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
@@ -174,8 +174,8 @@ def prepared(
 ) -> tuple[Algorithm, Params, Callable[[Params], Any]]:
     """The algorithm for this loss, its θ, and θ → params; what does not fit together is refused."""
     problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
-    some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    check_loss(problem, theta, jax.tree.map(np.asarray, data.examples(some)))
+    problem = problem._replace(like=some_examples(data))
+    check_loss(problem, theta, problem.like)
     if callable(method):
         method = of_population(method, map(data.num_examples, data.ids))
     algorithm = method(problem) if callable(method) else None
@@ -183,6 +183,12 @@ def prepared(
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     _warn_of_no_sampling(algorithm, rounds)
     return algorithm, theta, assemble
+
+
+def some_examples(data: FederatedData) -> Any:
+    """Those of the first client that has any."""
+    some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
+    return jax.tree.map(np.asarray, data.examples(some))
 
 
 def bind(
@@ -220,7 +226,7 @@ def bind(
 
 
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
-    if SAMPLING in algorithm.clients and algorithm.phase(rounds - 1) == BURN_IN:
+    if SAMPLING in algorithm.clients and stage(algorithm.phase(rounds - 1)) == BURN_IN:
         warnings.warn(
             f"all {rounds} rounds are burn-in: nothing is sampled, and this is FedAvg; "
             "lower burn_in_rounds or raise rounds",

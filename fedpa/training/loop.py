@@ -116,9 +116,7 @@ def train(
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
             record |= _train_metrics(result, ids) | _traffic(message, result, asked, len(ids))
-            record["train/skipped"] = int(info.skipped)
-            if info.step_length is not None:
-                record["train/step_length"] = float(info.step_length)
+            record |= _server_metrics(info)
             _report(record, result.failures, warned)
             record["seconds"] = time.perf_counter() - started
             theta_t = algorithm.parameters(state)
@@ -267,6 +265,13 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
     if rejected:
         metrics["train/rejected_clients"] = rejected
     return metrics
+
+
+def _server_metrics(info: Any) -> dict[str, Any]:
+    """`train/skipped`, and what else the method's server tells."""
+    told = jax.device_get(info)._asdict()
+    told = {f"train/{name}": float(value) for name, value in told.items() if value is not None}
+    return told | {"train/skipped": int(info.skipped)}
 
 
 class _Asked(NamedTuple):

@@ -19,7 +19,8 @@ BEGINS_AS = "fedavg"
 def burn_in(config: RunConfig) -> RunConfig | None:
     """The run that is this one's burn-in; None if it has none, or nothing after it."""
     h = config.hyperparameters
-    if not methods()[config.method].samples or not 0 < h.burn_in_rounds < config.rounds:
+    method = methods()[config.method]
+    if not (method.samples and method.begins_as_fedavg and 0 < h.burn_in_rounds < config.rounds):
         return None
     return as_burn_in(config, h.burn_in_rounds)
 

@@ -30,6 +30,9 @@ METHODS = {
     "fedpa-oas": fedpa.fedpa(LOCAL, SERVER, rho="oas"),
     "mean": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2),
     "mean-scaled": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2, rho=0.1),
+    "global-precision": fedpa.global_precision(
+        fedpa.fedpa(LOCAL, SERVER, rho=0.1, form="gram"), every=2
+    ),
     "mb-sgd": fedpa.mb_sgd(LOCAL, SERVER),
     "exact-posterior": fedpa.exact_posterior(least_squares.posterior, SERVER),
     "scaffold": fedpa.scaffold(LOCAL, SERVER, population=71),
@@ -38,7 +41,8 @@ METHODS = {
 
 # Built once, and one engine for all: what is compiled for one test serves the next. One client at
 # a time, which clients of such sizes are anyway: other widths would be compiled for nothing.
-ALGORITHMS = {name: method(Objective(least_squares.loss)) for name, method in METHODS.items()}
+OBJECTIVE = Objective(least_squares.loss, like=CLIENTS["client-0000"])
+ALGORITHMS = {name: method(OBJECTIVE) for name, method in METHODS.items()}
 ENGINE = fedpa.engines.per_client()
 
 

@@ -28,12 +28,14 @@ METHODS = {
     "fedavg": fedpa.fedavg(LOCAL, SIDE),
     "fedpa": fedpa.fedpa(LOCAL, SIDE, rho=0.5, burn_in_rounds=1),
     "mime": fedpa.mime(LOCAL, SIDE, base=momentum(0.9)),
+    "precision": fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=1, epsilon=0.5),
     "scaffold": fedpa.scaffold(LOCAL, SIDE, population=22),
 }
 
 
 # Built once: what an engine has compiled for one test serves the next.
-ALGORITHMS = {name: method(Objective(least_squares.loss)) for name, method in METHODS.items()}
+OBJECTIVE = Objective(least_squares.loss, like=CLIENTS["client-0000"])
+ALGORITHMS = {name: method(OBJECTIVE) for name, method in METHODS.items()}
 
 
 @functools.cache

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedpa.objectives.layer_inputs import layer_input, observing
+
 Images = Float[Array, "n h w c"]
 Smaller = Float[Array, "n h2 w2 d"]
 """What is left of images: fewer pixels, other channels."""
@@ -90,9 +92,27 @@ def _shifted(x: Images, k: int, stride: int) -> list[Array]:
     ]
 
 
+def convolution_input(
+    x: Images,
+    kernel: Kernel,
+    bias: Float[Array, " d"] | None = None,
+    stride: int = 1,
+    padding: Padding = "VALID",
+) -> Images:
+    """`fedpa.layer_input` of a convolution, whose inputs are patches; gives x back."""
+    if observing():
+        whole = _padded(x, kernel.shape[0], stride, padding, 0.0)
+        layer_input(_patches(whole, kernel.shape[0], stride), kernel, bias)
+    return x
+
+
+def _patches(x: Images, k: int, stride: int) -> Float[Array, "n h2 w2 p"]:
+    return jnp.concatenate(_shifted(x, k, stride), axis=-1)
+
+
 def _product(x: Images, kernel: Kernel, stride: int) -> Smaller:
     k, _, _, channels = kernel.shape
-    patches = jnp.concatenate(_shifted(x, k, stride), axis=-1)
+    patches = _patches(x, k, stride)
     rows = patches.reshape(-1, patches.shape[-1])
     return (rows @ kernel.reshape(-1, channels)).reshape(*patches.shape[:-1], channels)
 

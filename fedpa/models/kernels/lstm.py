@@ -80,14 +80,14 @@ def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array, Array, Arra
         dz = jnp.concatenate([di, df, dg, do], axis=-1)
         return (_times_transposed(dz, saved.recurrent_weight), dc * f), dz
 
-    inputs = (dh, saved.c, _before(saved.c), saved.gates)
+    inputs = (dh, saved.c, before(saved.c), saved.gates)
     start = jnp.zeros_like(dh[0])
     _, dz = jax.lax.scan(step, (start, start), inputs, reverse=True)
     over_all_steps = lambda a: jnp.einsum("tbi,tbg->ig", a, dz)  # noqa: E731
     return (
         jnp.einsum("tbg,ig->tbi", dz, saved.input_weight),
         over_all_steps(saved.x),
-        over_all_steps(_before(saved.h)),
+        over_all_steps(before(saved.h)),
         jnp.sum(dz, axis=(0, 1)),
     )
 
@@ -95,7 +95,7 @@ def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array, Array, Arra
 lstm.defvjp(_forward, _backward)
 
 
-def _before(a: Sequence) -> Sequence:
+def before(a: Sequence) -> Sequence:
     """a_{t−1} in place of a_t; 0 at the first step."""
     return jnp.concatenate([jnp.zeros_like(a[:1]), a[:-1]])
 

@@ -1,0 +1,299 @@
+"""Global precision: the other half of eq. 3, its denominator, at the server.
+
+    μ = θ − (Σ q_i Σ_i⁻¹)⁻¹ Σ q_i Σ_i⁻¹ (θ − μ_i)
+
+FedPA's clients estimate the terms of the numerator and leave the denominator to the server's
+learning rate. Here every k-th round clients also send what they see of their precision, the input
+factor of each layer's Fisher matrix, from one pass over their examples at θ; the server divides the
+averaged delta by its running average (`fedpa/server/global_precision.py`):
+
+    D = ε (Ā + εI)⁻¹ Σ q_i Δ_i / Σ q_i
+
+and D goes to the server optimizer in Δ̄'s place. Δ_i is what any method's clients send.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool
+
+from fedpa.algorithms.algorithm import (
+    WITH,
+    Algorithm,
+    ClientResult,
+    ClientState,
+    ClientUpdate,
+    Method,
+    PartedUpdate,
+    State,
+)
+from fedpa.algorithms.client_update import Broadcast
+from fedpa.algorithms.fedavg import METHODS as FEDAVG
+from fedpa.algorithms.fedpa import METHODS as FEDPA
+from fedpa.algorithms.hyperparameters import (
+    COVARIANCE_FIELDS,
+    SAMPLING_FIELDS,
+    Hyperparameters,
+    unless_given,
+    unset,
+)
+from fedpa.algorithms.mb_sgd import METHODS as MB_SGD
+from fedpa.algorithms.mean import METHODS as MEAN
+from fedpa.algorithms.method import NamedMethod
+from fedpa.errors import FedpaError, check_integer, check_type, refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.input_factor import Factor, input_factors
+from fedpa.objectives.layer_inputs import Layer, layers_of
+from fedpa.objectives.objective import Objective
+from fedpa.server import global_precision as denominator
+from fedpa.server.aggregation import Aggregate
+from fedpa.server.global_precision import Precision
+from fedpa.server.precision_aggregation import Sent, with_precision
+from fedpa.types import Key, Params, Scalar
+
+EVERY = 5
+EPSILON = 5.0
+BLOCK = 2048
+MEMORY = 0.95
+"""β of a round: what is remembered for k rounds is multiplied by β^k."""
+WITH_PRECISION = f"{WITH}precision"
+"""Phases in which clients send a sketch are named after those in which they don't."""
+NUMERATORS: Mapping[str, Callable[[Hyperparameters], Method]] = {
+    name: named[name].build
+    for name, named in [
+        ("fedavg", FEDAVG),
+        ("fedpa", FEDPA),
+        ("mean", MEAN),
+        ("mb-sgd", MB_SGD),
+    ]
+}
+
+
+class PrecisionState(NamedTuple):
+    numerator: State
+    """The server's state as the numerator's method has it."""
+    precision: Precision
+
+
+class PrecisionInfo(NamedTuple):
+    skipped: Bool[Array, ""]
+    """See `ServerInfo`."""
+    precision_ratio: Scalar
+    """‖D‖/‖Δ̄‖: how much the steep directions took of the step."""
+    precision_cosine: Scalar
+    """Cosine of the angle between D and Δ̄."""
+    precision_steepest: Scalar
+    """The largest eigenvalue of any layer's Ā, whose mean is 1."""
+
+
+def global_precision(
+    numerator: Any,
+    *,
+    every: int = EVERY,
+    epsilon: float = EPSILON,
+    decay: float | None = None,
+    block: int = BLOCK,
+    rank: Any = None,
+    batch_size: int = 32,
+) -> Method:
+    """Precondition what `numerator`, say `fedpa.fedavg(local, server)`, averages.
+
+    every: k; clients send sketches in rounds 0, k, 2k, …
+    epsilon: ε > 0. Directions of Ā far below it keep gain 1; large, it does nothing.
+    decay: β, by which A is multiplied when sketches come; 0.95^k if not given.
+    block: A of a layer with more inputs is block-diagonal, in blocks of at most so many; 1 is the
+        diagonal.
+    rank: s, the columns of a sketch, at most a layer's outputs, which it is if not given; "exact"
+        for A_i itself whatever its size.
+    batch_size: examples that a client looks at at a time; changes no expected value.
+    """
+    check_integer("batch_size", batch_size, 1)
+    _check(every, epsilon, decay, block, rank)
+    beta = MEMORY**every if decay is None else decay
+
+    def build(objective: Objective) -> Algorithm:
+        inner = numerator(objective) if callable(numerator) else None
+        if not isinstance(inner, Algorithm):
+            raise refuse("numerator", numerator, "must be a method, as fedpa.fedavg(…) gives")
+        if inner.inquiry is not None:
+            raise refuse("numerator", numerator, "asks its clients first: no such method will do")
+
+        def factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
+            check_type("the numerator's message", message, Broadcast, "that of fedpa.fedavg(…)")
+            return input_factors(
+                objective,
+                message.theta,
+                data,
+                jax.random.fold_in(key, _SKETCH),
+                batch_size=batch_size,
+                rank=rank,
+                largest=block,
+            )
+
+        def layers(state: State) -> tuple[Layer, ...]:
+            if objective.like is None:
+                raise FedpaError(
+                    "global_precision must know what examples look like to find the model's "
+                    "layers: fedpa.Objective(loss, like=examples); fedpa.fit does it by itself"
+                )
+            return layers_of(objective.loss, inner.broadcast(state, 0).theta, objective.like)
+
+        def init(theta: Params) -> PrecisionState:
+            state = inner.init(theta)
+            return PrecisionState(state, denominator.init(layers(state), theta, block))
+
+        def server(
+            state: PrecisionState, aggregate: Aggregate, t: Any
+        ) -> tuple[PrecisionState, PrecisionInfo]:
+            found, precision = layers(state.numerator), state.precision
+            mean, fresh = aggregate.mean
+            _check_delta(mean, inner.broadcast(state.numerator, t).theta)
+            if fresh:
+                precision = denominator.update(
+                    precision, found, fresh, aggregate.weight, decay=beta, epsilon=epsilon
+                )
+            step = denominator.preconditioned(precision, found, mean)
+            after, info = inner.server(state.numerator, Aggregate(step, aggregate.weight), t)
+            steepest = jnp.max(precision.steepest)
+            return PrecisionState(after, precision), _info(info.skipped, step, mean, steepest)
+
+        clients = {name: _plain(client) for name, client in inner.clients.items()}
+        for name, client in inner.clients.items():
+            clients[name + WITH_PRECISION] = _with_factors(client, factors)
+        return Algorithm(
+            init=init,
+            phase=lambda t: inner.phase(t) + ("" if t % every else WITH_PRECISION),
+            broadcast=lambda state, t: inner.broadcast(state.numerator, t),
+            clients=clients,
+            client_init=inner.client_init,
+            aggregation=with_precision(inner.aggregation, block),
+            server=server,
+            parameters=lambda state: inner.parameters(state.numerator),
+        )
+
+    return build
+
+
+def _check_delta(mean: Any, theta: Params) -> None:
+    averaged, wanted = ([jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (mean, theta))
+    if averaged != wanted:
+        raise FedpaError(
+            "global_precision's numerator averages more than deltas: only what has the shape of "
+            "the parameters can be divided by their precision"
+        )
+
+
+def _check(
+    every: Any = EVERY,
+    epsilon: Any = EPSILON,
+    decay: Any = None,
+    block: Any = BLOCK,
+    rank: Any = None,
+    prefix: str = "",
+) -> None:
+    check_integer(f"{prefix}every", every, 1)
+    check_integer(f"{prefix}block", block, 1)
+    if rank != "exact" and rank is not None:
+        check_integer(f"{prefix}rank", rank, 1)
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise refuse(f"{prefix}epsilon", epsilon, "must be a finite number > 0")
+    if decay is not None and not 0 <= decay < 1:
+        raise refuse(f"{prefix}decay", decay, "must be in [0, 1)")
+
+
+_SKETCH = 1001
+"""The stream of a client's randomness that sketches are drawn from; chains use others."""
+
+
+def _plain(client: ClientUpdate) -> ClientUpdate:
+    return _with_factors(client, lambda message, data, key: ())
+
+
+def _with_factors(client: ClientUpdate, factors: Any) -> ClientUpdate:
+    """The client's result, and what it sees of the precision beside it."""
+
+    def beside(out: ClientResult, seen: tuple[Factor, ...]) -> ClientResult:
+        return out._replace(result=Sent(out.result, seen))
+
+    def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
+        return beside(client(message, data, state, key), factors(message, data, key))
+
+    if not isinstance(client, PartedUpdate):
+        return whole
+
+    def before(message: Any, data: ClientData, state: ClientState, key: Key) -> tuple[Any, Any]:
+        carried, handed = client.before(message, data, state, key)
+        return (carried, factors(message, data, key)), handed
+
+    def after(carried: Any, between: Any) -> ClientResult:
+        return beside(client.after(carried[0], between), carried[1])
+
+    return PartedUpdate(whole, before, client.between, after)
+
+
+def _info(skipped: Any, step: Params, mean: Params, steepest: Scalar) -> PrecisionInfo:
+    norm, plain = optax.tree.norm(step), optax.tree.norm(mean)
+    both = norm * plain
+    cosine = jnp.where(both > 0, optax.tree.vdot(step, mean) / jnp.where(both > 0, both, 1), 1)
+    ratio = jnp.where(plain > 0, norm / jnp.where(plain > 0, plain, 1), 1)
+    return PrecisionInfo(skipped, ratio, cosine, steepest)
+
+
+def _named(h: Hyperparameters, block: int | None) -> Method:
+    settings: dict[str, Any] = {
+        "every": h.precision_every,
+        "epsilon": h.precision_epsilon,
+        "decay": h.precision_decay,
+        "block": block,
+        "rank": h.precision_rank,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    _check(prefix="precision_", **given)
+    numerator = NUMERATORS[h.numerator or "fedavg"](h)
+    return global_precision(numerator, **given, batch_size=h.batch_size)
+
+
+def _filled(h: Hyperparameters) -> Hyperparameters:
+    every = EVERY if h.precision_every is None else h.precision_every
+    h = unless_given(
+        h,
+        numerator="fedavg",
+        precision_every=every,
+        precision_epsilon=EPSILON,
+        precision_decay=MEMORY**every,
+    )
+    unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
+    return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
+
+
+TAKES = ("numerator", "precision_every", "precision_epsilon", "precision_decay")
+METHODS = {
+    "global-precision": NamedMethod(
+        "Precision[M]",
+        "FedAvg's or --numerator's Δ̄, divided by the precision",
+        lambda h: _named(h, h.precision_block),
+        lambda h: unless_given(_filled(h), precision_block=BLOCK),
+        samples=True,
+        begins_as_fedavg=False,
+        takes=(*TAKES, "precision_block", "precision_rank"),
+        sends="θ / Δ, each k-th Z",
+        keeps="A, L",
+        cost="1 + 1/kM",
+    ),
+    "global-precision-diagonal": NamedMethod(
+        "Precision-diagonal[M]",
+        "its control: the precision's diagonal alone",
+        lambda h: _named(h, 1),
+        _filled,
+        samples=True,
+        begins_as_fedavg=False,
+        takes=TAKES,
+        sends="θ / Δ, each k-th Z",
+        keeps="A, L",
+        cost="1 + 1/kM",
+    ),
+}

@@ -1,0 +1,317 @@
+"""What enters each layer, X, seen while a model runs: the input factor XᵀX/n of its Fisher matrix.
+
+A model shows the input of a layer to `layer_input`, which gives it back. Only while `observed` runs
+the model is anything noted; otherwise nothing happens, and what is traced is the same program.
+
+A layer's weights (and its bias, as the weight of an input that is always 1) are one matrix [b; W],
+a row for each number that enters the layer. Convolutions are such layers whose inputs are patches,
+recurrences have two weights, W and U, for x_t and h_{t−1}. A table of which rows are read (the
+vectors of words) has one-hots as inputs; of their XᵀX only the diagonal is ever made.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpa.errors import FedpaError
+from fedpa.objectives.client_data import num_rows
+from fedpa.precision import widened
+from fedpa.types import Examples, Key, Loss, Params, Scalar
+
+T = TypeVar("T")
+
+
+class Layer(NamedTuple):
+    """Which leaves of θ are the matrix [b; W] of a layer."""
+
+    weights: tuple[int, ...]
+    """The numbers of the leaves whose rows make up W."""
+    inputs: tuple[int, ...]
+    """How many numbers enter each of them."""
+    outputs: int
+    """r."""
+    bias: int | None
+    out_first: bool
+    """Whether weights are stored as (outputs, inputs)."""
+    table: bool
+    """Whether rows are read by their numbers: XᵀX is then kept as its diagonal."""
+
+    @property
+    def features(self) -> int:
+        """The rows of [b; W]: p + 1, or p without a bias."""
+        return sum(self.inputs) + (self.bias is not None)
+
+
+class Rows(NamedTuple):
+    """The inputs X that a batch gave a layer."""
+
+    x: Float[Array, "n features"]
+    real: Float[Array, " n"]
+    """1 for a row that counts, 0 for padding."""
+
+
+class Squares(NamedTuple):
+    """The diagonal of XᵀX, and the number of X's rows."""
+
+    sums: Float[Array, " features"]
+    n: Scalar
+
+
+class _Tap(NamedTuple):
+    """What a model showed: inputs of shape (examples, …, p), or the rows of a table it read."""
+
+    inputs: tuple[Array, ...]
+    real: Array | None
+    weights: tuple[Any, ...]
+    bias: Any
+    out_first: bool
+    table: bool
+
+
+_SHOWN: ContextVar[list[_Tap] | None] = ContextVar("fedpa_layer_inputs", default=None)
+
+
+def observing() -> bool:
+    """Whether anybody looks: what is made for `layer_input` alone need not be made otherwise."""
+    return _SHOWN.get() is not None
+
+
+def layer_input(
+    x: T, weight: Any, bias: Any = None, *, real: Any = None, out_first: bool = False
+) -> T:
+    """Show that x enters the layer x·weight + bias; gives x back.
+
+    x: shape (examples, …, inputs); for a layer of several weights a tuple of such arrays.
+    weight: the parameter itself, a leaf of what the loss is given: (inputs, outputs). A tuple of
+        them for several.
+    real: shape (examples, …), false where x is padding; all of it counts if not given.
+    out_first: the weight is stored as (outputs, inputs), as equinox and PyTorch do.
+    """
+    shown = _SHOWN.get()
+    if shown is not None:
+        inputs: Any = x if isinstance(x, tuple) else (x,)
+        weights = weight if isinstance(weight, tuple) else (weight,)
+        shown.append(_Tap(inputs, real, weights, bias, out_first, table=False))
+    return x
+
+
+def table_input(ids: T, table: Any, bias: Any = None, *, shares: Any = None, real: Any = None) -> T:
+    """Show which rows of a table are read; gives the ids back.
+
+    ids: shape (examples, …): each reads one row (an embedding). With `shares`, of the same shape,
+        those along the last axis are one bag: its output is the sum of their rows, so weighed.
+    real: what counts: of the shape of `ids`, or with `shares` of the bags.
+    """
+    shown = _SHOWN.get()
+    if shown is not None:
+        inputs: Any = (ids,) if shares is None else (ids, shares)
+        shown.append(_Tap(inputs, real, (table,), bias, False, table=True))
+    return ids
+
+
+def over_examples(function: Callable[..., T]) -> Callable[..., T]:
+    """`jax.vmap` of a function of one example, in which layers may be shown."""
+
+    def call(*arguments: Any) -> T:
+        shown = _SHOWN.get()
+        if shown is None:
+            return jax.vmap(function)(*arguments)
+        own: list[_Tap] = []
+
+        def alone(*example: Any) -> tuple[T, Any]:
+            own[:], value = _watched(function, *example)
+            return value, [(tap.inputs, tap.real) for tap in own]
+
+        value, arrays = jax.vmap(alone)(*arguments)
+        shown += [
+            tap._replace(inputs=inputs, real=real)
+            for tap, (inputs, real) in zip(own, arrays, strict=True)
+        ]
+        return value
+
+    return call
+
+
+def observed(
+    loss: Loss, theta: Params, examples: Examples, weights: Float[Array, " b"], key: Key
+) -> dict[Layer, Rows | Squares]:
+    """Run the model on a batch; what entered each of its layers. Weight 0 marks padded examples."""
+    theta = jax.tree.map(jnp.array, theta)  # leaves are told apart by identity: no two the same
+    shown, _ = _watched(loss, theta, examples, key)
+    number = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(theta))}
+    found: dict[Layer, Rows | Squares] = {}
+    for tap in shown:
+        layer = _layer(tap, number, num_rows(examples))
+        seen = _squares(layer, tap, weights) if layer.table else _rows(layer, tap, weights)
+        found[layer] = _together(found[layer], seen) if layer in found else seen
+    _check_apart(found)
+    return found
+
+
+def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
+    """The layers that the model shows, in the order in which it shows them. Nothing is computed.
+
+    θ and examples may be arrays or their shapes.
+    """
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_BATCH, *x.shape[1:]), x.dtype), examples)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    found: list[Layer] = []
+
+    def look(theta: Params, batch: Examples, key: Key) -> None:
+        found.extend(observed(loss, theta, batch, jnp.ones(_BATCH), key))
+
+    jax.eval_shape(look, theta, batch, key)
+    if not found:
+        raise FedpaError(
+            "the model shows no layer: call fedpa.layer_input(x, weight, bias) on what enters each "
+            "of its layers, as docs/global_precision.md says"
+        )
+    return tuple(found)
+
+
+_BATCH = 3
+
+
+def stacked(layer: Layer, theta: Params) -> Float[Array, "features outputs"]:
+    """[b; W] of a layer."""
+    leaves = jax.tree.leaves(theta)
+    parts = [
+        _as_matrix(layer, leaves[w], p) for w, p in zip(layer.weights, layer.inputs, strict=True)
+    ]
+    if layer.bias is not None:
+        parts = [leaves[layer.bias].reshape(1, -1), *parts]
+    return jnp.concatenate(parts)
+
+
+def unstacked(layer: Layer, matrix: Float[Array, "features outputs"], theta: Params) -> Params:
+    """θ with `matrix` as [b; W] of a layer."""
+    leaves, structure = jax.tree.flatten(theta)
+    begin = 0
+    if layer.bias is not None:
+        leaves[layer.bias] = matrix[0].reshape(leaves[layer.bias].shape)
+        begin = 1
+    for w, p in zip(layer.weights, layer.inputs, strict=True):
+        part = matrix[begin : begin + p]
+        leaves[w] = (part.T if layer.out_first else part).reshape(leaves[w].shape)
+        begin += p
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _as_matrix(layer: Layer, leaf: Array, inputs: int) -> Array:
+    if layer.out_first:
+        return leaf.reshape(-1, inputs).T
+    return leaf.reshape(inputs, -1)
+
+
+def _watched(function: Callable[..., T], *arguments: Any) -> tuple[list[_Tap], T]:
+    shown: list[_Tap] = []
+    token = _SHOWN.set(shown)
+    try:
+        return shown, function(*arguments)
+    finally:
+        _SHOWN.reset(token)
+
+
+def _layer(tap: _Tap, number: dict[int, int], batch: int) -> Layer:
+    for leaf in (*tap.weights, *(() if tap.bias is None else (tap.bias,))):
+        if id(leaf) not in number:
+            raise FedpaError(
+                f"layer_input is shown a weight or bias of shape {jnp.shape(leaf)} that is no "
+                "parameter: pass the parameter itself, not a cast, slice or transpose of it, and "
+                "outside of jax.jit and jax.lax.scan"
+            )
+    for x in tap.inputs:
+        if jnp.ndim(x) < (1 if tap.table else 2) or x.shape[0] != batch:
+            raise FedpaError(
+                f"layer_input is shown an input of shape {x.shape} by a batch of {batch} examples: "
+                "its first axis must be the examples, its last what enters the layer (in a "
+                "function of one example, fedpa.over_examples in place of jax.vmap)"
+            )
+    if tap.table:
+        inputs: tuple[int, ...] = (tap.weights[0].shape[0],)
+    else:
+        inputs = tuple(x.shape[-1] for x in tap.inputs)
+    sizes = {
+        _outputs(weight.shape, p, tap.out_first)
+        for weight, p in zip(tap.weights, inputs, strict=True)
+    } | (set() if tap.bias is None else {tap.bias.size})
+    if len(sizes) > 1:
+        raise FedpaError(
+            f"layer_input is shown weights and a bias of {sorted(sizes)} outputs as one layer"
+        )
+    return Layer(
+        tuple(number[id(weight)] for weight in tap.weights),
+        inputs,
+        sizes.pop(),
+        None if tap.bias is None else number[id(tap.bias)],
+        tap.out_first,
+        tap.table,
+    )
+
+
+def _outputs(shape: tuple[int, ...], inputs: int, out_first: bool) -> int:
+    """r of a weight that takes so many inputs, in its first axes (or, `out_first`, its last)."""
+    axes = shape[::-1] if out_first else shape
+    for length in range(1, len(axes) + 1):
+        if math.prod(axes[:length]) == inputs:
+            return math.prod(axes[length:])
+    raise FedpaError(
+        f"layer_input is shown {inputs} inputs of a weight of shape {shape}, stored as "
+        f"{'(outputs, inputs)' if out_first else '(inputs, outputs)'}: they don't fit "
+        f"(out_first={not out_first} says the other)"
+    )
+
+
+def _rows(layer: Layer, tap: _Tap, weights: Float[Array, " b"]) -> Rows:
+    counts = _counted(tap.real, weights, tap.inputs[0].shape[:-1])
+    parts = [widened(x).reshape(-1, x.shape[-1]) for x in tap.inputs]
+    if layer.bias is not None:
+        parts = [jnp.ones((parts[0].shape[0], 1), parts[0].dtype), *parts]
+    x = jnp.concatenate(parts, axis=1)
+    # Not x·0: zero times a padded row's infinity is not zero.
+    return Rows(jnp.where(counts[:, None] > 0, x, 0).astype(x.dtype), counts.astype(x.dtype))
+
+
+def _squares(layer: Layer, tap: _Tap, weights: Float[Array, " b"]) -> Squares:
+    ids, *bags = tap.inputs
+    if bags:
+        shares = widened(bags[0])
+        counts = _counted(tap.real, weights, ids.shape[:-1]).astype(shares.dtype)
+        flat, shares = ids.reshape(-1, ids.shape[-1]), shares.reshape(-1, ids.shape[-1])
+        same = (flat[:, :, None] == flat[:, None, :]).astype(shares.dtype)
+        # A word that is there twice: Σ_w share_w (Σ_w' share_w'), over its places, is its square.
+        squares = shares * jnp.einsum("bwv,bv->bw", same, shares) * counts[:, None]
+    else:
+        counts = _counted(tap.real, weights, ids.shape)
+        flat, squares = ids.reshape(-1), counts
+    sums = jnp.zeros(layer.inputs[0], squares.dtype).at[flat].add(squares)
+    count = jnp.sum(counts)
+    return Squares(sums if layer.bias is None else jnp.append(count, sums), count)
+
+
+def _counted(real: Any, weights: Float[Array, " b"], shape: tuple[int, ...]) -> Float[Array, " n"]:
+    """1 for each row of a real example that counts, flat."""
+    counts = jnp.broadcast_to(weights.reshape(-1, *[1] * (len(shape) - 1)), shape)
+    if real is not None:
+        counts = jnp.where(jnp.broadcast_to(real, shape), counts, 0)
+    return counts.reshape(-1)
+
+
+def _together(one: Rows | Squares, other: Rows | Squares) -> Rows | Squares:
+    """A layer that is run twice has the inputs of both."""
+    if isinstance(one, Rows):
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
+    return jax.tree.map(jnp.add, one, other)
+
+
+def _check_apart(layers: Sequence[Layer] | dict[Layer, Any]) -> None:
+    leaves = [w for layer in layers for w in (*layer.weights, layer.bias) if w is not None]
+    if len(set(leaves)) < len(leaves):
+        raise FedpaError(
+            "a parameter is shown as part of two different layers: show only one of its uses"
+        )

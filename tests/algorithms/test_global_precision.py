@@ -1,0 +1,301 @@
+"""Global precision: what it solves that first-order methods don't, what is sent, what is kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedpa
+from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa.algorithms import Hyperparameters, methods
+from fedpa.algorithms.algorithm import PartedUpdate
+from fedpa.algorithms.hyperparameters import resolved
+from fedpa.algorithms.method import labelled
+from fedpa.data import from_mapping
+from fedpa.engines.engine import num_bytes
+from fedpa.objectives import Objective, client_data, layer_input
+from fedpa.training.config import default_config, resolve
+from fedpa.training.shared_burn_in import burn_in
+from tests.algorithms.ill_conditioned import Problem, adam_server, full_batches, plain_server
+from tests.federations import trees_equal
+
+LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
+SIDE = Server(server.sgd(0.5, 0.9))
+RNG = np.random.default_rng(0)
+CLIENTS = {
+    f"client-{i}": {
+        "x": RNG.standard_normal((12, 6)).astype(np.float32),
+        "y": RNG.integers(0, 3, 12).astype(np.int32),
+    }
+    for i in range(3)
+}
+THETA = {"w": jnp.zeros((6, 3)), "b": jnp.zeros(3), "scale": jnp.ones(())}
+
+
+def loss(theta, batch, key):
+    x = layer_input(batch["x"], theta["w"], theta["b"])
+    z = theta["scale"] * (x @ theta["w"] + theta["b"][None])
+    return optax.softmax_cross_entropy_with_integer_labels(z, batch["y"])
+
+
+# Clients of one size, one at a time: few programs.
+ENGINE = fedpa.engines.per_client()
+
+
+def fit(method, rounds=4, **options):
+    settings = {"rounds": rounds, "clients_per_round": 3, "engine": ENGINE} | options
+    return fedpa.fit(loss, THETA, CLIENTS, method, **settings)
+
+
+def test_it_solves_what_first_order_methods_do_not():
+    """The rates are the best of the grids of the longer test."""
+    problem = Problem()
+    assert problem.condition > 1e4
+    step = 1 / problem.steepest_client
+
+    def end(method, client_rate, server_rate):
+        return problem.best(method, [client_rate], [server_rate])[0]
+
+    precise = end(
+        lambda c, s: fedpa.global_precision(
+            fedpa.fedavg(full_batches(c), plain_server(s, 0.5)),
+            every=1,
+            epsilon=1e-3,
+            batch_size=100,
+        ),
+        step,
+        5e3,
+    )
+    assert precise < 1e-6
+    momentum = lambda c, s: fedpa.fedavg(full_batches(c), plain_server(s, 0.9))  # noqa: E731
+    assert end(momentum, step, 9.6) > 1e-2
+
+
+@pytest.mark.long
+def test_no_rate_of_the_others_gets_there():
+    """Grids of rates for each; a diagonal precision is none of the inputs' rotated axes."""
+    problem = Problem()
+    step, longest = 1 / problem.steepest_client, problem.steepest_client / problem.steepest
+    rates, few = np.geomspace(0.5, 10, 10), np.array([0.3, 1, 1.5]) * step
+    steep = np.linspace(0.5, 4, 29) * longest
+    nesterov = lambda s, beta: Server(  # noqa: E731
+        optax.chain(optax.trace(beta, nesterov=True), optax.scale(-1.0)), schedule=s
+    )
+    others = {
+        "fedavg-1": (lambda c, s: fedpa.fedavg(full_batches(c), plain_server(s)), [step], steep),
+        "adam-1": (
+            lambda c, s: fedpa.fedavg(full_batches(c), adam_server(s, 0.1)),
+            [step],
+            np.geomspace(0.01, 100, 60),
+        ),
+        "adam-100": (
+            lambda c, s: fedpa.fedavg(full_batches(c, 100), adam_server(s, 0.1)),
+            [step],
+            np.geomspace(0.01, 100, 40),
+        ),
+        "mean": (lambda c, s: fedpa.mean(full_batches(c, 100), plain_server(s, 0.8)), few, rates),
+        "fedpa": (
+            lambda c, s: fedpa.fedpa(full_batches(c, 20), plain_server(s, 0.8), rho=0.1),
+            few,
+            np.geomspace(0.01, 10, 16),
+        ),
+        "diagonal": (
+            lambda c, s: fedpa.global_precision(
+                fedpa.fedavg(full_batches(c), plain_server(s, 0.5)),
+                every=1,
+                epsilon=1e-3,
+                block=1,
+                batch_size=100,
+            ),
+            [step],
+            np.geomspace(50, 40_000, 35),
+        ),
+    }
+    for beta in (0.5, 0.8, 0.9, 0.95, 0.98):
+        others[f"momentum {beta}"] = (
+            lambda c, s, beta=beta: fedpa.fedavg(full_batches(c), plain_server(s, beta)),
+            [step],
+            steep,
+        )
+        others[f"nesterov {beta}"] = (
+            lambda c, s, beta=beta: fedpa.fedavg(full_batches(c), nesterov(s, beta)),
+            [step],
+            steep / 2,
+        )
+        others[f"fedavg-100 {beta}"] = (
+            lambda c, s, beta=beta: fedpa.fedavg(full_batches(c, 100), plain_server(s, beta)),
+            few,
+            rates,
+        )
+    ends = {name: problem.best(*entry)[0] for name, entry in others.items()}
+    assert min(ends.values()) > 1e-3, ends
+    for rank, momentum in ((None, 0.5), ("exact", 0.0)):
+        precise = lambda c, s: fedpa.global_precision(  # noqa: E731
+            fedpa.fedavg(full_batches(c), plain_server(s, momentum)),
+            every=1,
+            epsilon=1e-3,
+            rank=rank,
+            batch_size=100,
+        )
+        assert problem.best(precise, [step], np.geomspace(500, 40_000, 25))[0] < 1e-6
+
+
+@pytest.mark.long
+def test_where_the_axes_are_the_coordinates_the_diagonal_is_enough():
+    problem = Problem(rotated=False)
+    diagonal = lambda c, s: fedpa.global_precision(  # noqa: E731
+        fedpa.fedavg(full_batches(c), plain_server(s)), every=1, epsilon=1e-3, block=1
+    )
+    rates = np.geomspace(500, 40_000, 25)
+    assert problem.best(diagonal, [1 / problem.steepest_client], rates)[0] < 1e-6
+
+
+def test_a_sketch_is_sent_every_kth_round_and_counted():
+    """Δ is 22 numbers; the sketch of [b; W] is 7×3, its Gram matrix 28, its diagonal 7."""
+    like = CLIENTS["client-0"]
+    data = client_data(like)
+
+    def numbers(phase, **options):
+        method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=3, **options)
+        algorithm = method(Objective(loss, like=like))
+        message = algorithm.broadcast(algorithm.init(THETA), 0)
+        out = jax.eval_shape(algorithm.clients[phase], message, data, (), jax.random.key(0))
+        return num_bytes(out.result) // 4
+
+    assert numbers("burn-in") == 22
+    for options, more in [({}, 21), ({"rank": 1}, 7), ({"rank": "exact"}, 28), ({"block": 1}, 7)]:
+        assert numbers("burn-in with precision", **options) == 22 + more
+
+
+def test_a_very_large_epsilon_is_the_numerator_itself():
+    """The same chains from the same keys."""
+    plain = fit(fedpa.fedavg(LOCAL, SIDE), 2)
+    same = fit(fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=2, epsilon=1e6), 2)
+    for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(same.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_each_phase_has_rounds_with_a_sketch_and_without():
+    method = fedpa.global_precision(
+        fedpa.fedpa(LOCAL, SIDE, rho=0.3, burn_in_rounds=2, form="gram"), every=2
+    )
+    algorithm = method(Objective(loss))
+    phases = ["burn-in with precision", "burn-in", "sampling with precision", "sampling"]
+    assert [algorithm.phase(t) for t in range(4)] == phases
+    assert set(algorithm.clients) == set(phases)
+    # FedPA's delta leaves the compiled code between two parts: so it does here.
+    parted = {name: isinstance(c, PartedUpdate) for name, c in algorithm.clients.items()}
+    assert parted == {name: name.startswith("sampling") for name in phases}
+
+
+def test_records_say_what_the_precision_did():
+    history = fit(
+        fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=2, epsilon=1.0), 3
+    ).history
+    sent = [record["comm/bytes_up"] for record in history]
+    assert sent == [3 * 4 * (23 + 21), 3 * 4 * 23, 3 * 4 * (23 + 21)]  # with the weight
+    for record in history:
+        assert 0 < record["train/precision_ratio"] < 1
+        assert 0.5 < record["train/precision_cosine"] < 1
+        assert 1 < record["train/precision_steepest"] < 7
+        assert record["train/skipped"] == 0
+    steepest = [record["train/precision_steepest"] for record in history]
+    assert steepest[0] == steepest[1] != steepest[2]  # only sketches change it
+
+
+def test_a_run_that_is_resumed_is_the_uninterrupted_one(tmp_path):
+    """Cut between two sketches: the average and its factors come from the checkpoint."""
+    method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=3)
+    whole = fit(method, rounds=3)
+    fit(method, rounds=2, out=tmp_path / "run")
+    resumed = fit(method, rounds=3, out=tmp_path / "run")
+    assert trees_equal(resumed.state, whole.state)
+    assert trees_equal(resumed.params, whole.params)
+
+
+def test_a_sketch_that_is_not_finite_rejects_its_client():
+    """The delta alone would be accepted: what is not finite enters the layer with weight 0."""
+
+    def blind(theta, batch, key):
+        layer_input(batch["x"] / batch["x"][:, :1], theta["w"], theta["b"])
+        return loss(theta, batch, key)
+
+    broken = CLIENTS["client-1"]["x"].copy()
+    broken[0] = 0
+    clients = CLIENTS | {"client-1": CLIENTS["client-1"] | {"x": broken}}
+    method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=2)
+    with pytest.warns(UserWarning, match="client-1"):
+        ended = fedpa.fit(
+            blind, THETA, clients, method, rounds=2, clients_per_round=3, engine=ENGINE
+        )
+    assert [record["train/rejected"] for record in ended.history] == [1, 0]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ended.state))
+
+
+def test_a_model_that_shows_nothing_is_refused_before_any_work():
+    untold = lambda theta, batch, key: jnp.sum(batch["x"] @ theta["w"], axis=1)  # noqa: E731
+    method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE))
+    with pytest.raises(FedpaError, match=r"shows no layer: call fedpa\.layer_input\(x, weight"):
+        fedpa.fit(untold, THETA, CLIENTS, method, rounds=1, clients_per_round=1)
+    with pytest.raises(FedpaError, match=r"fedpa\.Objective\(loss, like=examples\)"):
+        fedpa.train(
+            method(Objective(loss)), THETA, from_mapping(CLIENTS), rounds=1, clients_per_round=1
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"every": 0}, "every = 0: must be a whole number, at least 1"),
+        ({"epsilon": 0.0}, "epsilon = 0.0: must be a finite number > 0"),
+        ({"epsilon": float("nan")}, "epsilon = nan"),
+        ({"decay": 1.0}, r"decay = 1.0: must be in \[0, 1\)"),
+        ({"block": 0}, "block = 0"),
+        ({"rank": 0}, "rank = 0"),
+        ({"rank": "all"}, "rank = 'all'"),
+        ({"batch_size": 0}, "batch_size = 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, words):
+    with pytest.raises(FedpaError, match=words):
+        fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), **settings)
+    fields = {f"precision_{name}": value for name, value in settings.items()}
+    if "batch_size" not in settings and settings.get("rank") != "all":
+        with pytest.raises(FedpaError, match=f"precision_{words}"):
+            methods()["global-precision"].build(Hyperparameters(**fields))
+
+
+def test_a_numerator_that_is_no_method_is_refused():
+    with pytest.raises(FedpaError, match=r"numerator = .*must be a method"):
+        fedpa.global_precision(LOCAL)(Objective(loss))
+
+
+def test_a_numerator_of_more_than_deltas_is_refused():
+    with pytest.raises(FedpaError, match="averages more than deltas"):
+        fit(fedpa.global_precision(fedpa.fedexp(LOCAL, SIDE)), out=None, rounds=1)
+    mime = fedpa.mime(LOCAL, SIDE, base=fedpa.algorithms.momentum(0.9))
+    with pytest.raises(FedpaError, match="asks its clients first"):
+        fit(fedpa.global_precision(mime))
+
+
+def test_by_name():
+    h = resolve(default_config("digits", "global-precision")).hyperparameters
+    assert (h.numerator, h.precision_every, h.precision_epsilon) == ("fedavg", 5, 5.0)
+    assert (h.precision_decay, h.precision_block, h.precision_rank) == (0.95**5, 2048, None)
+    diagonal = methods()["global-precision-diagonal"]
+    assert "precision_block" not in diagonal.takes
+    for numerator in ("fedavg", "fedpa", "mean", "mb-sgd"):
+        for method in (methods()["global-precision"], diagonal):
+            method.build(resolved(method.adjust(Hyperparameters(numerator=numerator))))
+    assert labelled("global-precision", Hyperparameters(epochs=5)) == "Precision[5]"
+    fedpas = Hyperparameters(epochs=5, numerator="fedpa", sampler="sgld", batch_size=5)
+    assert labelled("global-precision", fedpas) == "Precision of fedpa-SGLD[5]"
+    unsampled = methods()["global-precision"].adjust(Hyperparameters(sampler="sgld"))
+    assert unsampled.sampler == "iasg"
+
+
+def test_its_burn_in_is_nobody_elses():
+    """The first rounds are preconditioned: FedAvg's checkpoint is not theirs."""
+    assert burn_in(default_config("digits", "fedpa")) is not None
+    assert burn_in(default_config("digits", "global-precision")) is None

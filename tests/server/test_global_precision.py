@@ -1,0 +1,154 @@
+"""D = ε(Ā + εI)⁻¹Δ̄, its blocks, its memory, and the sums it is made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedpa.objectives.input_factor import Gram, Sketch, cut, in_blocks
+from fedpa.objectives.layer_inputs import Layer
+from fedpa.server import global_precision as precision
+from fedpa.server import weighted_mean
+from fedpa.server.precision_aggregation import Sent, with_precision
+from tests.federations import trees_equal
+
+RNG = np.random.default_rng(0)
+FEATURES, OUTPUTS, EPSILON, DECAY = 7, 3, 0.5, 0.8
+LAYER = Layer((2,), (6,), OUTPUTS, 0, out_first=False, table=False)
+DELTA = {
+    name: jnp.asarray(RNG.standard_normal(shape), jnp.float32)
+    for name, shape in [("bias", 3), ("norm", 4), ("weight", (6, 3))]
+}
+STACKED = np.concatenate([np.asarray(DELTA["bias"])[None], np.asarray(DELTA["weight"])])
+
+
+def spd(seed=0):
+    x = np.random.default_rng(seed).standard_normal((20, FEATURES)).astype(np.float32)
+    return x.T @ x / 20
+
+
+def in_parts(matrix, largest):
+    """The diagonal blocks, stacked."""
+    blocks, size = cut(FEATURES, largest)
+    whole = np.zeros((blocks * size,) * 2, np.float32)
+    whole[:FEATURES, :FEATURES] = matrix
+    return jnp.asarray([whole[i : i + size, i : i + size] for i in range(0, len(whole), size)])
+
+
+def after(largest, *matrices, weight=1.0):
+    state = jax.jit(lambda: precision.init([LAYER], DELTA, largest))()
+    for matrix in matrices:
+        state = updated(state, in_parts(matrix, largest), jnp.asarray(weight))
+    return state
+
+
+@jax.jit
+def updated(state, blocks, weight):
+    return precision.update(state, [LAYER], [blocks], weight, decay=DECAY, epsilon=EPSILON)
+
+
+def stepped(state):
+    return jax.jit(lambda delta: precision.preconditioned(state, [LAYER], delta))(DELTA)
+
+
+def expected(averaged):
+    bar = averaged * FEATURES / np.trace(averaged)
+    return EPSILON * np.linalg.solve(bar + EPSILON * np.eye(FEATURES), STACKED)
+
+
+def check(step, wanted):
+    np.testing.assert_allclose(step["bias"], wanted[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(step["weight"], wanted[1:], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(step["norm"], DELTA["norm"])
+
+
+def test_the_formula_in_numpy():
+    """Two rounds of A ← βA + (1 − β)A_t; a block that holds all is the dense formula."""
+    one, two = spd(1), spd(2)
+    averaged = DECAY * (1 - DECAY) * one + (1 - DECAY) * two
+    state = after(FEATURES, one, two)
+    np.testing.assert_allclose(state.averaged[0][0], averaged, rtol=1e-5)
+    check(stepped(state), expected(averaged))
+    bar = averaged * FEATURES / np.trace(averaged)
+    largest = np.linalg.eigvalsh(bar)[-1]
+    assert 0.9 * largest < float(state.steepest[0]) < 1.001 * largest
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3])
+def test_blocks_leave_out_what_is_between_them(largest):
+    """One feature a block is the diagonal."""
+    matrix = spd()
+    place = np.arange(FEATURES) // cut(FEATURES, largest).size
+    blocked = np.where(place[:, None] == place[None], matrix, 0)
+    check(stepped(after(largest, matrix)), expected(blocked))
+    if largest == 1:
+        bar = np.diagonal(matrix) * FEATURES / np.trace(matrix)
+        check(stepped(after(1, matrix)), (EPSILON / (bar + EPSILON))[:, None] * STACKED)
+
+
+def test_before_the_first_sketch_and_in_directions_without_inputs_the_gain_is_one():
+    check(stepped(after(FEATURES)), STACKED)
+    flat = np.diag([0, 0, 1, 1, 1, 1, 1.0])
+    step = stepped(after(FEATURES, flat))
+    np.testing.assert_allclose(step["bias"], DELTA["bias"], rtol=1e-5)
+    np.testing.assert_allclose(step["weight"][0], DELTA["weight"][0], rtol=1e-5)
+    shrunk = EPSILON / (FEATURES / 5 + EPSILON)
+    np.testing.assert_allclose(step["weight"][1:], shrunk * DELTA["weight"][1:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_scale_of_inputs_does_not_matter(scale):
+    check(stepped(after(FEATURES, scale * spd())), expected(spd()))
+
+
+def test_a_round_of_nobody_or_of_no_numbers_leaves_the_average():
+    state = after(FEATURES, spd())
+    for matrix, weight in [(spd(3), 0.0), (np.full((7, 7), np.nan), 1.0)]:
+        same = updated(state, in_parts(matrix, FEATURES), jnp.asarray(weight))
+        assert trees_equal(state, same)
+
+
+def client(seed, **changes):
+    z = np.random.default_rng(seed).standard_normal((FEATURES, 2)).astype(np.float32)
+    fields = {"delta": {"w": jnp.full(2, float(seed))}, "factors": (Sketch(jnp.asarray(z)),)}
+    return Sent(**(fields | changes)), z
+
+
+def test_sums_are_of_products_and_a_client_that_is_not_finite_is_left_out_whole():
+    aggregation = with_precision(weighted_mean(), 4)
+    sent = [client(seed)[0] for seed in range(3)]
+    sent[1] = sent[1]._replace(factors=(Sketch(sent[1].factors[0].z.at[0, 0].set(jnp.inf)),))
+    weights = [jnp.asarray(q) for q in (1.0, 5.0, 3.0)]
+
+    @jax.jit
+    def added(results):
+        totals = [
+            aggregation.add(aggregation.init(result, q), result, q)
+            for result, q in zip(results, weights, strict=True)
+        ]
+        merged = aggregation.merge(aggregation.merge(totals[0][0], totals[1][0]), totals[2][0])
+        return aggregation.value(merged), [accepted for _, accepted in totals]
+
+    (mean, weight), accepted = added(sent)
+    assert [bool(a) for a in accepted] == [True, False, True]
+    assert float(weight) == 4
+    np.testing.assert_allclose(mean.delta["w"], [1.5, 1.5])
+    z = [in_blocks(jnp.asarray(client(seed)[1]), cut(FEATURES, 4)) for seed in (0, 2)]
+    wanted = (z[0] @ z[0].swapaxes(1, 2) + 3 * z[1] @ z[1].swapaxes(1, 2)) / 4
+    np.testing.assert_allclose(mean.precision[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_exact_factors_add_up_and_rounds_without_have_none():
+    aggregation = with_precision(weighted_mean(), 4)
+
+    @jax.jit
+    def twice(result):
+        q = jnp.asarray(2.0)
+        total, accepted = aggregation.add(aggregation.init(result, q), result, q)
+        return aggregation.value(aggregation.merge(total, total)).mean, accepted
+
+    triangle = Gram(jnp.arange(6.0)[None])  # of one block of 3
+    mean, accepted = twice(client(1, factors=(triangle,))[0])
+    assert bool(accepted)
+    np.testing.assert_array_equal(mean.precision[0][0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
+    assert twice(client(1, factors=())[0])[0].precision == ()
