@@ -123,7 +123,6 @@ def global_precision(
             raise refuse("numerator", numerator, "asks its clients first: no such method will do")
 
         def factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
-            check_type("the numerator's message", message, Broadcast, "that of fedpa.fedavg(…)")
             return input_factors(
                 objective,
                 message.theta,
@@ -134,13 +133,18 @@ def global_precision(
                 largest=block,
             )
 
+        def theta_of(state: State) -> Params:
+            message = inner.broadcast(state, 0)
+            check_type("numerator's message", message, Broadcast, "that of fedpa.fedavg(…)")
+            return message.theta
+
         def layers(state: State) -> tuple[Layer, ...]:
             if objective.like is None:
                 raise FedpaError(
                     "global_precision must know what examples look like to find the model's "
                     "layers: fedpa.Objective(loss, like=examples); fedpa.fit does it by itself"
                 )
-            return layers_of(objective.loss, inner.broadcast(state, 0).theta, objective.like)
+            return layers_of(objective.loss, theta_of(state), objective.like)
 
         def init(theta: Params) -> PrecisionState:
             state = inner.init(theta)
@@ -151,7 +155,7 @@ def global_precision(
         ) -> tuple[PrecisionState, PrecisionInfo]:
             found, precision = layers(state.numerator), state.precision
             mean, fresh = aggregate.mean
-            _check_delta(mean, inner.broadcast(state.numerator, t).theta)
+            _check_delta(mean, theta_of(state.numerator))
             if fresh:
                 precision = denominator.update(
                     precision, found, fresh, aggregate.weight, decay=beta, epsilon=epsilon
