@@ -52,6 +52,7 @@ def test_is_an_objective():
     check_loss(Objective(loss, regularizer), TINY, BATCH)
 
 
+@pytest.mark.long
 def test_learns_which_way_stripes_go():
     """From augmented bytes, in eighty steps of SGD; of eight seeds none needed more than sixty."""
     rng = np.random.default_rng(1)

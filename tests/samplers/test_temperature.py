@@ -67,7 +67,11 @@ def short_hmc(*args, **options):
     return hmc(*args, integration_steps=1, **options)
 
 
-@pytest.mark.parametrize(("build", "aim"), [(short_hmc, 0.7), (nuts, 0.8)], ids=["hmc", "nuts"])
+@pytest.mark.parametrize(
+    ("build", "aim"),
+    [(short_hmc, 0.7), pytest.param(nuts, 0.8, marks=pytest.mark.long)],
+    ids=["hmc", "nuts"],
+)
 def test_the_burn_in_adapts_the_step_size(build, aim):
     """From a rate that accepts nearly everything; the draws stay the posterior's."""
     sampler = build(

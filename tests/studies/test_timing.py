@@ -30,6 +30,7 @@ def measured_forms(dim):
     return [form for form in timing.FORMS if form != "dense" or dim <= SIZE.dense_up_to]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dim", DIMS)
 def test_every_method_is_timed_in_every_repeat(rows, dim):
     expected = {("fedavg", None, "milliseconds"), ("mean", None, "milliseconds")}
@@ -47,6 +48,7 @@ def test_every_method_is_timed_in_every_repeat(rows, dim):
     assert all(row["value"] > 0 for row in found if row["quantity"].endswith("milliseconds"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dim", DIMS)
 def test_all_forms_give_one_delta(rows, dim):
     errors = where(rows, dim=dim, quantity="delta_error")

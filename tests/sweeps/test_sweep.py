@@ -101,12 +101,12 @@ def test_a_signal_says_how_to_go_on(pretended, tmp_path, capsys, monkeypatch):
 
     def interrupted(job, problem, callbacks=()):
         if job.out.name == "2":  # this one has no rounds after which the first would end it
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return performed(job, problem, callbacks)
 
     monkeypatch.setattr(sweeping, "performed", interrupted)
-    text = said(capsys, "digits", "--out", out, code=130)
+    text = said(capsys, "digits", "--out", out, code=143)
     assert text == f"interrupted: `fedpa sweep --out '{out}'` goes on"
     assert [row["state"] for row in rows(out)] == ["finished"] * 2
     monkeypatch.setattr(sweeping, "performed", performed)
