@@ -35,6 +35,17 @@ def _with_momentum(h: Hyperparameters) -> Hyperparameters:
     )
 
 
+def _momentums_rate(h: Hyperparameters) -> Hyperparameters:
+    """Momentum β lengthens steps by 1/(1 − β): a rate that was chosen without is shortened by it.
+
+    That of another optimizer means nothing here; FedAvg's own is 1.
+    """
+    if h.server_optimizer == "sgd" and h.server_momentum:
+        return h
+    rate = h.server_learning_rate if h.server_optimizer == "sgd" else 1.0
+    return dataclasses.replace(h, server_learning_rate=round(rate * (1 - MOMENTUM), 12))
+
+
 def _own_rate(optimizer: str) -> Callable[[Hyperparameters], Hyperparameters]:
     """A rate of this optimizer's, unless the task's is one."""
 
@@ -76,7 +87,11 @@ def _named(label: str, optimizer: Adaptive) -> NamedMethod:
 
 METHODS = {
     "fedavgm": NamedMethod(
-        "FedAvgM[M]", "FedAvg with momentum on the server", _build, _with_momentum
+        "FedAvgM[M]",
+        "FedAvg with momentum on the server",
+        _build,
+        _with_momentum,
+        _momentums_rate,
     ),
     "fedadam": _named("FedAdam", "adam"),
     "fedyogi": _named("FedYogi", "yogi"),

@@ -73,6 +73,7 @@ class Inquiry(NamedTuple):
     """What a round's clients are asked before they begin: a round trip of its own."""
 
     broadcast: Callable[[State], Message]
+    """A part of the message that follows, which is not sent again."""
     client: ClientUpdate
     """It keeps no state: what it returns as one is not looked at."""
     receive: Callable[[State, Aggregate], State]

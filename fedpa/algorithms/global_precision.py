@@ -284,9 +284,9 @@ METHODS = {
         samples=True,
         begins_as_fedavg=False,
         takes=(*TAKES, "precision_block", "precision_rank"),
-        sends="θ / Δ, each k-th Z",
+        sends="θ / Δ, at times Z",
         keeps="A, L",
-        cost="1 + 1/kM",
+        cost="1 + 1/(kM)",
     ),
     "global-precision-diagonal": NamedMethod(
         "Precision-diagonal[M]",
@@ -296,8 +296,8 @@ METHODS = {
         samples=True,
         begins_as_fedavg=False,
         takes=TAKES,
-        sends="θ / Δ, each k-th Z",
+        sends="θ / Δ, at times Z",
         keeps="A, L",
-        cost="1 + 1/kM",
+        cost="1 + 1/(kM)",
     ),
 }

@@ -152,7 +152,10 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
             return ClientResult(MimeResult(delta, gradient), weight, state, info)
 
         def receive(state: MimeState, answer: Aggregate) -> MimeState:
-            return state._replace(gradient=narrowed(answer.mean.gradient, state.gradient))
+            new = narrowed(answer.mean.gradient, state.gradient)
+            there = answer.weight > 0  # if nobody answered, c is what it was
+            kept = jax.tree.map(lambda a, b: jnp.where(there, a, b), new, state.gradient)
+            return state._replace(gradient=kept)
 
         inquiry = Inquiry(lambda state: state.server.theta, asked, receive)
         algorithm = _algorithm(server, local, base, client, control_variates)
@@ -254,9 +257,19 @@ def _adjust(h: Hyperparameters) -> Hyperparameters:
 
 
 def _defaults(h: Hyperparameters) -> Hyperparameters:
-    """The rates are local SGD's, so the base is SGDm unless another is asked for."""
+    """The rates are local SGD's, so the base is SGDm unless another is asked for.
+
+    FedAvg's clients and server lengthen a step by their momentum, 1/(1 − β) each, and the server by
+    its rate. Here there is one normalized momentum, and one rate, which makes up for it.
+    """
+    longer = 1 / (1 - h.client_momentum)
+    if h.server_optimizer == "sgd":
+        longer *= h.server_learning_rate / (1 - h.server_momentum)
     return dataclasses.replace(
-        h, server_optimizer="sgd", server_momentum=h.server_momentum or MOMENTUM
+        h,
+        client_learning_rate=float(f"{h.client_learning_rate * longer:.6g}"),
+        server_optimizer="sgd",
+        server_momentum=h.server_momentum or MOMENTUM,
     )
 
 
@@ -270,7 +283,7 @@ METHODS = {
         _adjust,
         _defaults,
         sends="θ / ∇f; θ, s, c / Δ",
-        keeps="s, c",
+        keeps="s",
         cost="2 + 1/M",
     ),
     "mime-lite": NamedMethod(

@@ -1,7 +1,9 @@
 """Each method of a comparison at a rate of its own, chosen on validation from multiples of it.
 
-The methods have the same budget: as many trials each, over the server's rate, or the client's where
-the method fixes the server's. They are chosen with a seed that the comparison does not have.
+The same multiples for each, of the server's rate, or of the client's where the method fixes the
+server's. Where the best is at an end of what was tried, the next one beyond it is tried, too, up to
+`MOST_BEYOND` times: no method should lose by where its grid ended. Rates are chosen with a seed
+that the comparison does not have.
 """
 
 import dataclasses
@@ -22,15 +24,17 @@ from fedpa.sweeps.space import shown
 from fedpa.sweeps.sweep import Watch, sweep
 from fedpa.sweeps.trial_run import chosen_on
 from fedpa.tasks.options import TaskOptions
-from fedpa.tasks.task import Problem
+from fedpa.tasks.task import Problem, task_named
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig, resolve
+from fedpa.training.shared_burn_in import check_samples
 
 TUNING = "tuning"
 """Where the sweeps are, one for each method."""
 RATES = ("server_learning_rate", "client_learning_rate")
 SEED = 1_000_000
 """Added to the comparison's first seed."""
+MOST_BEYOND = 3
 
 
 class Tuned(NamedTuple):
@@ -38,6 +42,7 @@ class Tuned(NamedTuple):
     rate: str
     """Which of `RATES`."""
     trials: Sequence[Trial]
+    """By rate."""
 
 
 def multiples_of(text: str) -> tuple[float, ...]:
@@ -65,9 +70,22 @@ def _search(config: RunConfig, multiples: Sequence[float], rounds: int | None) -
         raise refuse("tune", config.method, f"method {config.method} has no rate to choose")
     # Three digits are enough for a rate, and 0.30000000000000004 is none.
     values = tuple(float(f"{getattr(own, rate) * multiple:.3g}") for multiple in multiples)
-    base = dataclasses.replace(config, seed=config.seed + SEED, rounds=rounds or config.rounds)
+    base = dataclasses.replace(config, seed=config.seed + SEED)
+    if rounds is not None:  # the same share of them is burn-in: a rate is chosen for sampling, too
+        share = round(own.burn_in_rounds * rounds / config.rounds)
+        shorter = dataclasses.replace(config.hyperparameters, burn_in_rounds=share)
+        base = dataclasses.replace(base, rounds=rounds, hyperparameters=shorter)
     space = {rate: values}
+    check_samples(resolve(base))
     return checked(Sweep(base, space, chosen_search("grid", space, None, 0)))
+
+
+def check_validation(task: str, problems: Mapping[TaskOptions, Problem]) -> None:
+    """Refuse to choose on the test split."""
+    if any(problem.validation is None for problem in problems.values()):
+        takes = "validation_share" in task_named(task).takes
+        hint = "give --validation-share 0.1" if takes else f"task {task} has none"
+        raise FedpaError(f"tune: there are no validation clients to choose on: {hint}")
 
 
 def _is_free(config: RunConfig, name: str) -> bool:
@@ -104,17 +122,35 @@ def tuned(
                     console.print(f"choosing {name}'s rate: {about}", highlight=False)
                 return [look]
 
-            trials = sweep(
-                settings,
-                out / TUNING / name,
-                problems[options],
-                jobs=jobs,
-                watch=Watch(begin),
-            )
-            if best(trials) is None:
-                raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
+            problem, watch, trials = problems[options], Watch(begin), list[Trial]()
+            for part in range(1 + MOST_BEYOND):
+                place = out / TUNING / (f"{name}+{part}" if part else name)
+                trials += sweep(settings, place, problem, jobs=jobs, watch=watch)
+                trials.sort(key=lambda trial, rate=rate: trial.params[rate])  # type: ignore[misc]
+                if best(trials) is None:
+                    raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
+                further = beyond(trials, rate)
+                if further is None:
+                    break
+                space = {rate: (further,)}
+                search = chosen_search("grid", space, None, 0)
+                settings = checked(Sweep(settings.base, space, search))
             found[name] = Tuned(name, rate, trials)
     return found
+
+
+def beyond(trials: Sequence[Trial], rate: str) -> float | None:
+    """The next rate after the best, if that is at an end: as far from it as it is from the last."""
+    top = best(trials)
+    for end, inner in ((trials[0], trials[1]), (trials[-1], trials[-2])):
+        if trials_equal(top, end):
+            return float(f"{end.params[rate] ** 2 / inner.params[rate]:.3g}")
+    return None
+
+
+def trials_equal(one: Trial | None, other: Trial) -> bool:
+    """Trials of several sweeps may have one number: parameters tell them apart."""
+    return one is not None and one.params == other.params
 
 
 def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
@@ -136,7 +172,7 @@ def printed_choices(
     view = Table(
         title=f"rates, by {metric}",
         title_justify="left",
-        caption="* chosen; ! at the end of what was tried: a better one may lie beyond",
+        caption="rate above, value below; * chosen; ! at the end of what was tried",
         caption_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
@@ -151,8 +187,9 @@ def printed_choices(
         ends = (choice.trials[0], choice.trials[-1])
         cells = []
         for trial in choice.trials:
-            mark = "" if trial != top else (" *!" if trial in ends else " *")
+            at_end = any(trials_equal(trial, end) for end in ends)
+            mark = "" if not trials_equal(top, trial) else (" *!" if at_end else " *")
             value = "–" if trial.value is None else number(trial.value, ".4f")
-            cells.append(f"{shown(trial.params[choice.rate])}: {value}{mark}")
+            cells.append(f"{shown(trial.params[choice.rate])}\n{value}{mark}")
         view.add_row(labels[name], choice.rate.split("_")[0], *cells)
     return view

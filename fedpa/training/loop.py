@@ -124,11 +124,13 @@ def train(
             memory, stop = _told(callbacks, event, now.memory)
             # The round is over at once, for whoever looks at `now` from outside.
             now.history.append(record)
+            # Clients go on as the server does: from where they were, if it skipped the round.
+            states = {} if info.skipped else result.states
             now = Snapshot(
                 t + 1,
                 state,
                 theta_t,
-                {**now.client_states, **result.states} if keeps_states else {},
+                {**now.client_states, **states} if keeps_states else {},
                 now.history,
                 memory,
                 stop.reason if stop is not None and stop.finished else None,
@@ -274,29 +276,23 @@ def _server_metrics(info: Any) -> dict[str, Any]:
     return told | {"train/skipped": int(info.skipped)}
 
 
-class _Asked(NamedTuple):
-    """An inquiry's traffic with each client."""
+def _asked(algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort) -> tuple[int, Any]:
+    """The inquiry, if the algorithm has one: an answer's bytes, and the server's state with them.
 
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
-def _asked(algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort) -> tuple[_Asked, Any]:
-    """The inquiry, if the algorithm has one, and the server's state with the answers."""
+    What goes down is part of the message that follows.
+    """
     inquiry = algorithm.inquiry
     if inquiry is None:
-        return _Asked(), state
-    message = inquiry.broadcast(state)
-    result = engine(inquiry.client, algorithm.aggregation, message, cohort)
-    state = jax.jit(inquiry.receive)(state, result.aggregate)
-    return _Asked(result.bytes_up, num_bytes(message)), state
+        return 0, state
+    result = engine(inquiry.client, algorithm.aggregation, inquiry.broadcast(state), cohort)
+    return result.bytes_up, jax.jit(inquiry.receive)(state, result.aggregate)
 
 
-def _traffic(message: Any, result: RoundResult, asked: _Asked, clients: int) -> dict[str, int]:
+def _traffic(message: Any, result: RoundResult, asked: int, clients: int) -> dict[str, int]:
     """Bytes of the whole cohort: the message down, result and weight up."""
     return {
-        "comm/bytes_up": clients * (result.bytes_up + asked.bytes_up),
-        "comm/bytes_down": clients * (num_bytes(message) + asked.bytes_down),
+        "comm/bytes_up": clients * (result.bytes_up + asked),
+        "comm/bytes_down": clients * num_bytes(message),
     }
 
 

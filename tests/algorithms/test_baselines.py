@@ -16,6 +16,7 @@ from fedpa.algorithms.algorithm import of_population
 from fedpa.algorithms.fedprox import pull
 from fedpa.algorithms.hyperparameters import resolved
 from fedpa.algorithms.mime import moments, momentum
+from fedpa.data import from_mapping
 from fedpa.models import BagOfWords, bag_of_words
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
 from fedpa.objectives.objective import client_gradient
@@ -23,6 +24,7 @@ from fedpa.samplers.scaling import scaling
 from fedpa.server.optimizers import decaying, growing
 from fedpa.tasks import tasks
 from fedpa.training.config import default_config, resolve
+from fedpa.training.loop import train
 from tests.compiling import QUICK
 from tests.federations import distance, least_squares_clients, trees_equal
 
@@ -401,8 +403,11 @@ def test_the_adaptive_family_on_presets(preset):
         for method, kind in kinds.items():
             h = resolve(default_config(task, method, preset)).hyperparameters
             assert h.server_optimizer == kind
-            if own.server_optimizer == kind:
+            if own.server_optimizer == kind and (kind != "sgd" or own.server_momentum):
                 assert h.server_learning_rate == own.server_learning_rate
+            elif kind == "sgd":  # momentum's longer steps are made up for
+                plain = own.server_learning_rate if own.server_optimizer == "sgd" else 1.0
+                assert h.server_learning_rate == pytest.approx(0.1 * plain)
             assert h.server_momentum == (0.9 if kind == "sgd" else 0.0)
         afo = resolve(default_config(task, "afo", preset)).hyperparameters
         assert (afo.epochs, afo.client_schedule) == (1, "exponential:0.1:500")
@@ -426,6 +431,55 @@ def test_afo_decays_the_clients_rates():
     message = methods()["afo"].build(h)(OBJECTIVE)
     rate = message.broadcast(message.init(jnp.zeros(3)), 500).rate
     np.testing.assert_allclose(rate, 0.1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["laptop", "paper"])
+def test_mime_moves_as_far_as_fedavg_on_presets(preset):
+    """By a constant gradient, in the long run: momenta lengthen FedAvg's steps, and not MIME's."""
+    for task in (name for name, task in tasks().items() if preset in task.presets):
+        h = resolve(default_config(task, "fedavg", preset)).hyperparameters
+        fedavg = h.client_learning_rate / (1 - h.client_momentum)
+        if h.server_optimizer == "sgd":
+            fedavg *= h.server_learning_rate / (1 - h.server_momentum)
+        mime = resolve(default_config(task, "mime", preset)).hyperparameters
+        assert (mime.client_momentum, mime.server_learning_rate) == (0.0, 1.0)
+        assert mime.client_learning_rate == pytest.approx(fedavg, rel=1e-5)
+
+
+def test_mimes_two_gradients_are_of_one_mini_batch():
+    """A single step of plain SGD is then along c, whatever the batch was."""
+    one = LocalTraining(optax.sgd(RATE), batch_size=8, samples=1, steps_per_sample=1)
+    cohorts = [(0, 2), (1,), (0, 1)]
+    found, *_ = play(fedpa.mime(one, WHOLE, base=momentum(0.0)), 3, cohorts)
+    theta = START.astype(float)
+    for members, after in zip(cohorts, found, strict=True):
+        weights = [SIZES[i] / sum(SIZES[j] for j in members) for i in members]
+        theta = theta - RATE * sum(
+            w * gradient(i, theta) for w, i in zip(weights, members, strict=True)
+        )
+        np.testing.assert_allclose(after, theta, rtol=1e-5, atol=1e-6)
+
+
+def test_controls_stay_together_when_the_server_skips_a_round():
+    """c is the mean of all c_i; clients that went on alone would bias it for ever."""
+    once = lambda t: jnp.where(jnp.asarray(t) == 1, jnp.inf, 1.0)  # noqa: E731
+    method = fedpa.scaffold(SMALL, WHOLE._replace(schedule=once), population=sum(SIZES))
+    snapshots = []
+    with pytest.warns(UserWarning, match="the server's state stays as it was"):
+        train(
+            method(OBJECTIVE),
+            jnp.asarray(START),
+            from_mapping(CLIENTS),
+            rounds=3,
+            clients_per_round=3,
+            engine=fedpa.engines.per_client(),
+            keep=snapshots.append,
+        )
+    assert [record["train/skipped"] for record in snapshots[-1].history] == [0, 1, 0]
+    for snapshot in snapshots:
+        own = [np.asarray(snapshot.client_states[name]) for name in CLIENTS]
+        mean = sum(n * c for n, c in zip(SIZES, own, strict=True)) / sum(SIZES)
+        np.testing.assert_allclose(snapshot.state.control, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_what_a_method_fixes_is_stated():

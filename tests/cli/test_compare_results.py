@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import math
 import os
 import re
 from pathlib import Path
@@ -13,7 +14,6 @@ from fedpa.cli.commands import compare
 from fedpa.cli.main import main
 from fedpa.errors import FedpaError
 from fedpa.sweeps.search import Trial
-from fedpa.sweeps.space import point
 from fedpa.training import run_directory
 from tests.report.made_runs import made_run
 
@@ -82,15 +82,16 @@ def test_a_full_disk_is_one_line(name, capsys, monkeypatch):
 
 @pytest.fixture(name="pretended")
 def _pretended(monkeypatch):
-    """Sweeps that end at once: of three rates the middle one is the best, of MIME's the last."""
+    """Sweeps that end at once: MIME is best at a client rate of 0.5, the others where they are."""
     seen = {}
 
     def sweep(settings, out, problem, *, jobs, watch):
-        method = settings.base.method
-        seen[method] = settings
-        values = [0.1, 0.2, 0.3] if method == "mime" else [0.1, 0.3, 0.2]
+        ((rate, values),) = settings.space.items()
+        seen.setdefault(out.name, settings)
+        wanted = 0.5 if out.name.startswith("mime") else settings.base.hyperparameters
+        wanted = wanted if isinstance(wanted, float) else getattr(wanted, rate)
         trials = [
-            Trial(n, point(settings.space, n), "finished", value, {})
+            Trial(n, {rate: value}, "finished", 1 - abs(math.log(value / wanted)) / 9, {})
             for n, value in enumerate(values)
         ]
         watch.begin(trials[0], False)
@@ -110,6 +111,7 @@ def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
 
     monkeypatch.setattr(compare, "carried_out", remembered)
     words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]
+    words += ["--validation-share", "0.1"]
     main([*words, "--tune", "3,0.5,1", "--tune-rounds", "7", "--out", "cmp"])
     assert {s.base.seed for s in pretended.values()} == {tuning.SEED}
     assert {s.base.rounds for s in pretended.values()} == {7}
@@ -117,13 +119,30 @@ def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
         "fedavg": {"server_learning_rate": (0.5, 1.0, 3.0)},
         "fedadam": {"server_learning_rate": (0.005, 0.01, 0.03)},
         "mime": {"client_learning_rate": (0.025, 0.05, 0.15)},
+        "mime+1": {"client_learning_rate": (0.45,)},
+        "mime+2": {"client_learning_rate": (1.35,)},
     }
     assert ran["fedadam"].hyperparameters.server_learning_rate == 0.01
-    assert ran["mime"].hyperparameters.client_learning_rate == 0.15
+    assert ran["mime"].hyperparameters.client_learning_rate == 0.45
     assert (ran["mime"].seed, ran["mime"].rounds) == (0, 12)
+    assert ran["mime"].task_options.eval_split == "test"
     said = capsys.readouterr().out
-    assert re.search(r"FedAvg\[5\] +server +0.5: 0.1000 +1: 0.3000 \* +3: 0.2000", said)
-    assert re.search(r"MIME\[5\] +client .* 0.15: 0.3000 \*!", said)
+    assert re.search(r"FedAvg\[5\] +server +0.5 +1 +3", said)
+    assert "1.0000 *" in said
+    assert "*!" not in said
+
+
+def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
+    for words, says in [
+        (["--tune", "0.5,1"], "no validation clients to choose on: give --validation-share 0.1"),
+        (["--tune-rounds", "9"], "tune_rounds = 9: needs --tune"),
+        (["--tune", "1,2", "--tune-rounds", "1"], "none of the 1 rounds of fedpa would sample"),
+    ]:
+        with pytest.raises(SystemExit):
+            main([*WORDS, "--burn-in-rounds", "10", *words, "--out", "cmp"])
+        assert says in capsys.readouterr().err
+    main([*WORDS, "--tune", "1,2,3", "--tune-rounds", "6", "--validation-share", "0.1"])
+    assert pretended["fedpa"].base.hyperparameters.burn_in_rounds == 2  # of 6, as 5 of 12
 
 
 def test_a_directory_alone_goes_on_with_its_comparison(capsys):

@@ -15,7 +15,15 @@ from fedpa.algorithms.method import labelled, methods, without_others
 from fedpa.cli.arguments import only, parse, refuse_unused, shown, without
 from fedpa.cli.comparing import Planned, carried_out
 from fedpa.cli.loading import loaded
-from fedpa.cli.tuning import TUNING, multiples_of, printed_choices, searches, tuned, with_best
+from fedpa.cli.tuning import (
+    TUNING,
+    check_validation,
+    multiples_of,
+    printed_choices,
+    searches,
+    tuned,
+    with_best,
+)
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.curves import draw_curves
 from fedpa.report.found_runs import find_runs, grouped
@@ -81,6 +89,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
     given = [_of_method(name, argv, names) for name in names]
+    if command.tune is not None:
+        given = [_on_test(config) for config in given]
     configs = {
         (config.method, seed): resolve(dataclasses.replace(config, seed=seed))
         for config in given
@@ -96,6 +106,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     problems = {options: loaded(config) for options, config in _by_options(configs).items()}
     for config in configs.values():
         check_run(config, problems[config.task_options])
+    if sweeps:
+        check_validation(command.run.task, problems)
     out = _directory(command)
     words = {"words": without(argv, _ELSEWHERE)}
     with run_directory.writing(out):
@@ -145,6 +157,15 @@ def _words(argv: Sequence[str]) -> list[str]:
 
 _ELSEWHERE = {"--out": 1, "--jobs": 1, "--quiet": 0, "--overwrite": 0}
 """Options that say nothing of what is compared → how many words follow each."""
+
+
+def _on_test(config: RunConfig) -> RunConfig:
+    """Curves on the test split, unless told otherwise: rates are chosen on validation."""
+    options = config.task_options
+    if options.eval_split != "auto":
+        return config
+    options = dataclasses.replace(options, eval_split="test")
+    return dataclasses.replace(config, task_options=options)
 
 
 def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sweep]:

@@ -52,9 +52,9 @@ def described_method(method: NamedMethod) -> dict[str, Any]:
 
 NOTES = (
     "sends: to a client / from it; each is as large as the model, but for ‖Δ‖² and Z. s: the "
-    "server's momentum or moments; c: a mean gradient; c_i: a client's, kept by it from round to "
-    "round; Z, every k-th round: what layers' inputs tell of their precision A, at most as large; "
-    "L: its Cholesky factor. "
+    "server's momentum, or two moments; c: a mean gradient; c_i: a client's, kept by it from round "
+    "to round; Z, every k-th round: what layers' inputs tell of their precision A, at most as "
+    "large; A and its Cholesky factor L: inputs² of each layer. "
     "keeps: beside θ and the server optimizer's state. cost: a client's work in a round, FedAvg's "
     "with M epochs being 1."
 )
