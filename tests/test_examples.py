@@ -8,6 +8,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.long
 def test_own_model_trains_and_gives_back_what_is_finished(tmp_path, capsys):
     """A flax model and a table with a client column, recorded; the second call trains nothing."""
     pytest.importorskip("flax")

@@ -278,7 +278,7 @@ MOMENTUM = 0.9
 METHODS = {
     "mime": NamedMethod(
         "MIME[M]",
-        "local steps with the server's momentum, corrected by c − ∇f̂(θ)",
+        "local steps with the server's momentum, and c − ∇f̂(θ)",
         lambda h: mime(local_training(h), _mean_of_clients(h), base=_base(h)),
         _adjust,
         _defaults,

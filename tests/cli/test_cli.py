@@ -102,6 +102,7 @@ def test_methods_are_listed_for_narrow_and_wide_terminals(columns, monkeypatch, 
     assert json.loads(capsys.readouterr().out)["fedprox"]["options"] == ["proximal"]
 
 
+@pytest.mark.long
 def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):
     """One seed, one result, in two processes; two seeds, two results."""
     first = cli("run", *QUICK, "--out", "a", cwd=here, compile_anew=True)
@@ -139,7 +140,7 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     said = capsys.readouterr().out
     out = here / "cmp"
     names = {f"{m}-{s}" for m in ("fedpa", "mean-scaled") for s in (0, 1)}
-    files = {"table.csv", "curves.png", "report.html", "burn-in"}
+    files = {"table.csv", "curves.png", "report.html", "burn-in", "comparison.toml"}
     assert {path.name for path in out.iterdir()} == names | files
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["FedPA[2]", "mean-scaled[2]"]
@@ -161,7 +162,7 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
         patched.setattr(import_module("fedpa.training.run"), "branched", _interrupted)
         with pytest.raises(SystemExit, match="130"):
             main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
-    assert "interrupted, 2 of 4 runs are finished: the same" in capsys.readouterr().err
+    assert "interrupted, 2 of 4 runs are finished: `fedpa" in capsys.readouterr().err
     main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
     assert (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns == kept
     after = (out / "table.csv").read_text()
@@ -200,7 +201,7 @@ def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatc
     with pytest.raises(SystemExit, match="143"):
         main(["compare", "digits", *QUICK, "--out", "cmp"])
     said = capsys.readouterr().err
-    assert "interrupted, 0 of 4 runs are finished: the same command with --out cmp goes on" in said
+    assert "interrupted, 0 of 4 runs are finished: `fedpa compare --out cmp` goes on" in said
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedpa.models import resnet18
 from fedpa.models.kernels.augmentation import seen

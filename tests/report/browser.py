@@ -5,6 +5,7 @@ neither a port nor a library.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE = 20
+PATIENCE = 60
 """Seconds to wait for an answer."""
 
 
@@ -122,6 +123,11 @@ def browser(program: str, profile: Path) -> Iterator[Browser]:
     """A browser that finds no host, gone at the end."""
     their_read, write = os.pipe()
     read, their_write = os.pipe()
+    # Out of the way of 3 and 4, which become copies of them in turn.
+    far = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (their_read, their_write)]
+    for end in (their_read, their_write):
+        os.close(end)
+    their_read, their_write = far
     words = [
         program,
         "--headless=new",

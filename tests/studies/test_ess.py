@@ -49,6 +49,7 @@ def _rows(tmp_path_factory):
     return read_csv(path)
 
 
+@pytest.mark.long
 def test_every_setting_has_its_measures_or_a_divergence(rows):
     for dim in SMALL.dims:
         settings = len(SMALL.burn_ins) + len(SMALL.steps_per_sample)
@@ -66,6 +67,7 @@ def test_every_setting_has_its_measures_or_a_divergence(rows):
             assert values["spread"] > 0
 
 
+@pytest.mark.long
 def test_a_divergence_is_recorded_as_one(rows):
     diverged = where(rows, quantity="diverged", value=1)
     assert {(row["dim"], row["learning_rate"]) for row in diverged} == {(10, 1.5)}
@@ -90,6 +92,7 @@ def test_samples_that_sit_at_the_mode_have_the_best_kish():
     assert found["autocorrelation_median"] > 80
 
 
+@pytest.mark.long
 def test_exact_samples_get_little_of_kishs(rows):
     values = [row["value"] for row in where(rows, dim=10, quantity="kish_exact")]
     z = np.random.default_rng(0).standard_normal((2_000, SAMPLES, 10))
@@ -143,6 +146,7 @@ def with_another_dimension(rows):
     return rows + [row | {"dim": 100} for row in rows if row.get("learning_rate") != 1.5]
 
 
+@pytest.mark.long
 def test_the_figure_marks_divergence(rows):
     figure = STUDY.draw(with_another_dimension(rows))
     assert len(figure.axes) == 3 * 2
@@ -153,6 +157,7 @@ def test_the_figure_marks_divergence(rows):
     assert "diverged: so many of the problems" in labels
 
 
+@pytest.mark.long
 def test_findings_follow_from_the_rows(rows):
     dims = (10, 100)
     rows = with_another_dimension(rows)
@@ -172,6 +177,7 @@ def test_findings_follow_from_the_rows(rows):
     assert steps.holds == {10: False, 100: False}
 
 
+@pytest.mark.long
 def test_findings_are_printed(rows):
     console = Console(width=200)
     with console.capture() as capture:

@@ -42,6 +42,7 @@ def test_it_gives_the_numbers_of_train_across_the_switch():
         np.testing.assert_allclose(getattr(path.infos, name), trained, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.long
 def test_it_vectorizes_over_seeds_and_rates():
     clients = equal_clients(CLIENTS)
 
