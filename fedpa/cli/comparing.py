@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import hashlib
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,10 +42,7 @@ def carried_out(
     quiet: bool,
 ) -> list[History]:
     """The history of each run, in order. What is finished is not run again."""
-    first = _burn_ins(planned, out)
-    stages = list(first.values()), [_after(plan, first) for plan in planned]
-    for run in (run for stage in stages for run in stage):
-        check_goes_on(run.config, run.out, problems[run.config.task_options])
+    stages = _stages(planned, out)
     going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
 
     def how_far() -> str:
@@ -58,6 +56,19 @@ def carried_out(
             else:
                 _in_turn(stage, problems, console, quiet, look)
     return [run_directory.read_metrics(plan.out) for plan in planned]
+
+
+def check_planned(
+    planned: Sequence[Planned], out: Path, problems: Mapping[TaskOptions, Problem]
+) -> None:
+    """Refuse runs of other settings that lie there, before anything is written."""
+    for run in itertools.chain(*_stages(planned, out)):
+        check_goes_on(run.config, run.out, problems[run.config.task_options])
+
+
+def _stages(planned: Sequence[Planned], out: Path) -> "tuple[list[_Run], list[_Run]]":
+    first = _burn_ins(planned, out)
+    return list(first.values()), [_after(plan, first) for plan in planned]
 
 
 class _Run(NamedTuple):

@@ -96,6 +96,12 @@ def _is_free(config: RunConfig, name: str) -> bool:
     return bool(getattr(resolved.hyperparameters, name) == value)
 
 
+def check_places(sweeps: Mapping[str, Sweep], out: Path) -> None:
+    """Refuse sweeps of other settings that lie there, before anything is written."""
+    for name, settings in sweeps.items():
+        check_place(out / TUNING / name, settings)
+
+
 def tuned(
     sweeps: Mapping[str, Sweep],
     out: Path,
@@ -107,8 +113,6 @@ def tuned(
 ) -> dict[str, Tuned]:
     """Each method's trials; those that are done are not done again."""
     found: dict[str, Tuned] = {}
-    for name, settings in sweeps.items():
-        check_place(out / TUNING / name, settings)
     with interruptible(lambda: f" while choosing rates: {going_on}", going_on) as look:
         for name, settings in sweeps.items():
             (rate,) = settings.space

@@ -47,7 +47,7 @@ ENGINE = fedpa.engines.per_client()
 
 
 # What is different about these is in others' programs, too, or in `test_baselines.py`.
-LONG = {"fedprox", "mime-lite"}
+LONG = {"fedprox", "mime-lite", "global-precision"}
 
 
 @pytest.fixture(

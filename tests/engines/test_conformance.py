@@ -31,11 +31,16 @@ def _reference():
 
 
 def _is_long(engine, method):
-    """Debug is eager and slow, local is one of the others: FedPA, with FedAvg in it, is enough.
+    """Debug is eager and slow, local is one of the others.
 
     MIME's second trip is the loop's: one engine more than the reference shows it.
     """
-    return method == "mime" if engine == "sharded" else engine != "vectorized" and method != "fedpa"
+    quick = {
+        "debug": ("scaffold",),
+        "local": ("fedpa",),
+        "sharded": ("fedavg", "fedpa", "scaffold"),
+    }
+    return method not in quick.get(engine, METHODS)
 
 
 PAIRS = [

@@ -199,20 +199,20 @@ def read_mlflow(out):
 
 
 READ = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
+NOT_ALL_AT_ONCE = [pytest.param("wandb", marks=pytest.mark.long), "tensorboard", "mlflow"]
+"""W&B starts a server of its own, which takes long."""
 
 
 def test_all_loggers_are_found():
     assert set(loggers()) == set(READ)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("wandb", marks=pytest.mark.long), "tensorboard", "mlflow"]
-)
+@pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
 def test_a_library_that_is_there_is_found(name):
     check_loggers([name])
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
 def test_a_killed_and_resumed_run_has_each_round_once(name, out):
     logger = loggers()[name]
     with logger.open(out, CONFIG, []) as write:

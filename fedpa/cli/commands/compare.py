@@ -13,10 +13,11 @@ from rich.console import Console
 
 from fedpa.algorithms.method import labelled, methods, without_others
 from fedpa.cli.arguments import only, parse, refuse_unused, shown, without
-from fedpa.cli.comparing import Planned, carried_out
+from fedpa.cli.comparing import Planned, carried_out, check_planned
 from fedpa.cli.loading import loaded
 from fedpa.cli.tuning import (
     TUNING,
+    check_places,
     check_validation,
     multiples_of,
     printed_choices,
@@ -109,13 +110,11 @@ def main(argv: Sequence[str], console: Console) -> None:
     if sweeps:
         check_validation(command.run.task, problems)
     out = _directory(command)
-    words = {"words": without(argv, _ELSEWHERE)}
-    with run_directory.writing(out):
-        write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
-
     labels = _labels(configs)
     jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
     if sweeps:
+        check_places(sweeps, out)
+        _remember(out, argv)
         going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
         choices = tuned(sweeps, out, problems, jobs, console, command.quiet, going_on)
         console.print(printed_choices(choices, labels, command.run.task, problems))
@@ -123,22 +122,37 @@ def main(argv: Sequence[str], console: Console) -> None:
             (name, seed): resolve(with_best(config, choices[name]))
             for (name, seed), config in configs.items()
         }
-    first_rounds = shared(configs)
-    planned = [
-        Planned(
-            labels[name] if command.seeds == 1 else f"{labels[name]}, seed {seed}",
-            config,
-            out / f"{name}-{seed}",
-            first_rounds.get((name, seed)),
-        )
-        for (name, seed), config in configs.items()
-    ]
+    planned = _planned(configs, labels, command.seeds, out)
+    check_planned(planned, out, problems)
+    _remember(out, argv)
     found = carried_out(planned, out, problems, jobs, console, command.quiet)
     histories: dict[str, list[list[dict[str, object]]]] = {}
     for (name, _), history in zip(configs, found, strict=True):
         histories.setdefault(labels[name], []).append(list(history))
     places = [plan.out for plan in planned]  # in the table's order: colours are the same
     _report(command, histories, reference, labels, places, out, console)
+
+
+def _planned(
+    configs: Mapping[tuple[str, int], RunConfig], labels: Mapping[str, str], seeds: int, out: Path
+) -> list[Planned]:
+    first_rounds = shared(configs)
+    return [
+        Planned(
+            labels[name] if seeds == 1 else f"{labels[name]}, seed {seed}",
+            config,
+            out / f"{name}-{seed}",
+            first_rounds.get((name, seed)),
+        )
+        for (name, seed), config in configs.items()
+    ]
+
+
+def _remember(out: Path, argv: Sequence[str]) -> None:
+    """The words, to go on by."""
+    words = {"words": without(argv, _ELSEWHERE)}
+    with run_directory.writing(out):
+        write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
 
 
 def _words(argv: Sequence[str]) -> list[str]:
