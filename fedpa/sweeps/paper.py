@@ -21,10 +21,10 @@ from fedpa.sweeps.settings import (
     from_values,
     has_stages,
     is_sweep,
-    read_table,
 )
 from fedpa.sweeps.space import Space
 from fedpa.sweeps.sweep import BEST
+from fedpa.training.config import table_of
 from fedpa.training.lock import locked
 from fedpa.training.run_directory import check_free, writing
 from fedpa.training.whole_files import write_atomically
@@ -71,7 +71,7 @@ def are_stages(out: Path) -> bool:
 def read_stages(out: Path) -> Stages:
     """Both sweeps of the directory, as they were begun."""
     path = out / SETTINGS
-    values = read_table(path)
+    values = table_of("out", path)
     try:
         return Stages(*(from_values(values[name], path) for name in Stages._fields))
     except KeyError as error:
@@ -87,7 +87,7 @@ def check_stages_place(out: Path, stages: Stages) -> None:
         )
     if are_stages(out):
         left_out = [f"{stage}.{name}" for stage in Stages._fields for name in NOT_COMPARED]
-        check_same(out, read_table(out / SETTINGS), _as_table(stages), left_out)
+        check_same(out, table_of("out", out / SETTINGS), _as_table(stages), left_out)
     elif not has_stages(out):
         check_free(out, overwrite=None)
 

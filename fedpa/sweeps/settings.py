@@ -1,7 +1,6 @@
 """What a sweep is, and `sweep.toml`, which says it: all that decides its trials."""
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from fedpa.errors import FedpaError
 from fedpa.sweeps import space as spaces
 from fedpa.sweeps.search import Search, chosen_search
 from fedpa.sweeps.space import Space
-from fedpa.training.config import RunConfig, from_table
+from fedpa.training.config import RunConfig, from_table, table_of
 from fedpa.training.config import as_table as run_table
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import check_free, writing
@@ -66,7 +65,7 @@ def has_stages(out: Path) -> bool:
 def read_settings(out: Path) -> Sweep:
     """The sweep that lies there."""
     path = out / SWEEP
-    return from_values(read_table(path), path)
+    return from_values(table_of("out", path), path)
 
 
 def from_values(values: Mapping[str, Any], path: Path) -> Sweep:
@@ -84,15 +83,6 @@ def from_values(values: Mapping[str, Any], path: Path) -> Sweep:
     return Sweep(from_table(run, f"{path} [run]", of_run=False), space, found)
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise FedpaError(f"{path} can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedpaError(f"{path} is not valid TOML: {error}") from None
-
-
 def check_place(out: Path, settings: Sweep) -> None:
     """Refuse a directory that holds something else, or a sweep of other settings.
 
@@ -106,7 +96,7 @@ def check_place(out: Path, settings: Sweep) -> None:
             )
         check_free(out, overwrite=None)
         return
-    then, now = read_table(out / SWEEP), as_table(settings)
+    then, now = table_of("out", out / SWEEP), as_table(settings)
     left_out = list(NOT_COMPARED)
     try:
         fewer = settings.search.trials < then["search"]["trials"]
