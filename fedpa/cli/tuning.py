@@ -176,24 +176,22 @@ def printed_choices(
     view = Table(
         title=f"rates, by {metric}",
         title_justify="left",
-        caption="rate above, value below; * chosen; ! at the end of what was tried",
+        caption="* chosen; ! at the end of what was tried",
         caption_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
     view.add_column("method", no_wrap=True)
-    view.add_column("rate of", no_wrap=True)
-    most = max(len(choice.trials) for choice in choices.values())
-    for _ in range(most):
-        view.add_column("", justify="right", no_wrap=True)
+    view.add_column("of", no_wrap=True)
+    view.add_column("rate: value")
     for name, choice in choices.items():
         top = best(choice.trials)
         ends = (choice.trials[0], choice.trials[-1])
         cells = []
         for trial in choice.trials:
             at_end = any(trials_equal(trial, end) for end in ends)
-            mark = "" if not trials_equal(top, trial) else (" *!" if at_end else " *")
+            mark = "" if not trials_equal(top, trial) else ("*!" if at_end else "*")
             value = "–" if trial.value is None else number(trial.value, ".4f")
-            cells.append(f"{shown(trial.params[choice.rate])}\n{value}{mark}")
-        view.add_row(labels[name], choice.rate.split("_")[0], *cells)
+            cells.append(f"{shown(trial.params[choice.rate])}:\u00a0{value}{mark}")
+        view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
     return view
