@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedpa.report.figures import COLOURS, STYLES, new_figure, rendered
+from fedpa.report.figures import line_of, new_figure, rendered
 from fedpa.report.summary import (
     WINDOW,
     curve,
@@ -24,7 +24,7 @@ def draw_curves(
     for target in targets:
         axes.axhline(target, color="0.85", linewidth=0.8, zorder=0)
     for index, (method, runs) in enumerate(histories.items()):
-        colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
+        colour, style = line_of(index)
         curves = [curve(history, f"eval/{metric}") for history in runs]
         for c in curves:
             axes.plot(c.rounds, c.values, "x", color=colour, markersize=2.5, alpha=0.25)

@@ -14,6 +14,12 @@ STYLES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 
 
+def line_of(index: int) -> tuple[str, Any]:
+    """(colour, style) of the method at this place; where colours begin anew, styles are others."""
+    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
+    return COLOURS[index % len(COLOURS)], style
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that lays itself out."""
     figure = Figure(figsize=(width, height), layout="constrained")

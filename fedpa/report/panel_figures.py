@@ -8,7 +8,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedpa.report.figures import COLOURS, STYLES, new_figure, rendered, tidy
+from fedpa.report.figures import line_of, new_figure, rendered, tidy
 from fedpa.report.panels import Panel, Series
 from fedpa.report.parts import Part
 
@@ -93,8 +93,7 @@ def _draw(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:
 
 
 def _draw_series(axes: Axes, series: Series, index: int) -> None:
-    colour = COLOURS[index % len(COLOURS)]
-    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
+    colour, style = line_of(index)
     for marks in series.marks:
         axes.plot(*marks.points, "x", color=colour, markersize=2.5, alpha=0.25)
     if series.low is not None and series.high is not None:

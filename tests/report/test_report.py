@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedpa.report.bootstrap import interval_of_mean, student_quantile
 from fedpa.report.curves import draw_curves
+from fedpa.report.figures import line_of
 from fedpa.report.published import PUBLISHED
 from fedpa.report.summary import (
     Curve,
@@ -280,3 +281,7 @@ def test_the_table_has_the_test_split_of_the_last_round():
         next(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))["test_accuracy"] == "0.750000"
     )
     assert np.isnan(rows(measured(A=[[first, last]]), "accuracy", (), 1)[0].test)
+
+
+def test_no_two_of_many_methods_look_alike():
+    assert len({(colour, str(style)) for colour, style in map(line_of, range(40))}) == 40
