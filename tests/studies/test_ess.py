@@ -122,6 +122,7 @@ def test_exact_samples_of_a_singular_problem_are_exact_on_the_row_space():
     assert abs(z.var() - 1) < 4 * np.sqrt(2 / number)
 
 
+@pytest.mark.long
 def test_samples_read_off_a_shared_run_are_iasgs():
     # Of the shapes that `rows` has compiled already.
     problems = [problem(0, 10, number) for number in range(REPEATS)]

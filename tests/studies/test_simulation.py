@@ -23,6 +23,7 @@ def method(rate):
     return fedpa.fedpa(LOCAL, side, rho=0.5, burn_in_rounds=2)(Objective(least_squares.loss))
 
 
+@pytest.mark.long
 def test_it_gives_the_numbers_of_train_across_the_switch():
     seen = []
     fit = fedpa.train(
