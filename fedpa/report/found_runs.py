@@ -6,6 +6,7 @@ is being written, can be looked at, too.
 """
 
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -130,6 +131,11 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
     """A run as far as it has come; None where config.toml is another program's."""
     settings, environment = run_directory.read_config(directory)
     if not environment:
+        if (directory / run_directory.METRICS).exists():
+            warnings.warn(
+                f"{directory} is left out: its config.toml is cut, or not one of ours",
+                stacklevel=2,
+            )
         return None
     fields = flat(settings)
     summary = run_directory.read_summary(directory) or {}

@@ -377,6 +377,15 @@ def test_tasks_may_be_mixed_if_said_so(capsys):
     assert len(re.findall('id="latex-', text)) == 4
 
 
+def test_a_run_whose_configuration_was_cut_is_named():
+    for name in ("a", "b"):
+        made_run(Path("cmp") / name)
+    config = Path("cmp/a/config.toml")
+    config.write_text(config.read_text().partition("[environment]")[0])
+    with pytest.warns(UserWarning, match="cmp/a is left out: its config.toml is cut"):
+        assert [run.directory.name for run in find_runs([Path("cmp")])] == ["b"]
+
+
 def test_a_sweeps_trials_are_found_and_in_order():
     for place in ("sweep/trials/2", "sweep/trials/10", "staged/2-fedpa/trials/0"):
         made_run(Path(place))

@@ -296,7 +296,7 @@ def _outcome(trial: Trial, top: Trial | None) -> str:
     if trial.state == "pruned":
         return f"given up after round {trial.about.get('rounds')}"
     if trial.value is None:
-        return "has no value: its metric is not a number"
+        return f"has no value: {trial.about.get('stopped', 'its metric is not a number')}"
     return f"{trial.value:.4f}" + (" *" if top is not None and top.number == trial.number else "")
 
 
