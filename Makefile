@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 # worksteal: neighbouring tests, which share compiled programs and fixtures, run in one worker.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
+# Packages are installed uncompiled, and many tests start processes: what one compiles serves all.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run setup test test-all lint lock bench clean
 
 run: $(READY)  ## the main job: compare the methods on the embedded digits

@@ -1,45 +1,121 @@
 """Federated learning as posterior inference: Federated Posterior Averaging (FedPA) on JAX."""
 
+import importlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from fedpa import algorithms, data, deltas, engines, objectives, samplers, server, tasks, training
-from fedpa.algorithms import (
-    LocalTraining,
-    centralized,
-    exact_posterior,
-    fedavg,
-    fedexp,
-    fedpa,
-    fedprox,
-    global_precision,
-    mb_sgd,
-    mean,
-    mime,
-    mime_lite,
-    scaffold,
-)
-from fedpa.deltas import posterior_delta
-from fedpa.errors import FedpaError
-from fedpa.models import convolution_input
-from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
-from fedpa.server import Server
-from fedpa.training import (
-    Best,
-    Fit,
-    RecordingOptions,
-    Remembering,
-    Stop,
-    early_stopping,
-    export,
-    fit,
-    load,
-    max_minutes,
-    resume,
-    stop_at,
-    train,
-)
+if TYPE_CHECKING:
+    from fedpa import (
+        algorithms,
+        data,
+        deltas,
+        engines,
+        objectives,
+        samplers,
+        server,
+        tasks,
+        training,
+    )
+    from fedpa.algorithms import (
+        LocalTraining,
+        centralized,
+        exact_posterior,
+        fedavg,
+        fedexp,
+        fedpa,
+        fedprox,
+        global_precision,
+        mb_sgd,
+        mean,
+        mime,
+        mime_lite,
+        scaffold,
+    )
+    from fedpa.deltas import posterior_delta
+    from fedpa.errors import FedpaError
+    from fedpa.models import convolution_input
+    from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
+    from fedpa.server import Server
+    from fedpa.training import (
+        Best,
+        Fit,
+        RecordingOptions,
+        Remembering,
+        Stop,
+        early_stopping,
+        export,
+        fit,
+        load,
+        max_minutes,
+        resume,
+        stop_at,
+        train,
+    )
+
+_NAMES = {
+    "fedpa.algorithms": (
+        "LocalTraining",
+        "centralized",
+        "exact_posterior",
+        "fedavg",
+        "fedexp",
+        "fedpa",
+        "fedprox",
+        "global_precision",
+        "mb_sgd",
+        "mean",
+        "mime",
+        "mime_lite",
+        "scaffold",
+    ),
+    "fedpa.deltas": ("posterior_delta",),
+    "fedpa.errors": ("FedpaError",),
+    "fedpa.models": ("convolution_input",),
+    "fedpa.objectives": (
+        "Objective",
+        "layer_input",
+        "over_examples",
+        "per_example",
+        "table_input",
+    ),
+    "fedpa.server": ("Server",),
+    "fedpa.training": (
+        "Best",
+        "Fit",
+        "RecordingOptions",
+        "Remembering",
+        "Stop",
+        "early_stopping",
+        "export",
+        "fit",
+        "load",
+        "max_minutes",
+        "resume",
+        "stop_at",
+        "train",
+    ),
+}
+"""Where what stands here is defined. It is imported when it is asked for: a node that trains with
+another library (`fedpa.numpy_client`) has no JAX."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __version__ = version("fedpa")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in __all__:
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
 
 __all__ = [
     "Best",

@@ -30,6 +30,15 @@ class Cohort(NamedTuple):
     """All clients' examples in few arrays, if they are in memory."""
     population: Sequence[int] = ()
     """n_i of all that may come in later rounds: programs for them are made in the first."""
+    round: int = 0
+    """t, from 0."""
+
+
+class Traffic(NamedTuple):
+    """Bytes that crossed a network, of the whole cohort."""
+
+    up: int
+    down: int
 
 
 class RoundResult(NamedTuple):
@@ -45,6 +54,8 @@ class RoundResult(NamedTuple):
     """What went wrong, for each client that raised an error instead of giving a result."""
     bytes_up: int
     """What one client sends: its result and weight, as they are before they are summed."""
+    traffic: Traffic | None = None
+    """Where there was a network: what was sent."""
 
 
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]

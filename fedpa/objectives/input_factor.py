@@ -22,7 +22,7 @@ from fedpa.objectives.objective import Objective
 from fedpa.types import Key, Params, Scalar
 
 Rank = int | Literal["exact"] | None
-Blocks = Float[Array, "blocks size size"]
+Blocks = Float[Array, "_ _ _"]
 """The diagonal blocks of A. They are of one size: behind the last feature there may be zeros."""
 
 

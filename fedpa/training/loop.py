@@ -106,6 +106,7 @@ def train(
                 [data.num_examples(name) for name in ids],
                 data.packed,
                 population,
+                t,
             )
             asked, state = _asked(algorithm, engine, now.state, cohort)
             message = broadcast(state, jnp.asarray(t))
@@ -115,7 +116,7 @@ def train(
             state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
-            record |= _train_metrics(result, ids) | _traffic(message, result, asked, len(ids))
+            record |= _train_metrics(result, ids) | _traffic(message, result, asked)
             record |= _server_metrics(info)
             _report(record, result.failures, warned)
             record["seconds"] = time.perf_counter() - started
@@ -276,24 +277,30 @@ def _server_metrics(info: Any) -> dict[str, Any]:
     return told | {"train/skipped": int(info.skipped)}
 
 
-def _asked(algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort) -> tuple[int, Any]:
-    """The inquiry, if the algorithm has one: an answer's bytes, and the server's state with them.
-
-    What goes down is part of the message that follows.
-    """
+def _asked(
+    algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort
+) -> tuple[RoundResult | None, Any]:
+    """The inquiry, if the algorithm has one: the answers, and the server's state with them."""
     inquiry = algorithm.inquiry
     if inquiry is None:
-        return 0, state
+        return None, state
     result = engine(inquiry.client, algorithm.aggregation, inquiry.broadcast(state), cohort)
-    return result.bytes_up, jax.jit(inquiry.receive)(state, result.aggregate)
+    return result, jax.jit(inquiry.receive)(state, result.aggregate)
 
 
-def _traffic(message: Any, result: RoundResult, asked: int, clients: int) -> dict[str, int]:
-    """Bytes of the whole cohort: the message down, result and weight up."""
-    return {
-        "comm/bytes_up": clients * (result.bytes_up + asked),
-        "comm/bytes_down": clients * num_bytes(message),
-    }
+def _traffic(message: Any, result: RoundResult, asked: RoundResult | None) -> dict[str, int]:
+    """Bytes of the whole cohort: what was sent, or the message down, result and weight up.
+
+    What an inquiry sends down is part of the message that follows.
+    """
+    clients = len(result.accepted)
+    up, down = clients * result.bytes_up, clients * num_bytes(message)
+    if result.traffic is not None:
+        up, down = result.traffic
+    if asked is not None:
+        up += clients * asked.bytes_up if asked.traffic is None else asked.traffic.up
+        down += 0 if asked.traffic is None else asked.traffic.down
+    return {"comm/bytes_up": up, "comm/bytes_down": down}
 
 
 def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from fedpa.algorithms.algorithm import Algorithm
 from fedpa.algorithms.method import labelled, methods
 from fedpa.data.pooled import pooled
 from fedpa.engines import engines
 from fedpa.engines.distributed import is_first
+from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError, refuse
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training import parameter_files, run_directory
@@ -28,6 +30,10 @@ from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.recording import Made, begin, check_settings
 from fedpa.training.stopping import Best, remember_best, stops
 from fedpa.training.whole_files import read_npz
+from fedpa.types import Params
+
+Elsewhere = Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
+"""(algorithm, θ) → the algorithm as the server runs it, and the engine that reaches its clients."""
 
 
 def run(
@@ -38,11 +44,13 @@ def run(
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
     branch: Path | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Fit:
     """Train as configured, recorded in `out`, if there is one, which must hold no run.
 
     problem: the task, if it is loaded already.
     branch: a run whose rounds this one would have had as its first, too: it goes on from there.
+    elsewhere: where clients run, if not in one of the engines that the configuration can name.
     """
     config = resolve(config)
     if out is not None and is_first():
@@ -58,10 +66,10 @@ def run(
             made = _made(config, problem)
             stack.enter_context(new_directory(out, overwrite))
             begin(out, made, None, arrays)  # whatever a kill leaves is now known to be a run's
-            training = _training(config, problem, arrays, callbacks)
+            training = _training(config, problem, arrays, callbacks, elsewhere)
             start = None if branch is None else branched(training, branch, out, made)
             place = Place(out, made, config.recording, start, _about(config))
-        return conduct(_training(config, problem, arrays, callbacks), place)
+        return conduct(_training(config, problem, arrays, callbacks, elsewhere), place)
 
 
 def run_or_resume(
@@ -72,17 +80,21 @@ def run_or_resume(
     problem: Problem | None = None,
     branch: Path | None = None,
     anyway: bool = False,
+    elsewhere: Elsewhere | None = None,
 ) -> Fit:
     """As configured, in `out`: what lies there of this run is not done again.
 
     A run of other settings is refused; one of fewer rounds is given the rest.
-    branch, anyway: as in `run` and `resume`.
+    branch, anyway, elsewhere: as in `run` and `resume`.
     """
     if not run_directory.is_run(out):
-        return run(config, out, callbacks=callbacks, problem=problem, branch=branch)
+        return run(
+            config, out, callbacks=callbacks, problem=problem, branch=branch, elsewhere=elsewhere
+        )
     config = resolve(config)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    return _go_on(of_problem(config, problem), out, problem, callbacks, anyway, branch)
+    config = of_problem(config, problem)
+    return _go_on(config, out, problem, callbacks, anyway, branch, elsewhere)
 
 
 def check_goes_on(config: RunConfig, out: Path, problem: Problem) -> None:
@@ -123,9 +135,10 @@ def _go_on(
     callbacks: Sequence[Callback],
     anyway: bool,
     branch: Path | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Fit:
     made, arrays = _made(config, problem), _initial(config, out)
-    training = _training(config, problem, arrays, callbacks)
+    training = _training(config, problem, arrays, callbacks, elsewhere)
     about = _about(config)
     return go_on(training, out, made, config.recording, about, anyway, arrays, branch)
 
@@ -202,7 +215,11 @@ def _initial(config: RunConfig, out: Path | None) -> Any:
 
 
 def _training(
-    config: RunConfig, problem: Problem, arrays: Any, callbacks: Sequence[Callback]
+    config: RunConfig,
+    problem: Problem,
+    arrays: Any,
+    callbacks: Sequence[Callback],
+    elsewhere: Elsewhere | None = None,
 ) -> Training:
     task = task_named(config.task)
     options = config.task_options
@@ -225,6 +242,8 @@ def _training(
         problem.sparse,
         problem.weight,
     )
+    if elsewhere is not None:
+        algorithm, engine = elsewhere(algorithm, theta)
     measure = task_evaluation(problem, task.metric, options)
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
 

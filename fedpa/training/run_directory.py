@@ -6,6 +6,7 @@ checkpoints/     the last rounds whole, and the best (`fedpa.training.checkpoint
 tensorboard/     the records again, for TensorBoard
 params.npz       the parameters at the end
 summary.json     what came of it; its being there says that the run is finished
+clients.json     of a run over a network: its clients, and their numbers of examples
 """
 
 import contextlib
@@ -43,7 +44,8 @@ TRIALS = "trials"
 """Where a sweep has its runs."""
 BURN_IN = "burn-in"
 """Where a comparison has the rounds that several of its runs share, by seed."""
-_FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY)
+CLIENTS = "clients.json"
+_FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS)
 _DIRECTORIES = (CHECKPOINTS, *loggers())
 """A logger's files are in a directory of its name."""
 

@@ -1,0 +1,5 @@
+"""What the SuperLink runs."""
+
+from fedpa.engines.flower import server_app
+
+app = server_app()

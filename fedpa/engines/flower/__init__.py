@@ -1,0 +1,41 @@
+"""FedPA on Flower: the same rounds, with clients on other machines.
+
+Flower carries messages between a SuperLink and SuperNodes, over TLS or in its simulation; all else
+is what runs elsewhere: a node runs its clients by the local engine, the server runs `fedpa`'s round
+loop, with its cohorts, checkpoints and rejections, over an engine that sends messages instead of
+calling functions. Needs `fedpa[flower]`; see docs/deployment.md.
+
+    from fedpa.engines.flower import client_app, server_app
+
+A node without JAX takes part by `fedpa.numpy_client` and `FedPA`, a strategy.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedpa.engines.flower.client_app import client_app
+    from fedpa.engines.flower.engine import flower
+    from fedpa.engines.flower.server_app import server_app
+    from fedpa.engines.flower.strategy import FedPA
+
+_WHERE = {
+    "FedPA": "strategy",
+    "client_app": "client_app",
+    "flower": "engine",
+    "server_app": "server_app",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedpa.engines.flower.version import check_version
+
+    check_version()
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value  # also where a module of this name was bound by importing it
+    return value
+
+
+__all__ = ["FedPA", "client_app", "flower", "server_app"]

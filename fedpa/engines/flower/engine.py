@@ -1,0 +1,157 @@
+"""The Flower engine: a round's clients on other machines.
+
+Like every engine it is given a client update, an aggregation, a message and a cohort, and gives
+back the aggregate. The update runs where the clients are; here its phase is named, the message
+sent once to each node that holds clients of the cohort, and their sums merged, in the order of the
+clients' ids.
+"""
+
+from collections.abc import Callable, Mapping
+from logging import WARNING
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.supercore import log
+
+from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, Message
+from fedpa.engines.engine import Cohort, Engine, Reports, RoundResult, Traffic
+from fedpa.engines.execution import every_client_failed
+from fedpa.engines.flower.exchange import Answer, exchanged
+from fedpa.engines.flower.node import INQUIRY, total_shapes
+from fedpa.engines.flower.records import ABOUT, WireError, num_bytes, packed
+from fedpa.engines.flower.replies import Reply, checked
+from fedpa.engines.flower.roster import Roster
+from fedpa.server.aggregation import Aggregation
+from fedpa.types import Params
+
+
+def flower(
+    algorithm: Algorithm, theta: Params, roster: Roster, kind: Any, population: float
+) -> Engine:
+    """An engine for one algorithm.
+
+    kind: the shapes of an example's arrays. population: Σ q_i of all clients, for methods that have
+    to know. What clients keep stays on the nodes: the state the server has of one is the number of
+    the round that its own is of (`with_tokens`).
+    """
+    phases = {id(client): phase for phase, client in algorithm.clients.items()}
+    if algorithm.inquiry is not None:
+        phases[id(algorithm.inquiry.client)] = INQUIRY
+    keeps = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
+    merge, value = jax.jit(algorithm.aggregation.merge), jax.jit(algorithm.aggregation.value)
+    weight_of = jax.jit(lambda total: algorithm.aggregation.value(total).weight)
+    connection = roster.connection
+    templates: dict[str, Any] = {}
+
+    def run(
+        client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
+    ) -> RoundResult:
+        phase, t = phases[id(client)], cohort.round
+        if phase not in templates:
+            templates[phase] = total_shapes(algorithm, theta, phase, kind)
+        sizes = dict(zip(cohort.ids, cohort.sizes, strict=True))
+        roster.refresh()
+        if not roster.holders().keys() & sizes.keys():
+            roster.wait_for(
+                lambda: roster.holders().keys() & sizes.keys(),
+                lambda: f"round {t + 1}: no node is there that holds one of its clients",
+            )
+        holders = roster.holders()
+        parts: dict[int, list[str]] = {}
+        failures = {}
+        for name in sorted(sizes):
+            if name in holders:
+                parts.setdefault(holders[name], []).append(name)
+            else:
+                failures[name] = "no node that is there holds it"
+        records = packed(message)
+        contents = {}
+        for node, ids in parts.items():
+            asked: dict[str, Any] = {
+                "phase": phase,
+                "round": t,
+                "clients": ids,
+                "population": population,
+            }
+            if keeps and phase != INQUIRY:
+                asked["states"] = [int(cohort.states[name]) for name in ids]
+            contents[node] = RecordDict({**records, ABOUT: ConfigRecord(asked)})
+        answers = exchanged(
+            roster.grid,
+            contents,
+            MessageType.TRAIN,
+            str(t + 1),
+            connection.round_timeout,
+            connection.poll,
+        )
+        names = {node: roster.sites[node].name for node in parts}
+        replies = {}
+        for node, ids in parts.items():
+            try:
+                replies[node] = _reply(
+                    answers[node], templates[phase], weight_of, {n: sizes[n] for n in ids}
+                )
+            except WireError as error:
+                for name in ids:
+                    failures[name] = f"{names[node]}: {error}"
+                log(WARNING, "fedpa: round %d: %s: %s", t + 1, names[node], error)
+            if answers[node].content is None:
+                roster.suspect(node)
+        up = sum(num_bytes(a.content) for a in answers.values() if a.content is not None)
+        down = sum(num_bytes(content) for content in contents.values())
+        total = None
+        for reply in replies.values():  # by their first clients' ids: the same order every time
+            total = reply.total if total is None else merge(total, reply.total)
+            for name in reply.lost:
+                log(WARNING, "fedpa: client %r begins anew: its node has lost what it kept", name)
+        if total is None:
+            raise every_client_failed(failures)
+        reports = _reports(cohort, sizes, parts, replies, failures, keeps, t)
+        traffic = Traffic(up, down)
+        return RoundResult(value(total), *reports, failures, up // len(sizes), traffic)
+
+    return run
+
+
+def with_tokens(algorithm: Algorithm, theta: Params) -> Algorithm:
+    """The algorithm as the server's loop runs it: of a client's state it keeps the round."""
+    if not jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)):
+        return algorithm
+    return algorithm._replace(client_init=lambda theta: np.int32(0))
+
+
+def _reply(
+    answer: Answer, template: Any, weight_of: Callable[[Any], Any], sizes: Mapping[str, int]
+) -> Reply:
+    if answer.content is None:
+        raise WireError(answer.failure)
+    return checked(answer.content, template, weight_of, sizes)
+
+
+def _reports(
+    cohort: Cohort,
+    sizes: Mapping[str, int],
+    parts: Mapping[int, list[str]],
+    replies: Mapping[int, Reply],
+    failures: dict[str, str],
+    keeps: bool,
+    t: int,
+) -> Reports:
+    place = {name: index for index, name in enumerate(cohort.ids)}
+    accepted, examples = np.zeros(len(place), bool), np.zeros(len(place), np.int64)
+    infos: dict[str, np.ndarray] = {}
+    for node, reply in replies.items():
+        ids = parts[node]
+        members = [place[name] for name in ids]
+        accepted[members] = [reply.accepted[name] for name in ids]
+        examples[members] = [sizes[name] for name in ids]
+        for name, values in reply.infos.items():
+            infos.setdefault(name, np.full(len(place), np.nan))[members] = values
+        failures |= {name: text for name, text in reply.failures.items() if name in ids}
+    states = {name: cohort.states[name] for name in cohort.ids}
+    if keeps:
+        done = np.int32(t + 1)
+        states |= {name: done for name, ok in zip(cohort.ids, accepted, strict=True) if ok}
+    return Reports(infos, accepted, examples, states)

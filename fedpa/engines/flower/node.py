@@ -1,0 +1,160 @@
+"""A node's side of a round: its clients, run by the local engine, their results summed.
+
+The sum, not each client's result, is sent: the model crosses the wire once each way, however many
+clients a node has, and the server merges sums as it merges those of its own engines' blocks.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, OfPopulation
+from fedpa.algorithms.method import methods
+from fedpa.data.federated import FederatedData
+from fedpa.engines import engines
+from fedpa.engines.engine import Cohort, Engine, RoundResult
+from fedpa.engines.flower.settings import Holding, held
+from fedpa.engines.per_client import per_client
+from fedpa.errors import FedpaError
+from fedpa.objectives.client_data import ClientData
+from fedpa.server.aggregation import Aggregation
+from fedpa.tasks.task import task_named
+from fedpa.training.cohort import client_keys
+from fedpa.training.config import RunConfig
+from fedpa.training.fit import prepared, some_examples
+from fedpa.types import Params
+
+INQUIRY = "inquiry"
+"""In place of a phase: what clients are asked before a round."""
+
+
+class Node(NamedTuple):
+    clients: FederatedData
+    algorithm: Algorithm
+    theta: Params
+    """Of the model's shapes; its values are the server's to say."""
+    engine: Engine
+    seed: int
+
+
+def node(config: RunConfig, holding: Holding, population: float) -> Node:
+    """What the settings and the node's data make of it.
+
+    population: Σ q_i over all nodes' clients, for methods that have to know.
+    """
+    options = dataclasses.replace(config.task_options, data_dir=holding.data_dir)
+    whole = _with_all_clients(dataclasses.replace(config, task_options=options), population)
+    return whole._replace(clients=held(holding, whole.clients))
+
+
+@functools.lru_cache(maxsize=4)
+def _with_all_clients(config: RunConfig, population: float) -> Node:
+    """Where a process lives for several rounds or nodes, what it compiled serves all of them."""
+    problem = task_named(config.task).load(config.task_options)
+    method = methods()[config.method].build(config.hyperparameters)
+    if isinstance(method, OfPopulation):
+        method = method.method(population)
+    # Clients in turn, if nobody says otherwise: a process may live for one round, and programs
+    # for several clients side by side take longer to make.
+    make = per_client if config.engine == "local" else engines()[config.engine]
+    engine = make(config.engine_options)
+    algorithm, theta, _ = prepared(
+        problem.loss,
+        _any_model(problem.init),
+        problem.clients,
+        method,
+        config.rounds,
+        problem.regularizer,
+        problem.reduction,
+        problem.sparse,
+        problem.weight,
+    )
+    return Node(problem.clients, algorithm, theta, engine, config.seed)
+
+
+def _any_model(init: Any) -> Any:
+    """A model of the right shapes, without the time that a random one takes."""
+    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
+    leaves = jax.tree.leaves(eqx.filter(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct)))
+    if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves):
+        return init(jax.random.key(0))  # it has arrays that are not trained, and not sent
+    return jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes
+    )
+
+
+def client_of(algorithm: Algorithm, phase: str) -> ClientUpdate:
+    if phase == INQUIRY and algorithm.inquiry is not None:
+        return algorithm.inquiry.client
+    if phase not in algorithm.clients:
+        known = ", ".join(algorithm.clients)
+        raise FedpaError(f"phase = {phase!r}: the method has {known}")
+    return algorithm.clients[phase]
+
+
+def message_shapes(algorithm: Algorithm, theta: Params, phase: str) -> Any:
+    """The shapes of what clients are sent."""
+    state = jax.eval_shape(algorithm.init, theta)
+    if phase == INQUIRY and algorithm.inquiry is not None:
+        return jax.eval_shape(algorithm.inquiry.broadcast, state)
+    return jax.eval_shape(algorithm.broadcast, state, jnp.asarray(0))
+
+
+def example_shapes(data: FederatedData) -> Any:
+    """The shapes of one example's arrays, which is all that is told of them."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], jax.dtypes.canonicalize_dtype(x.dtype)),
+        some_examples(data),
+    )
+
+
+def total_shapes(algorithm: Algorithm, theta: Params, phase: str, examples: Any) -> Any:
+    """The shapes of what a node sends. `examples`: those of one example's arrays."""
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), examples)
+
+    def total(message: Any, rows: Any, key: Any) -> Any:
+        data = ClientData(rows, jnp.asarray(1, jnp.int32))
+        update = client_of(algorithm, phase)
+        out = update(message, data, algorithm.client_init(theta), key)
+        return algorithm.aggregation.init(out.result, out.weight)
+
+    message = message_shapes(algorithm, theta, phase)
+    return jax.eval_shape(total, message, rows, jax.random.key(0))
+
+
+def answer(
+    node: Node,
+    phase: str,
+    t: int,
+    ids: Sequence[str],
+    message: Any,
+    states: Mapping[str, Any],
+) -> RoundResult:
+    """The round of the node's clients `ids`; its aggregate is the sum, not yet divided."""
+    unknown = [name for name in ids if name not in node.clients.ids]
+    if unknown:
+        raise FedpaError(f"the node does not hold client {unknown[0]!r}")
+    sizes = [node.clients.num_examples(name) for name in node.clients.ids]
+    cohort = Cohort(
+        ids,
+        node.clients.examples,
+        client_keys(node.seed, t, ids),
+        {name: states.get(name, node.algorithm.client_init(node.theta)) for name in ids},
+        [node.clients.num_examples(name) for name in ids],
+        None,
+        sorted(set(sizes)),
+    )
+    update = client_of(node.algorithm, phase)
+    return node.engine(update, _undivided(node.algorithm.aggregation), message, cohort)
+
+
+@functools.lru_cache(maxsize=8)
+def _undivided(aggregation: Aggregation) -> Aggregation:
+    """Its sums as they are. The same object each time: engines keep programs by it."""
+    return aggregation._replace(value=lambda total: total)

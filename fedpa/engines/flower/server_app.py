@@ -1,0 +1,141 @@
+"""The ServerApp: `fedpa`'s round loop over the nodes of a Flower deployment.
+
+Cohorts, checkpoints, early stopping and what is rejected are as in `fedpa run`; the directory is a
+run's like any other. Cut down, the same `flwr run` goes on from its last checkpoint.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from logging import INFO, WARNING, getLogger
+from pathlib import Path
+from typing import Any
+
+import jax
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+
+from fedpa.algorithms.algorithm import Algorithm, OfPopulation
+from fedpa.algorithms.method import methods
+from fedpa.engines.engine import Engine
+from fedpa.engines.flower.engine import flower, with_tokens
+from fedpa.engines.flower.examples_kind import from_text, remote
+from fedpa.engines.flower.node import message_shapes
+from fedpa.engines.flower.records import shapes
+from fedpa.engines.flower.roster import Roster
+from fedpa.engines.flower.settings import run_settings
+from fedpa.errors import FedpaError
+from fedpa.server.weighting import total_weight
+from fedpa.tasks.task import Problem, task_named
+from fedpa.training.callbacks import Event
+from fedpa.training.config import RunConfig
+from fedpa.training.fit import prepared
+from fedpa.training.loop import Fit
+from fedpa.training.run import run_or_resume
+from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run
+from fedpa.training.whole_files import write_atomically
+from fedpa.types import Params
+
+
+def server_app() -> ServerApp:
+    """An app for the tasks and methods of `fedpa`, chosen by the run's settings."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, context.run_config)
+
+    return app
+
+
+def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
+    """Run, or go on with, the run that the settings describe, on the nodes of the grid."""
+    config, connection = run_settings(settings)
+    getLogger("flwr").propagate = False  # others' handlers would say it all again
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: log(WARNING, "fedpa: %s", message)
+        problem = task_named(config.task).load(config.task_options)
+        out = Path(connection.out) if connection.out else fresh_directory(config.task)
+        roster = Roster(grid, connection, _message_shapes(config, problem))
+        least = connection.min_nodes
+        roster.wait_for(
+            lambda: len(roster.sites) >= least,
+            lambda: f"min-nodes = {least}: {len(roster.sites)} can take part",
+        )
+        sizes = known_clients(out) or roster.sizes()
+        kind = from_text(next(iter(roster.sites.values())).kind)
+
+        def elsewhere(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:
+            if known_clients(out) is None:
+                write_atomically(out / CLIENTS, json.dumps(sizes).encode())
+            engine = flower(algorithm, theta, roster, kind, _population(config, sizes))
+            return with_tokens(algorithm, theta), engine
+
+        told = f"{len(sizes)} clients on {len(roster.sites)} nodes; run directory {out.absolute()}"
+        log(INFO, "fedpa: %s", told)
+        fit = run_or_resume(
+            config,
+            out,
+            callbacks=[_shown],
+            problem=problem._replace(clients=remote(sizes, kind)),
+            elsewhere=elsewhere,
+        )
+    log(INFO, "fedpa: done, after round %d of %d", len(fit.history), config.rounds)
+    return fit
+
+
+def known_clients(out: Path) -> dict[str, int] | None:
+    """The clients that a run began with: those of its cohorts to come, whoever is there now."""
+    if not is_run(out) or not (out / CLIENTS).is_file():
+        return None
+    try:
+        found = json.loads((out / CLIENTS).read_text("utf-8"))
+        return {str(name): int(n) for name, n in found.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise FedpaError(f"{str(out / CLIENTS)!r} can't be read: {error}") from None
+
+
+def _message_shapes(config: RunConfig, problem: Problem) -> dict[str, str]:
+    """What nodes compare with what they would expect to be sent."""
+    method = methods()[config.method].build(config.hyperparameters)
+    if isinstance(method, OfPopulation):
+        method = method.method(1.0)
+    algorithm, theta, _ = prepared(
+        problem.loss,
+        problem.init(jax.random.key(config.seed)),
+        problem.clients,
+        method,
+        config.rounds,
+        problem.regularizer,
+        problem.reduction,
+        problem.sparse,
+        problem.weight,
+    )
+    return shapes(message_shapes(algorithm, theta, next(iter(algorithm.clients))))
+
+
+def _population(config: RunConfig, sizes: Mapping[str, int]) -> float:
+    """Σ q_i of all clients, where the method asks for it."""
+    method = methods()[config.method].build(config.hyperparameters)
+    if not isinstance(method, OfPopulation):
+        return 0.0
+    return total_weight(method.weighting, sizes.values())
+
+
+SHOWN = ("train/loss", "eval/loss", "eval/accuracy", "eval/recall_at_5", "train/rejected")
+
+
+def _shown(event: Event) -> None:
+    """A line for every round."""
+    record = event.record
+    values = "  ".join(f"{key} {record[key]:.4g}" for key in SHOWN if key in record)
+    log(
+        INFO,
+        "fedpa: round %d/%d  %s  %s  %.1f s",
+        event.round,
+        event.rounds,
+        record["phase"],
+        values,
+        record["seconds"],
+    )

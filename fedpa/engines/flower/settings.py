@@ -1,0 +1,158 @@
+"""A run's and a node's settings, as Flower has them: flat tables of texts and numbers.
+
+The run's, `[tool.flwr.app.config]` and `flwr run -c`, are those of `fedpa run` by the same names
+(`clients-per-round`), and a few about the connection. Names that begin with `app.` are the app's
+own. A node's, `flower-supernode --node-config`, say where its data is and whose.
+"""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpa.algorithms.method import methods
+from fedpa.data.federated import FederatedData
+from fedpa.errors import FedpaError, check_integer, check_number, refuse
+from fedpa.training.config import RunConfig, from_table, resolve, typed
+
+OWN = "app."
+"""Begins the names of settings that are the app's, not ours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """What a run over a network needs to be told besides."""
+
+    out: str = ""
+    """Run directory, an absolute path on the server's machine; a run that lies there is resumed."""
+    min_nodes: int = 1
+    """Nodes that must be there before the run begins; whose clients they hold is its population."""
+    start_timeout: float = 60.0
+    """Seconds to wait for them, and later, where all are gone, for one to come back."""
+    round_timeout: float = 600.0
+    """Seconds after which a round goes on without the nodes that have not answered."""
+    poll: float = 0.1
+    """Seconds between looks for answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """What a node holds."""
+
+    name: str = ""
+    """What messages call it; its partition or number if not given."""
+    data_dir: str | None = None
+    """Where its data lies; FEDPA_DATA or the user's data directory if not given."""
+    clients: str = ""
+    """Ids, with commas between them; all clients of its data if nothing is said."""
+    clients_file: str = ""
+    """A file with one id a line."""
+    partition_id: int | None = None
+    """It holds every `num_partitions`-th client, beginning with this one: for trying out."""
+    num_partitions: int | None = None
+
+
+def run_settings(table: Mapping[str, Any]) -> tuple[RunConfig, Connection]:
+    """The run's settings, all of them checked."""
+    homes = _homes()
+    values: dict[str, Any] = {}
+    about: dict[str, Any] = {}
+    connection = typing.get_type_hints(Connection)
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if key.startswith(OWN):
+            continue
+        if name in connection:
+            about[name] = typed(connection[name], value, f"run config: {key}")
+        elif name in homes:
+            home = homes[name]
+            (values if home is None else values.setdefault(home, {}))[name] = value
+        else:
+            raise _unknown("run config", key, [*homes, *connection], f"; {OWN}{key} is the app's")
+    config = resolve(from_table(values, "run config", of_run=False))
+    if methods()[config.method].pooled:
+        raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
+    return config, _checked(Connection(**about))
+
+
+def _homes() -> dict[str, str | None]:
+    """Each setting's table in `RunConfig`; None if it is not in one."""
+    homes: dict[str, str | None] = {}
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        if dataclasses.is_dataclass(hint):
+            homes |= {field.name: name for field in dataclasses.fields(hint)}
+        else:
+            homes[name] = None
+    return homes
+
+
+def _unknown(where: str, key: str, known: list[str], hint: str = "") -> FedpaError:
+    names = [name.replace("_", "-") for name in known]
+    close = difflib.get_close_matches(key, names, n=1)
+    near = f": did you mean {close[0]}?" if close else hint
+    return FedpaError(f"{where}: unknown field {key}{near}")
+
+
+def _checked(connection: Connection) -> Connection:
+    check_integer("min-nodes", connection.min_nodes, 1)
+    for name in ("start_timeout", "round_timeout", "poll"):
+        value = getattr(connection, name)
+        check_number(name.replace("_", "-"), value)
+        if value <= 0:
+            raise refuse(name.replace("_", "-"), value, "must be a number of seconds above 0")
+    if connection.out and not Path(connection.out).is_absolute():
+        expected = "must be an absolute path: the server's directory is not the one you are in"
+        raise refuse("out", connection.out, expected)
+    return connection
+
+
+def node_settings(table: Mapping[str, Any]) -> Holding:
+    """The node's settings; names that we don't know are the app's."""
+    hints = typing.get_type_hints(Holding)
+    values = {
+        name: typed(hints[name], value, f"node config: {key}")
+        for key, value in table.items()
+        if (name := key.replace("-", "_")) in hints
+    }
+    return Holding(**values)
+
+
+def held(holding: Holding, data: FederatedData) -> FederatedData:
+    """The node's clients, of those in its data."""
+    ids = list(data.ids)
+    wanted = [name.strip() for name in holding.clients.split(",") if name.strip()]
+    if holding.clients_file:
+        if wanted:
+            raise FedpaError("node config: clients and clients-file are both given: give one")
+        wanted = _lines(holding.clients_file)
+    if wanted:
+        missing = sorted(set(wanted) - set(ids))
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            some = ", ".join(map(repr, ids[:3]))
+            raise FedpaError(
+                f"node config: clients: the node's data has no client {missing[0]!r}{more} to "
+                f"train: it has {len(ids)}: {some}{', …' if len(ids) > 3 else ''}"
+            )
+        ids = sorted(set(wanted))
+    elif holding.partition_id is not None and holding.num_partitions is not None:
+        check_integer("node config: num-partitions", holding.num_partitions, 1)
+        check_integer("node config: partition-id", holding.partition_id, 0)
+        if holding.partition_id >= holding.num_partitions:
+            expected = f"must be less than num-partitions = {holding.num_partitions}"
+            raise refuse("node config: partition-id", holding.partition_id, expected)
+        ids = ids[holding.partition_id :: holding.num_partitions]
+    if not ids:
+        raise FedpaError("node config: the node holds no client: its data has none for it")
+    return data._replace(ids=ids)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except OSError as error:
+        expected = f"can't be read: {error.strerror}"
+        raise refuse("node config: clients-file", path, expected) from None
+    return [line.strip() for line in lines if line.strip()]

@@ -1,0 +1,198 @@
+"""FedPA as a Flower strategy, for apps that have a model and a training step of their own.
+
+Clients answer by `fedpa.numpy_client.reply`; nothing else of the app changes. (For the tasks and
+methods of `fedpa`, with cohorts of many clients on a node, checkpoints and resuming, take
+`server_app` and `client_app`.)
+"""
+
+from collections.abc import Iterable
+from logging import INFO, WARNING
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.supercore import log
+
+from fedpa.engines.flower.examples_kind import LARGEST
+from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.numpy_client import ClientWork, check_work
+from fedpa.server.optimizers import sgd
+from fedpa.server.update import Server, ServerState, init, update
+
+
+class FedPA(Strategy):
+    """Federated Posterior Averaging (Algorithms 1 and 3) over messages.
+
+    rho: the shrinkage ρ. epochs, burn_in_epochs: a client's epochs in a round, and how many of
+    them come before its first sample. burn_in_rounds: rounds that are FedAvg's. server_optimizer:
+    any of optax, `fedpa.server.sgd(1.0)` if not given. fraction_train: the share of the nodes that
+    take part in a round, drawn by `seed`; min_nodes: how many must be there. min_success: the share
+    of a round's nodes that must give a usable answer, or the model stays as it is.
+    fraction_evaluate, weighted by examples: as in Flower's FedAvg.
+    """
+
+    def __init__(
+        self,
+        *,
+        rho: float = 0.1,
+        epochs: int = 5,
+        burn_in_epochs: int = 0,
+        burn_in_rounds: int = 0,
+        server_optimizer: optax.GradientTransformation | None = None,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_nodes: int = 2,
+        min_success: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.work = ClientWork(True, epochs, burn_in_epochs, float(rho))
+        check_work(self.work)
+        check_integer("burn_in_rounds", burn_in_rounds, 0)
+        check_integer("min_nodes", min_nodes, 1)
+        check_integer("seed", seed, 0)
+        for name, share in (("fraction_train", fraction_train), ("min_success", min_success)):
+            if not 0 <= share <= 1:
+                raise refuse(name, share, "must be a share between 0 and 1")
+        self.burn_in_rounds, self.seed = burn_in_rounds, seed
+        self.fraction_train, self.min_nodes = fraction_train, min_nodes
+        self.min_success = min_success
+        self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer)
+        self.state: ServerState | None = None
+        self._given = ArrayRecord()
+        self._asked: set[int] = set()
+        self._evaluation = FedAvg(
+            fraction_train=0.0, fraction_evaluate=fraction_evaluate, min_available_nodes=min_nodes
+        )
+
+    def summary(self) -> None:
+        log(INFO, "\t├──> FedPA: %s", self.work)
+        log(INFO, "\t└──> burn-in rounds: %d", self.burn_in_rounds)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The same message for each of the round's nodes."""
+        theta = _floats(arrays)
+        if not theta:
+            raise FedpaError("initial_arrays has no floating-point arrays: nothing can be trained")
+        if self.state is None or server_round == 1:
+            self.state = init(self.server, {n: jnp.asarray(a) for n, a in theta.items()})
+        self._given = arrays
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) < self.min_nodes:
+            raise FedpaError(f"min_nodes = {self.min_nodes}: {len(nodes)} are connected")
+        size = max(round(self.fraction_train * len(nodes)), 1)
+        rng = np.random.default_rng([self.seed, server_round])
+        chosen = [nodes[k] for k in sorted(rng.choice(len(nodes), size, replace=False))]
+        self._asked = set(chosen)
+        asked = dict(config) | {
+            "server-round": server_round,
+            "fedpa-sampling": server_round > self.burn_in_rounds,
+            "fedpa-epochs": self.work.epochs,
+            "fedpa-burn-in-epochs": self.work.burn_in_epochs,
+            "fedpa-rho": self.work.rho,
+        }
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord(asked)})
+        group = str(server_round)
+        return [Message(content, node, MessageType.TRAIN, group_id=group) for node in chosen]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Σ n_i Δ_i / Σ n_i as a gradient; what can't be used is named and left out."""
+        assert self.state is not None
+        theta = _floats(self._given)
+        sums = {name: np.zeros(array.shape, np.float64) for name, array in theta.items()}
+        weight, counted, told = 0, 0, dict[str, float]()
+        for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
+            try:
+                delta, n, metrics = _checked(message, theta)
+            except FedpaError as error:
+                node = message.metadata.src_node_id
+                log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, error)
+                continue
+            counted += 1
+            weight += n
+            for name, array in delta.items():
+                sums[name] += n * array.astype(np.float64)
+            for name, value in metrics.items():
+                told[name] = told.get(name, 0.0) + n * value
+        rejected = len(self._asked) - counted
+        if not counted or counted < self.min_success * len(self._asked) or not weight:
+            log(WARNING, "fedpa: round %d: the model stays as it is", server_round)
+            return None, MetricRecord({"rejected": rejected})
+        mean = {
+            name: jnp.asarray((total / weight).astype(theta[name].dtype))
+            for name, total in sums.items()
+        }
+        self.state, info = update(self.server, self.state, mean, jnp.asarray(float(weight)))
+        new = {
+            name: Array(np.asarray(self.state.theta[name])) if name in theta else self._given[name]
+            for name in self._given
+        }
+        metrics = {name: value / weight for name, value in told.items()}
+        skipped = int(info.skipped)
+        record = MetricRecord({**metrics, "rejected": rejected, "skipped": skipped})
+        return ArrayRecord(new), record
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self._evaluation.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return self._evaluation.aggregate_evaluate(server_round, replies)
+
+
+def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    found = {name: array.numpy() for name, array in arrays.items()}
+    return {name: a for name, a in found.items() if np.issubdtype(a.dtype, np.floating)}
+
+
+def _checked(
+    message: Message, theta: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], int, dict[str, float]]:
+    """A client's Δ, n and metrics. What makes no sense is refused and named."""
+    if message.has_error():
+        raise FedpaError(f"error {message.error.code}: {message.error.reason or 'no reason given'}")
+    arrays, metrics = message.content.get("arrays"), message.content.get("metrics")
+    if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
+        raise FedpaError("the answer has no records arrays and metrics: does the client use reply?")
+    n = metrics.get("num-examples")
+    if not isinstance(n, int) or not 0 <= n <= LARGEST:
+        raise refuse("num-examples", n, f"must be a whole number from 0 to {LARGEST:,}")
+    delta = {}
+    for name, wanted in theta.items():
+        if name not in arrays:
+            raise FedpaError(f"there is no array {name}")
+        try:
+            array = arrays[name].numpy()
+        except Exception as error:
+            raise FedpaError(f"{name} can't be read: {error}") from None
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
+            raise FedpaError(
+                f"{name} is {array.dtype}{list(array.shape)}: {wanted.dtype}{list(wanted.shape)} "
+                "is needed"
+            )
+        if not np.isfinite(array).all():
+            raise FedpaError(f"{name} holds a value that is not finite")
+        delta[name] = array
+    numbers = {
+        str(name): float(value)
+        for name, value in metrics.items()
+        if name != "num-examples" and isinstance(value, int | float)
+    }
+    return delta, n, numbers

@@ -1,0 +1,135 @@
+"""FedPA's client in NumPy, for nodes that train with PyTorch or anything else: no JAX is needed.
+
+A function that runs one epoch on a list of arrays becomes FedPA's client: one posterior sample an
+epoch, the mean of its iterates if the function gives that too, else where it ended.
+
+    burn-in rounds:  Δ = θ − θ_M
+    then:            Δ̂ = Σ̂⁻¹(θ − x̄)  from the samples x_1 … x_ℓ      (eq. 4, Theorem 3)
+
+`reply` answers a message of the strategy `fedpa.engines.flower.FedPA`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedpa.errors import FedpaError, check_integer, check_number
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+
+Arrays = list[np.ndarray]
+Epoch = Callable[[Arrays], Any]
+"""Parameters → parameters after one epoch; or (those, the mean of the epoch's iterates)."""
+
+
+class ClientWork(NamedTuple):
+    """What the server asks of a client in a round."""
+
+    sampling: bool
+    """Whether samples are drawn; if not, the round is FedAvg's."""
+    epochs: int
+    burn_in_epochs: int
+    """Epochs before the first sample."""
+    rho: float
+
+
+def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) -> Arrays:
+    """Δ of one client: train from θ for some epochs, and look at where they went."""
+    check_work(work)
+    start = [np.array(array) for array in theta]  # the function may train in place
+    now, samples = [array.copy() for array in start], []
+    for number in range(work.epochs):
+        now, mean = _run(epoch, now, start)
+        if work.sampling and number >= work.burn_in_epochs:
+            samples.append(mean)
+    if not work.sampling:
+        return [a - b for a, b in zip(start, now, strict=True)]
+    return posterior_delta(start, samples, work.rho)
+
+
+def _run(epoch: Epoch, now: Arrays, like: Arrays) -> tuple[Arrays, Arrays]:
+    given = epoch([array.copy() for array in now])
+    pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], list | tuple)
+    after, mean = given if pair else (given, given)
+    return _checked(after, like), _checked(mean, like)
+
+
+def _checked(arrays: Any, like: Arrays) -> Arrays:
+    arrays = [np.array(array) for array in arrays]
+    shapes, wanted = [a.shape for a in arrays], [a.shape for a in like]
+    if shapes != wanted:
+        raise FedpaError(f"epoch: gave arrays of shapes {shapes}: must be θ's, {wanted}")
+    return [a.astype(b.dtype, copy=False) for a, b in zip(arrays, like, strict=True)]
+
+
+def check_work(work: ClientWork) -> None:
+    check_integer("epochs", work.epochs, 1)
+    check_integer("burn_in_epochs", work.burn_in_epochs, 0)
+    check_number("rho", work.rho)
+    if work.sampling and work.burn_in_epochs >= work.epochs:
+        raise FedpaError(
+            f"burn_in_epochs = {work.burn_in_epochs}: must be less than epochs = {work.epochs}, "
+            "which leaves at least one sample"
+        )
+
+
+def posterior_delta(
+    theta: Sequence[np.ndarray], samples: Sequence[Sequence[np.ndarray]], rho: float
+) -> Arrays:
+    """Δ̂ = Σ̂⁻¹(θ − x̄), eq. 4, for Σ̂ = ρ_ℓ I + (1 − ρ_ℓ)S with ρ_ℓ = 1/(1 + (ℓ−1)ρ).
+
+    With C's rows x_s − x̄ and b = θ − x̄, Woodbury's identity makes of it a system of ℓ equations:
+    Δ̂ = (1 + (ℓ−1)ρ) (b − ρCᵀ(I + ρCCᵀ)⁻¹Cb). O(ℓ²d) time; sums in float64.
+    """
+    ell = len(samples)
+    means = [sum(each[1:], each[0].astype(np.float64)) / ell for each in zip(*samples, strict=True)]
+    gram, image = np.eye(ell), np.zeros(ell)
+    b = [array - mean for array, mean in zip(theta, means, strict=True)]
+    rows = [
+        np.stack([sample[k] - mean for sample in samples]).reshape(ell, -1)
+        for k, mean in enumerate(means)
+    ]
+    for c, difference in zip(rows, b, strict=True):
+        gram += rho * (c @ c.T)
+        image += c @ difference.reshape(-1)
+    solved = np.linalg.solve(gram, image)
+    scale = 1 + (ell - 1) * rho
+    return [
+        (scale * (d - rho * (solved @ c).reshape(d.shape))).astype(array.dtype)
+        for array, d, c in zip(theta, b, rows, strict=True)
+    ]
+
+
+def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float) -> "Message":
+    """The answer to a `train` message of the strategy FedPA.
+
+    epoch: gets and gives the model's arrays in the order of the message's: those of
+        `message.content["arrays"].to_torch_state_dict()`, or `.to_numpy_ndarrays()`.
+    num_examples: how many the client has: its weight.
+    metrics: numbers for people to see, averaged over clients.
+    """
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+    check_integer("num_examples", num_examples, 0)
+    arrays: Any = message.content["arrays"]
+    config: Any = message.content["config"]
+    if "fedpa-epochs" not in config:
+        raise FedpaError("the message is not of the strategy fedpa.engines.flower.FedPA")
+    work = ClientWork(
+        bool(config["fedpa-sampling"]),
+        int(config["fedpa-epochs"]),
+        int(config["fedpa-burn-in-epochs"]),
+        float(config["fedpa-rho"]),
+    )
+    names, theta = list(arrays), [arrays[name].numpy() for name in arrays]
+    delta = client_delta(theta, epoch, work)
+    # Whole numbers (a count of batches, say) are not trained: they stay the server's.
+    sent = {
+        name: Array(np.ascontiguousarray(array))
+        for name, array in zip(names, delta, strict=True)
+        if np.issubdtype(array.dtype, np.floating)
+    }
+    told = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
+    return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": told}), reply_to=message)

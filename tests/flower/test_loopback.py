@@ -1,0 +1,343 @@
+"""Rounds over messages are the rounds of the local engine; what is wrong on the way is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+import jax
+from flwr.app import Array, ArrayRecord
+
+from fedpa.algorithms.method import methods
+from fedpa.engines.flower import client_app
+from fedpa.engines.flower.server_app import serve
+from fedpa.engines.flower.settings import run_settings
+from fedpa.errors import FedpaError
+from fedpa.training.run import run
+from tests.flower.loopback_grid import LoopbackGrid
+
+SETTINGS = {
+    "task": "digits",
+    "method": "fedpa",
+    "rounds": 3,
+    "clients-per-round": 6,
+    "burn-in-rounds": 1,
+    "epochs": 2,
+    "seed": 3,
+    "eval-every": 3,
+    "min-nodes": 3,
+    "start-timeout": 0.3,
+    "round-timeout": 0.3,
+    "poll": 0.01,
+}
+THIRDS = [{"partition-id": k, "num-partitions": 3} for k in range(3)]
+
+
+def settings(tmp_path, **changes):
+    changed = {name.replace("_", "-"): value for name, value in changes.items()}
+    return {"out": str(tmp_path / "run"), **SETTINGS, **changed}
+
+
+def grid_of(config, nodes=THIRDS):
+    return LoopbackGrid(client_app(), config, nodes)
+
+
+def assert_close(a, b, tolerance=1e-5):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if hasattr(one, "shape"):
+            np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+
+
+def served(config, nodes=THIRDS):
+    return serve(grid_of(config, nodes), config)
+
+
+FEW = ("fedpa", "mime")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.long)
+        for name, method in methods().items()
+        if not method.pooled
+    ],
+)
+@pytest.mark.filterwarnings("ignore:a client takes part")
+def test_every_method_gives_the_local_engines_parameters(tmp_path, method):
+    """Over three rounds that cross the burn-in switch, where the method has one."""
+    config = settings(tmp_path, method=method)
+    if not methods()[method].samples:
+        del config["burn-in-rounds"]
+    if method in ("fedavg-1", "afo"):
+        del config["epochs"]
+    fit = served(config)
+    alone = run(run_settings(config)[0], None)
+    assert_close(fit.params, alone.params)
+    phases = [record["phase"] for record in fit.history]
+    assert phases == [record["phase"] for record in alone.history]
+    if methods()[method].samples:
+        assert phases[0] != phases[-1]
+    told = ("train/loss", "train/delta_norm", "train/rejected", "train/skipped")
+    for here, there in zip(fit.history, alone.history, strict=True):
+        for name in told:
+            assert here[name] == pytest.approx(there[name], rel=1e-4)
+
+
+def test_the_model_crosses_the_wire_once_each_way_in_float32(tmp_path):
+    traffic = {}
+    for method in ("fedavg", "fedpa"):
+        config = settings(tmp_path / method, method=method)
+        if method == "fedavg":
+            del config["burn-in-rounds"]
+        grid = grid_of(config)
+        fit = serve(grid, config)
+        sent = [message for message in grid.sent if message.metadata.message_type == "train"]
+        for message in sent:
+            arrays = message.content["arrays"]
+            assert {array.numpy().dtype for array in arrays.values()} == {np.dtype(np.float32)}
+            assert sum(array.numpy().size for array in arrays.values()) == 2_410
+        traffic[method] = [
+            (record["comm/bytes_up"], record["comm/bytes_down"]) for record in fit.history
+        ]
+        assert len(sent) <= 3 * 3
+    for fedavg, fedpa in zip(traffic["fedavg"], traffic["fedpa"], strict=True):
+        assert fedpa[0] <= 1.01 * fedavg[0]
+        assert fedpa[1] <= 1.01 * fedavg[1]
+    up, down = traffic["fedpa"][-1]
+    assert up < 3 * 1.1 * 4 * 2_410
+    assert down < 3 * 1.1 * 4 * 2_410
+
+
+def change_array(content, change):
+    name = next(iter(content["arrays"]))
+    value = change(content["arrays"][name].numpy().copy())
+    content["arrays"][name] = Array(value)
+
+
+def with_nan(array):
+    array.flat[0] = np.nan
+    return array
+
+
+def drop_array(content):
+    arrays = dict(content["arrays"])
+    arrays.pop(next(iter(arrays)))
+    content["arrays"] = ArrayRecord(arrays)
+
+
+def set_weight(content, value):
+    (name,) = content["scalars"]
+    content["scalars"][name] = value
+
+
+def set_examples(content, change):
+    content["about"]["examples"] = [change(n) for n in content["about"]["examples"]]
+
+
+FAULTS = {
+    "another shape": (lambda c: change_array(c, lambda a: a[..., :-1].copy()), "has shape"),
+    "another type": (lambda c: change_array(c, lambda a: a.astype(np.float64)), "is of type"),
+    "an array less": (drop_array, "there is no array"),
+    "nan": (lambda c: change_array(c, with_nan), "not finite"),
+    "a negative weight": (lambda c: set_weight(c, -5.0), "weight = -5"),
+    "an absurd weight": (lambda c: set_weight(c, 1e30), "weight = 1e+30"),
+    "a negative count": (lambda c: set_examples(c, lambda n: -n), "examples = -"),
+    "an absurd count": (lambda c: set_examples(c, lambda n: 10**9), "examples = 1000000000"),
+    "other clients": (lambda c: c["about"].update(clients=["x"]), "that were asked for"),
+    "no records": (lambda c: c.clear(), "there is no record"),
+    "flower's error": (5, "the node is gone"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
+    """A fault a round, always of one node: the model is what the other two make without it."""
+    config = settings(tmp_path, rounds=len(FAULTS), clients_per_round=12)
+    config |= {"burn-in-rounds": 2, "epochs": 1}
+    node = 102
+
+    def one_a_round(grid, faults):
+        """Before each round, the next fault."""
+        original = grid.push_messages
+
+        def push(messages):
+            messages = list(messages)
+            if messages[0].metadata.message_type == "train":
+                grid.faults[node] = faults.pop(0)
+            return original(messages)
+
+        grid.push_messages = push
+        return grid
+
+    wrong = [fault for fault, _ in FAULTS.values()]
+    fit, text = capture(lambda: serve(one_a_round(grid_of(config), wrong), config))
+    gone = {**config, "out": str(tmp_path / "gone")}
+    grid = one_a_round(grid_of(gone), [lambda content: content.clear()] * len(FAULTS))
+    assert_close(fit.params, serve(grid, gone).params, 0)
+    lines = text.splitlines()
+    for t, (record, (name, (_, said))) in enumerate(zip(fit.history, FAULTS.items(), strict=True)):
+        assert record["train/rejected"] == len(record["train/rejected_clients"]) > 0, name
+        held = {f"client-{k:03d}" for k in range(1, 100, 3)}
+        assert set(record["train/rejected_clients"]) <= held, name
+        told = [line for line in lines if line.startswith(f"fedpa: round {t + 1}: node 1: ")]
+        assert told, name
+        assert said in told[0], name
+
+
+def capture(function):
+    """What a function gives, and what it logs by Flower's logger."""
+    import logging
+
+    lines = []
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Kept()
+    logging.getLogger("flwr").addHandler(handler)
+    try:
+        return function(), "\n".join(lines)
+    finally:
+        logging.getLogger("flwr").removeHandler(handler)
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_node_that_was_silent_takes_part_again(tmp_path):
+    config = settings(tmp_path, rounds=4, clients_per_round=30)
+    grid = grid_of(config)
+    grid.faults[102] = None
+
+    original = grid.get_node_ids
+
+    def recovering():
+        if sum(m.metadata.message_type == "train" for m in grid.sent) >= 5:
+            grid.faults.clear()
+        return original()
+
+    grid.get_node_ids = recovering
+    fit, text = capture(lambda: serve(grid, config))
+    assert "round 1: node 1: no answer in 0.3 s" in text
+    rejected = [record["train/rejected"] for record in fit.history]
+    assert rejected[0] > 0
+    assert rejected[-1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_run_goes_on_from_its_directory(tmp_path):
+    """With a node less there, too: its clients fail, and the cohorts stay the same."""
+    config = settings(tmp_path, rounds=4)
+    whole = served({**config, "out": str(tmp_path / "whole")})
+    served({**config, "rounds": 2})
+    fit = served(config)
+    assert_close(fit.params, whole.params, 0)
+    assert len(fit.history) == 4
+
+    short = {**config, "out": str(tmp_path / "short"), "min-nodes": 2}
+    served({**short, "rounds": 2})
+    fit = served(short, THIRDS[:2])
+    gone = {name for record in fit.history[2:] for name in record.get("train/rejected_clients", ())}
+    held = {f"client-{k:03d}" for k in range(2, 100, 3)}
+    assert gone
+    assert gone <= held
+
+
+@pytest.mark.filterwarnings("ignore:a client takes part")
+def test_what_clients_keep_stays_on_their_node(tmp_path):
+    config = settings(tmp_path, method="scaffold", rounds=4, clients_per_round=3)
+    del config["burn-in-rounds"]
+    config |= {"seed": 0}
+    few = [{"clients": f"client-00{k}"} for k in range(3)]
+    fit = served(config, few)
+    grid = grid_of({**config, "out": str(tmp_path / "again")}, few)
+    again, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "again")}))
+    assert_close(fit.params, again.params, 0)
+    assert "begins anew" not in text
+    assert all(len(context.state) for context in grid.contexts.values())
+    sent = [m.content["about"]["states"] for m in grid.sent if "states" in m.content["about"]]
+    assert sorted(t for states in sent for t in states) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    # A node that was started anew has lost them, and says so.
+    grid = grid_of({**config, "out": str(tmp_path / "lost")}, few)
+    grid.faults[101] = lambda content: grid.contexts[101].state.clear()
+    _, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "lost")}))
+    assert "client 'client-000' begins anew" in text
+
+
+REFUSED = {
+    "too few nodes": ({}, THIRDS[:2], "min-nodes = 3: 2 can take part"),
+    "a client that is not there": (
+        {},
+        [{"clients": "client-000"}, {"clients": "client-001, nobody"}, {"clients": "client-002"}],
+        "no client 'nobody'",
+    ),
+    "a client on two nodes": (
+        {},
+        [{"clients": "client-000"}, {"clients": "client-000"}, {"clients": "client-001"}],
+        "both hold client 'client-000'",
+    ),
+    "a partition that is none": (
+        {},
+        [{"partition-id": 3, "num-partitions": 3}] * 3,
+        "partition-id",
+    ),
+    "an option that is none": ({"round": 3}, THIRDS, "did you mean rounds?"),
+    "another type": ({"rounds": "many"}, THIRDS, "rounds = 'many'"),
+    "a relative directory": ({"out": "here"}, THIRDS, "must be an absolute path"),
+    "a method that pools data": ({"method": "centralized"}, THIRDS, "stay on nodes"),
+    "no time at all": ({"round-timeout": 0.0}, THIRDS, "round-timeout = 0.0"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_before_any_work(tmp_path, what):
+    changes, nodes, said = REFUSED[what]
+    config = {**settings(tmp_path), **changes}
+    if what == "a method that pools data":
+        del config["burn-in-rounds"], config["epochs"]
+    grid = LoopbackGrid(client_app(), settings(tmp_path), nodes)
+    with pytest.raises(FedpaError) as error:
+        serve(grid, config)
+    assert said in str(error.value)
+    assert not (tmp_path / "run").exists()
+    assert not [message for message in grid.sent if message.metadata.message_type == "train"]
+
+
+def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch):
+    import fedpa.engines.flower.server_app as server
+
+    original = server._message_shapes
+
+    def other(config, problem):
+        found = original(config, problem)
+        name = next(iter(found))
+        return {**found, name: "float32[16, 64]"}
+
+    monkeypatch.setattr(server, "_message_shapes", other)
+    with pytest.raises(FedpaError, match=r"float32\[16, 64\] on the server and float32\[32, 64\]"):
+        served(settings(tmp_path))
+
+
+def test_no_example_is_told(tmp_path):
+    """What a node says of its data: ids, sizes, and the shapes of an example's arrays."""
+    config = settings(tmp_path)
+    grid = grid_of(config)
+    said = []
+    original = grid.pull_messages
+    grid.pull_messages = lambda ids: [said.append(m) or m for m in original(ids)]
+    serve(grid, config)
+    queries = [m for m in said if m.metadata.message_type == "query"]
+    assert len(queries) == 3
+    for message in queries:
+        assert list(message.content) == ["about"]
+        about = message.content["about"]
+        assert set(about) == {"name", "clients", "examples", "kind"}
+        shapes = json.loads(about["kind"])
+        assert shapes == {
+            "dict": {"x": {"array": ["float32", [64]]}, "y": {"array": ["int32", []]}}
+        }
+    for message in (m for m in said if m.metadata.message_type == "train"):
+        arrays = message.content["arrays"]
+        assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
