@@ -70,7 +70,11 @@ def _search(config: RunConfig, multiples: Sequence[float], rounds: int | None) -
         raise refuse("tune", config.method, f"method {config.method} has no rate to choose")
     # Three digits are enough for a rate, and 0.30000000000000004 is none.
     values = tuple(float(f"{getattr(own, rate) * multiple:.3g}") for multiple in multiples)
-    base = dataclasses.replace(config, seed=config.seed + SEED)
+    # What is chosen on validation does not see the test split, which takes a while to see.
+    options = dataclasses.replace(config.task_options, eval_split="validation")
+    base = dataclasses.replace(
+        config, seed=config.seed + SEED, task_options=options, test_at_end=False
+    )
     if rounds is not None:  # the same share of them is burn-in: a rate is chosen for sampling, too
         share = round(own.burn_in_rounds * rounds / config.rounds)
         shorter = dataclasses.replace(config.hyperparameters, burn_in_rounds=share)
@@ -117,6 +121,11 @@ def tuned(
         for name, settings in sweeps.items():
             (rate,) = settings.space
             options = resolve(settings.base).task_options
+            problem = next(
+                problem
+                for theirs, problem in problems.items()
+                if dataclasses.replace(theirs, eval_split=options.eval_split) == options
+            )
 
             def begin(
                 trial: Trial, again: bool, name: str = name, rate: str = rate
@@ -126,7 +135,7 @@ def tuned(
                     console.print(f"choosing {name}'s rate: {about}", highlight=False)
                 return [look]
 
-            problem, watch, trials = problems[options], Watch(begin), list[Trial]()
+            watch, trials = Watch(begin), list[Trial]()
             for part in range(1 + MOST_BEYOND):
                 place = out / TUNING / (f"{name}+{part}" if part else name)
                 trials += sweep(settings, place, problem, jobs=jobs, watch=watch)

@@ -55,6 +55,8 @@ class RunConfig:
     """One seed, one result, bit for bit."""
     eval_every: int = 1
     """Evaluate every so many rounds, and after the last."""
+    test_at_end: bool = True
+    """Evaluate all of the test split after the last round."""
     min_success: float = 0.0
     """Share of a round's clients that must succeed for the run to go on."""
     init: str | None = None

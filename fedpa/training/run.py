@@ -249,6 +249,8 @@ def _training(
 
     def at_end(model: Any, record: dict[str, Any]) -> dict[str, Any]:
         last = {} if f"eval/{task.metric}" in record else measure(model)
+        if not config.test_at_end:
+            return last
         return last | on_all_of_test(problem, task.metric, options, model, record | last)
 
     return Training(
