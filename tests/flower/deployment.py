@@ -50,14 +50,27 @@ def until(ready, what, patience=PATIENCE, pause=0.2):
         time.sleep(pause)
 
 
+def partition(number, of):
+    return f"partition-id={number} num-partitions={of}"
+
+
 class Deployment:
     """A SuperLink, its nodes, and the commands of a user."""
 
-    def __init__(self, root, nodes=3, app=APP, link=(), node=lambda number: (), tls=None):
+    def __init__(
+        self,
+        root,
+        nodes=3,
+        app=APP,
+        link=(),
+        node=lambda number: (),
+        tls=None,
+        node_config=partition,
+    ):
         self.root, self.app, self.tls = Path(root), app, tls
         self.port, self.env = free_port(), environment(Path(root))
         self.started, self.nodes = {}, {}
-        self.node_words = node
+        self.node_words, self.node_config = node, node_config
         home = Path(self.env["FLWR_HOME"])
         home.mkdir(parents=True, exist_ok=True)
         trust = f'root-certificates = "{tls}"' if tls else "insecure = true"
@@ -78,20 +91,20 @@ class Deployment:
             self.join(number, nodes)
 
     def start(self, name, words):
-        log = (self.root / f"{name}.log").open("ab")
-        self.started[name] = subprocess.Popen(
-            [str(BIN / words[0]), *words[1:]],
-            env=self.env,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=self.root,
-            start_new_session=True,
-        )
+        with (self.root / f"{name}.log").open("ab") as log:
+            self.started[name] = subprocess.Popen(
+                [str(BIN / words[0]), *words[1:]],
+                env=self.env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.root,
+                start_new_session=True,
+            )
         return self.started[name]
 
     def join(self, number, of, more="", name=None):
         trust = ["--root-certificates", str(self.tls)] if self.tls else ["--insecure"]
-        config = f"partition-id={number} num-partitions={of} {more}"
+        config = f"{self.node_config(number, of)} {more}"
         words = ["flower-supernode", *trust, "--superlink", f"127.0.0.1:{self.port}"]
         words += ["--host", "127.0.0.1", "--port", str(free_port()), *self.node_words(number)]
         return self.start(name or f"node{number}", [*words, "--node-config", config])
@@ -179,3 +192,44 @@ def as_toml(config):
         return json.dumps(value) if isinstance(value, str | bool) else str(value)
 
     return " ".join(f"{name.replace('_', '-')}={shown(value)}" for name, value in config.items())
+
+
+def simulated(root, app, config, nodes=3):
+    """`flwr run` in Flower's own simulation; the SuperLink it leaves running is ended."""
+    env = environment(root)
+    ports = {free_port(), free_port()}
+    http, control = ports
+    env |= {
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+    }
+    home = Path(env["FLWR_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        '[superlink.sim]\naddress = ":local-in-memory:"\n'
+        f"options.num-supernodes = {nodes}\n"
+        "options.backend.client-resources.num-cpus = 1\n"
+        "options.backend.init-args.num-cpus = 2\n"
+    )
+    words = [str(BIN / "flwr"), "run", str(app), "sim", "--stream", "-c", as_toml(config)]
+    before = set(processes())
+    try:
+        return subprocess.run(
+            words, env=env, capture_output=True, text=True, timeout=PATIENCE, check=True, cwd=root
+        ).stdout
+    finally:
+        for pid in set(processes()) - before:
+            if str(home) in its_environment(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+
+
+def processes():
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def its_environment(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -226,6 +226,15 @@ def test_a_node_that_was_silent_takes_part_again(tmp_path):
     assert rejected[-1] == 0
 
 
+def test_a_node_that_was_started_anew_takes_its_own_place(tmp_path):
+    """Flower lists the one that crashed for a minute: the new one is not taken for a second."""
+    config = settings(tmp_path, rounds=2)
+    grid = grid_of(config, [*THIRDS, THIRDS[1]])
+    fit, text = capture(lambda: serve(grid, config))
+    assert "node 1 takes the place of one that held the same clients" in text
+    assert [record["train/rejected"] for record in fit.history] == [0, 0]
+
+
 @pytest.mark.filterwarnings("ignore:round")
 def test_a_run_goes_on_from_its_directory(tmp_path):
     """With a node less there, too: its clients fail, and the cohorts stay the same."""
@@ -275,7 +284,11 @@ REFUSED = {
     ),
     "a client on two nodes": (
         {},
-        [{"clients": "client-000"}, {"clients": "client-000"}, {"clients": "client-001"}],
+        [
+            {"clients": "client-000"},
+            {"clients": "client-000,client-001"},
+            {"clients": "client-002"},
+        ],
         "both hold client 'client-000'",
     ),
     "a partition that is none": (

@@ -8,13 +8,14 @@ Something that goes wrong is told in the answer, in one line, and in the node's 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import ERROR
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from fedpa.engines.flower import states
@@ -25,9 +26,12 @@ from fedpa.engines.flower.settings import Holding, node_settings, run_settings
 from fedpa.errors import FedpaError
 
 
-def client_app() -> ClientApp:
-    """An app for the tasks and methods of `fedpa`, chosen by the run's settings."""
-    app = ClientApp()
+def client_app(mods: Sequence[Mod] = ()) -> ClientApp:
+    """An app for the tasks and methods of `fedpa`, chosen by the run's settings.
+
+    mods: Flower's: functions around every message.
+    """
+    app = ClientApp(mods=list(mods))
     app.query()(_telling_of_errors(_who))
     app.train()(_telling_of_errors(_round))
     return app

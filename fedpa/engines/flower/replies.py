@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fedpa.engines.flower.records import INFOS, WireError, about, unpacked
+from fedpa.training.named_arrays import path_name
 
 
 class Reply(NamedTuple):
@@ -51,7 +52,7 @@ def checked(
     total = unpacked(template, content)
     for path, leaf in jax.tree_util.tree_leaves_with_path(total):
         if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
-            raise WireError(f"{jax.tree_util.keystr(path)} holds a value that is not finite")
+            raise WireError(f"{path_name(path)} holds a value that is not finite")
     counted = [sizes[name] for name, ok in zip(ids, accepted, strict=True) if ok]
     _check_weight(weight_of(total), counted)
     infos = {

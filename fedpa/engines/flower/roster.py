@@ -7,7 +7,7 @@ is asked again before it is given another. Nobody waits for that: rounds go on w
 import json
 import time
 from collections.abc import Callable, Mapping
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
@@ -102,9 +102,13 @@ class Roster:
         if "error" in said:
             raise FedpaError(f"{name}: {said['error']!s}")
         site = checked_site(name, said)
-        for other, theirs in self.sites.items():
+        for other, theirs in list(self.sites.items()):
             both = sorted(site.sizes.keys() & theirs.sizes.keys())
-            if both and other != node:
+            if other != node and site.sizes == theirs.sizes:
+                # Started anew after a crash: Flower lists the old one for a minute.
+                log(WARNING, "fedpa: %s takes the place of one that held the same clients", name)
+                del self.sites[other]
+            elif both and other != node:
                 raise FedpaError(
                     f"{name} and {theirs.name} both hold client {both[0]!r}: a client's data must "
                     "be on one node"

@@ -1,0 +1,1 @@
+"""Flower as its users write it: FedAvg, and a client in JAX."""

@@ -1,0 +1,1 @@
+"""FedPA in an app whose model and training step are its own."""

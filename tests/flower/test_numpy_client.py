@@ -1,0 +1,115 @@
+"""FedPA for apps with a training step of their own: NumPy on the node, a strategy on the server."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedpa
+from fedpa.errors import FedpaError
+from fedpa.numpy_client import ClientWork, client_delta, posterior_delta
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_numpy"
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ell=st.integers(1, 6),
+    rho=st.floats(0, 10),
+    shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=3),
+)
+def test_its_delta_is_the_librarys(seed, ell, rho, shapes):
+    rng = np.random.default_rng(seed)
+    theta = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    samples = [[rng.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(ell)]
+    found = posterior_delta(theta, samples, rho)
+    stacked = [np.stack(each) for each in zip(*samples, strict=True)]
+    expected = fedpa.posterior_delta(theta, stacked, rho)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+        assert a.dtype == np.float32
+
+
+def halfway(arrays):
+    """An epoch that goes half of the way to 1, in place, as frameworks do."""
+    for array in arrays:
+        array += (1 - array) / 2
+    return arrays
+
+
+def test_burn_in_rounds_are_fedavgs_and_sampling_takes_one_sample_an_epoch():
+    theta = [np.zeros(3, np.float32)]
+    burn_in = client_delta(theta, halfway, ClientWork(False, 3, 0, 0.1))
+    np.testing.assert_allclose(burn_in[0], -0.875 * np.ones(3))
+    sampled = client_delta(theta, halfway, ClientWork(True, 3, 1, 0.1))
+    samples = [[np.full(3, x, np.float32)] for x in (0.75, 0.875)]
+    np.testing.assert_allclose(sampled[0], posterior_delta(theta, samples, 0.1)[0])
+    assert not theta[0].any()
+    both = client_delta(
+        theta, lambda arrays: (halfway(arrays), [np.ones(3)]), ClientWork(True, 2, 0, 0.1)
+    )
+    np.testing.assert_allclose(both[0], -1.1 * np.ones(3), rtol=1e-6)
+
+
+def test_an_epoch_of_other_shapes_and_settings_that_make_no_sense_are_refused():
+    theta = [np.zeros(3, np.float32)]
+    with pytest.raises(FedpaError, match=r"epoch: gave arrays of shapes \[\(2,\)\]"):
+        client_delta(theta, lambda arrays: [np.zeros(2)], ClientWork(True, 1, 0, 0.1))
+    with pytest.raises(FedpaError, match="burn_in_epochs = 2: must be less than epochs = 2"):
+        client_delta(theta, halfway, ClientWork(True, 2, 2, 0.1))
+
+
+def test_a_node_needs_no_jax():
+    script = (
+        "import sys, fedpa.numpy_client; sys.exit(any(m in sys.modules for m in ('jax', 'flwr')))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_the_example_trains_and_survives_a_bad_client(monkeypatch):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.app import Array, ArrayRecord
+
+    from fedpa.engines.flower import FedPA
+    from tests.flower.loopback_grid import LoopbackGrid
+
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from numpy_app.client import app
+    from numpy_app.model import fresh, loss, site_data
+
+    data = [site_data(k) for k in range(3)]
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+
+    def trained(faults=None, **settings):
+        grid = LoopbackGrid(app, {}, [{"partition-id": k} for k in range(3)])
+        grid.faults = faults or {}
+        strategy = FedPA(epochs=3, min_nodes=3, **settings)
+        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(fresh()), num_rounds=4)
+        sampling = [m.content["config"]["fedpa-sampling"] for m in grid.sent]
+        return result, sampling
+
+    result, sampling = trained(rho=0.1, burn_in_rounds=2)
+    assert sampling == [False] * 6 + [True] * 6
+    arrays = result.arrays.to_numpy_ndarrays()
+    assert loss(arrays, x, y) < 0.8 * loss(fresh(), x, y)
+    assert result.train_metrics_clientapp[4]["rejected"] == 0
+    again, _ = trained(rho=0.1, burn_in_rounds=2)
+    for a, b in zip(arrays, again.arrays.to_numpy_ndarrays(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    def with_nan(content):
+        content["arrays"]["0"] = Array(np.full((20, 4), np.nan, np.float32))
+
+    def many(content):
+        content["metrics"]["num-examples"] = 10**18
+
+    for fault in (with_nan, many, lambda content: content.clear(), 2):
+        result, _ = trained({102: fault}, rho=0.1)
+        assert result.train_metrics_clientapp[4]["rejected"] == 1
+        assert np.isfinite(result.arrays.to_numpy_ndarrays()[0]).all()
+    with pytest.raises(FedpaError, match="rho"):
+        FedPA(rho=-1.0)
