@@ -21,5 +21,5 @@ trap ended EXIT
 
 eval "$commands"
 test -s run/params.npz
-test -s run/report.html
+test -s report.html
 echo "the page's commands ran in $place"

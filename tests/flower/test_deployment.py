@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fedpa.engines.flower.settings import run_settings
 from fedpa.training.run import run
-from tests.flower.deployment import APP, Deployment, until
+from tests.flower.deployment import APP, Deployment, environment, free_port, until
 
 SETTINGS = {
     "rounds": 3,
@@ -185,7 +186,7 @@ def test_too_few_nodes_and_bad_data_are_refused_in_time(tmp_path):
         assert time.monotonic() - started < 90
         assert not (tmp_path / "run").exists()
         there.join(2, 3, 'clients="nobody"')
-        number = submitted(there, tmp_path / "run", **{"start-timeout": 20.0})
+        number = submitted(there, tmp_path / "run", **{"start-timeout": 60.0})
         there.ended(number)
         assert "no client 'nobody'" in there.run_log(number)
         assert "no client 'nobody'" in there.log("node2")
@@ -199,3 +200,81 @@ def test_the_example_runs_unchanged_in_the_simulation(tmp_path):
     out = tmp_path / "run"
     simulated(tmp_path, APP, {**SETTINGS, "out": str(out)})
     assert_as_locally(tmp_path, out)
+
+
+def with_openssl(*words, cwd):
+    subprocess.run(["openssl", *words], cwd=cwd, check=True, capture_output=True, timeout=60)
+
+
+def certified(root, name="ca"):
+    """An authority, and a certificate of the server that it signed."""
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes")
+    authority = ("-keyout", f"{name}.key", "-out", f"{name}.crt")
+    with_openssl("req", "-x509", *new, "-subj", f"/CN={name}", *authority, cwd=root)
+    mine = ("-keyout", f"{name}-server.key", "-out", f"{name}-server.csr")
+    with_openssl("req", *new, "-subj", "/CN=superlink", *mine, cwd=root)
+    (root / "ext").write_text("subjectAltName=IP:127.0.0.1\n")
+    signed = ("-CA", f"{name}.crt", "-CAkey", f"{name}.key", "-CAcreateserial", "-extfile", "ext")
+    files = ("-in", f"{name}-server.csr", "-out", f"{name}-server.crt")
+    with_openssl("x509", "-req", *signed, *files, cwd=root)
+    return root / f"{name}.crt"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+    reason="needs openssl and ssh-keygen",
+)
+def test_with_tls_only_nodes_with_registered_keys_take_part(tmp_path):
+    ca, other = certified(tmp_path), certified(tmp_path, "other")
+    for name in ("node0", "node1", "node2", "stranger"):
+        words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", name]
+        subprocess.run(words, cwd=tmp_path, check=True, timeout=60)
+
+    def keys(number):
+        name = f"node{number}" if number < 3 else "stranger"
+        return ("--auth-supernode-private-key", str(tmp_path / name))
+
+    secured = (
+        *("--ssl-ca-certfile", str(ca), "--ssl-certfile", str(tmp_path / "ca-server.crt")),
+        *("--ssl-keyfile", str(tmp_path / "ca-server.key"), "--enable-supernode-auth"),
+    )
+    out = tmp_path / "run"
+    with Deployment(tmp_path, nodes=0, link=secured, node=keys, tls=ca) as there:
+        for number in range(3):
+            there.flwr("supernode", "register", str(tmp_path / f"node{number}.pub"), "here")
+            there.join(number, 3)
+        stranger = there.join(3, 4, name="stranger")
+        there.tls = other
+        wrong = there.join(0, 4, name="wrong")
+        there.tls = ca
+        submitted(there, out)
+        until(lambda: (out / "summary.json").is_file(), "the run", 300)
+        for name, process in (("stranger", stranger), ("wrong", wrong)):
+            said = there.log(name)
+            assert process.poll() is not None or "rror" in said, (name, said)
+            assert "Receiving" not in said
+    assert len(json.loads((out / "clients.json").read_text())) == 100
+    assert_as_locally(tmp_path, out)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("openssl", "ssh-keygen", "curl"))),
+    reason="needs openssl, ssh-keygen and curl",
+)
+def test_every_command_of_the_deployment_page_runs(tmp_path):
+    env = environment(tmp_path) | {"PORT": str(free_port()), "NODE_PORTS": "29090"}
+    done = subprocess.run(
+        ["bash", str(APP / "try_deployment.sh"), str(tmp_path / "place")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the page's commands ran" in done.stdout
+    assert "round 3/3" in done.stdout
+    assert "3 nodes" in done.stdout
+    assert (tmp_path / "place" / "report.html").is_file()
