@@ -36,17 +36,29 @@ class ClientWork(NamedTuple):
 
 
 def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) -> Arrays:
-    """Δ of one client: train from θ for some epochs, and look at where they went."""
+    """Δ of one client: train from θ for some epochs, and look at where they went.
+
+    Of the floating-point arrays alone, in their order.
+    """
     check_work(work)
     start = [np.array(array) for array in theta]  # the function may train in place
     now, samples = [array.copy() for array in start], []
     for number in range(work.epochs):
         now, mean = _run(epoch, now, start)
         if work.sampling and number >= work.burn_in_epochs:
-            samples.append(mean)
+            samples.append(_trained(mean))
     if not work.sampling:
-        return [a - b for a, b in zip(start, now, strict=True)]
-    return posterior_delta(start, samples, work.rho)
+        return [np.asarray(a - b) for a, b in zip(_trained(start), _trained(now), strict=True)]
+    return posterior_delta(_trained(start), samples, work.rho)
+
+
+def is_trained(array: np.ndarray) -> bool:
+    """Whole numbers (how many batches were seen, say) are not: they stay the server's."""
+    return bool(np.issubdtype(array.dtype, np.floating))
+
+
+def _trained(arrays: Arrays) -> Arrays:
+    return [array for array in arrays if is_trained(array)]
 
 
 def _run(epoch: Epoch, now: Arrays, like: Arrays) -> tuple[Arrays, Arrays]:
@@ -97,7 +109,7 @@ def posterior_delta(
     solved = np.linalg.solve(gram, image)
     scale = 1 + (ell - 1) * rho
     return [
-        (scale * (d - rho * (solved @ c).reshape(d.shape))).astype(array.dtype)
+        np.asarray(scale * (d - rho * (solved @ c).reshape(d.shape)), array.dtype)
         for array, d, c in zip(theta, b, rows, strict=True)
     ]
 
@@ -123,13 +135,11 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
         int(config["fedpa-burn-in-epochs"]),
         float(config["fedpa-rho"]),
     )
-    names, theta = list(arrays), [arrays[name].numpy() for name in arrays]
-    delta = client_delta(theta, epoch, work)
-    # Whole numbers (a count of batches, say) are not trained: they stay the server's.
+    theta = {name: arrays[name].numpy() for name in arrays}
+    delta = client_delta(list(theta.values()), epoch, work)
+    names = [name for name, array in theta.items() if is_trained(array)]
     sent = {
-        name: Array(np.ascontiguousarray(array))
-        for name, array in zip(names, delta, strict=True)
-        if np.issubdtype(array.dtype, np.floating)
+        name: Array(np.asarray(array, order="C")) for name, array in zip(names, delta, strict=True)
     }
     told = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
     return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": told}), reply_to=message)

@@ -16,9 +16,9 @@ def directory() -> Path:
     return cache() / "compiled"
 
 
-def switch_on() -> None:
+def switch_on(worth_keeping: float = WORTH_KEEPING) -> None:
     """Use the cache, unless the user has set one up or switched it off (JAX's own settings)."""
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(directory()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", worth_keeping)

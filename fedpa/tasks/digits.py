@@ -6,7 +6,10 @@ most clients hold one to three digits. The federation is the same for every seed
 small perceptron.
 """
 
+import contextlib
 import functools
+import zipfile
+from importlib.metadata import version
 
 import equinox as eqx
 import jax
@@ -16,9 +19,11 @@ import optax
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import from_mapping
 from fedpa.data.held_out import held_out
+from fedpa.data.kept import settle, whole
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.metrics.classification import classifier
 from fedpa.objectives.layer_inputs import layer_input, over_examples
+from fedpa.places import cache
 from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Defaults, Preset, Problem, Task
 from fedpa.types import Examples, Key, Losses
@@ -58,15 +63,7 @@ def load(options: TaskOptions) -> Problem:
 
 @functools.cache
 def _loaded() -> Problem:
-    # Imported here: listing the tasks should not load scikit-learn.
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    pixels, labels = load_digits(return_X_y=True)
-    x, y = (pixels / 16).astype(np.float32), labels.astype(np.int32)
-    x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=0.2, random_state=FEDERATION_SEED, stratify=y
-    )
+    x_train, x_test, y_train, y_test = _split()
     dealt = dirichlet_label_skew(y_train, CLIENTS, CONCENTRATION, FEDERATION_SEED)
     clients = {
         f"client-{index:03d}": {"x": x_train[rows], "y": y_train[rows]}
@@ -75,6 +72,32 @@ def _loaded() -> Problem:
     test = from_mapping({"test": {"x": x_test, "y": y_test}})
     metric = classifier(logits)
     return Problem(from_mapping(clients), model, loss, metric, test, eval_batch_size=len(x_test))
+
+
+def _split() -> tuple[np.ndarray, ...]:
+    """Images and labels to train with and to test on.
+
+    Kept in the cache: importing scikit-learn takes a second, and a node starts a process for every
+    message.
+    """
+    names = ("x_train", "x_test", "y_train", "y_test")
+    target = cache() / "digits" / f"scikit-learn-{version('scikit-learn')}.npz"
+    try:
+        with target.open("rb") as file, np.load(file) as stored:
+            return tuple(stored[name] for name in names)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        pass  # not there yet, or damaged
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = (pixels / 16).astype(np.float32), labels.astype(np.int32)
+    split = tuple(train_test_split(x, y, test_size=0.2, random_state=FEDERATION_SEED, stratify=y))
+    with contextlib.suppress(OSError), whole(target) as beside:
+        made = beside / target.name
+        np.savez(made, **dict(zip(names, split, strict=True)))
+        settle(made, target)
+    return split
 
 
 DEFAULTS = Defaults(

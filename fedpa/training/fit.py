@@ -206,7 +206,7 @@ def bind(
     if not leaves:
         raise FedpaError("params has no floating-point arrays: there is nothing to train")
     for path, leaf in leaves:
-        if not bool(jnp.isfinite(leaf).all()):
+        if not np.isfinite(np.asarray(leaf)).all():  # on the host: nothing to compile
             where = jax.tree_util.keystr(path) or "params"
             raise FedpaError(f"params: {where} holds a value that is not finite: all must be")
 

@@ -145,7 +145,9 @@ class Deployment:
     def run(self, **config):
         """Submit a run; its number."""
         said = self.flwr("run", str(self.app), "here", "-c", as_toml(config), "--format", "json")
-        return str(json.loads(said[said.index("{") :])["run-id"])
+        answer = json.loads(said[said.index("{") :])
+        assert "run-id" in answer, answer
+        return str(answer["run-id"])
 
     def status(self, number):
         said = self.flwr("list", "here", "--run-id", number, "--format", "json")

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 import jax
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedpa.algorithms.method import methods
 from fedpa.engines.flower import client_app
-from fedpa.engines.flower.server_app import serve
+from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
 from fedpa.errors import FedpaError
 from fedpa.training.run import run
@@ -54,7 +54,7 @@ def served(config, nodes=THIRDS):
     return serve(grid_of(config, nodes), config)
 
 
-FEW = ("fedpa", "mime")
+FEW = ("fedpa",)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,13 @@ FAULTS = {
     "an absurd count": (lambda c: set_examples(c, lambda n: 10**9), "examples = 1000000000"),
     "other clients": (lambda c: c["about"].update(clients=["x"]), "that were asked for"),
     "no records": (lambda c: c.clear(), "there is no record"),
+    "a number for clients": (lambda c: c["about"].update(clients=5), "makes no sense"),
+    "a text for a number": (
+        lambda c: c.update(scalars=ConfigRecord(dict.fromkeys(c["scalars"], "abc"))),
+        "makes no sense",
+    ),
+    "a list of nothing": (lambda c: c["about"].update(accepted=[]), "accepted must say"),
+    "depths": (lambda c: c["about"].update(failures="[" * 100_000), "makes no sense"),
     "flower's error": (5, "the node is gone"),
 }
 
@@ -156,7 +163,6 @@ FAULTS = {
 def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
     """A fault a round, always of one node: the model is what the other two make without it."""
     config = settings(tmp_path, rounds=len(FAULTS), clients_per_round=12)
-    config |= {"burn-in-rounds": 2, "epochs": 1}
     node = 102
 
     def one_a_round(grid, faults):
@@ -185,6 +191,64 @@ def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
         told = [line for line in lines if line.startswith(f"fedpa: round {t + 1}: node 1: ")]
         assert told, name
         assert said in told[0], name
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_sums_of_clients_that_don_t_count_and_sums_too_large_are_left_out(tmp_path):
+    config = settings(tmp_path, clients_per_round=12)
+
+    def huge(content):
+        for name, array in content["arrays"].items():
+            content["arrays"][name] = Array(np.full_like(array.numpy(), 3e38))
+
+    def uncounted(content):
+        huge(content)
+        content["about"]["accepted"] = [False] * len(content["about"]["accepted"])
+        set_weight(content, 0.0)
+
+    grid = grid_of(config)
+    grid.faults[101] = uncounted
+    fit = serve(grid, config)
+    without = {**config, "out": str(tmp_path / "without")}
+    grid = grid_of(without)
+    grid.faults[101] = lambda content: content.clear()
+    assert_close(fit.params, serve(grid, without).params, 0)
+    both = {**config, "out": str(tmp_path / "both")}
+    grid = grid_of(both)
+    grid.faults[102] = grid.faults[103] = huge
+    _, text = capture(lambda: serve(grid, both))
+    assert "its sum is too large: with the others' it is not finite" in text
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_round_whose_clients_all_fail_is_skipped(tmp_path):
+    """The run goes on, unless min-success says otherwise."""
+    config = settings(tmp_path, rounds=2)
+    grid = grid_of(config)
+    for node in (101, 102, 103):
+        grid.faults[node] = lambda content: content.clear()
+    fit = serve(grid, config)
+    assert [record["train/skipped"] for record in fit.history] == [1, 1]
+    grid = grid_of(config)
+    grid.faults[101] = lambda content: content.clear()
+    strict = {**config, "out": str(tmp_path / "strict"), "min-success": 0.9, "seed": 0}
+    with pytest.raises(FedpaError, match=r"min_success = 0.9 asks for more"):
+        serve(grid, strict)
+
+
+def test_all_nodes_that_are_connected_are_waited_for(tmp_path):
+    """Else the run's clients would be those of who answered first."""
+    config = settings(tmp_path, min_nodes=1, start_timeout=5.0)
+    grid = grid_of(config)
+    original, looks = grid.pull_messages, []
+
+    def slow(ids):
+        looks.append(ids)
+        return original(ids if len(looks) > 5 else list(ids)[:1])
+
+    grid.pull_messages = slow
+    serve(grid, config)
+    assert len(json.loads((tmp_path / "run" / "clients.json").read_text())) == 100
 
 
 def capture(function):
@@ -231,8 +295,9 @@ def test_a_node_that_was_started_anew_takes_its_own_place(tmp_path):
     config = settings(tmp_path, rounds=2)
     grid = grid_of(config, [*THIRDS, THIRDS[1]])
     fit, text = capture(lambda: serve(grid, config))
-    assert "node 1 takes the place of one that held the same clients" in text
+    assert text.count("node 1 takes the place of one that held the same clients") == 1
     assert [record["train/rejected"] for record in fit.history] == [0, 0]
+    assert "node 1 and node 1 both hold client 'client-001'" in text  # the old one was there still
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -296,6 +361,8 @@ REFUSED = {
         [{"partition-id": 3, "num-partitions": 3}] * 3,
         "partition-id",
     ),
+    "half a partition": ({}, [{"partition-id": 0}] * 3, "give both or neither"),
+    "a setting of another type": ({}, [{"partition-id": "x"}] * 3, "partition-id = 'x'"),
     "an option that is none": ({"round": 3}, THIRDS, "did you mean rounds?"),
     "another type": ({"rounds": "many"}, THIRDS, "rounds = 'many'"),
     "a relative directory": ({"out": "here"}, THIRDS, "must be an absolute path"),
@@ -319,7 +386,7 @@ def test_refused_before_any_work(tmp_path, what):
 
 
 def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch):
-    import fedpa.engines.flower.server_app as server
+    import fedpa.engines.flower.serving as server
 
     original = server._message_shapes
 
@@ -331,6 +398,44 @@ def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monke
     monkeypatch.setattr(server, "_message_shapes", other)
     with pytest.raises(FedpaError, match=r"float32\[16, 64\] on the server and float32\[32, 64\]"):
         served(settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"examples": [2**31 - 1] * 34}, "must be a whole number from 0 to largest-client"),
+        ({"examples": [-1] * 34}, "client-000' has -1 examples"),
+        ({"clients": ["a"] * 34}, "each once"),
+        ({"kind": "[Infinity]"}, "an example's arrays are [Infinity]"),
+        ({"clients": 5}, "must be lists of one length"),
+    ],
+)
+def test_a_node_that_tells_nonsense_of_itself_is_refused(tmp_path, changes, said):
+    config = settings(tmp_path)
+    grid = grid_of(config)
+    original = grid.pull_messages
+
+    def pull(ids):
+        replies = original(ids)
+        for reply in replies:
+            if reply.metadata.src_node_id == 101:
+                reply.content["about"].update(changes)
+        return replies
+
+    grid.pull_messages = pull
+    with pytest.raises(FedpaError) as error:
+        serve(grid, config)
+    assert said in str(error.value)
+
+
+def test_a_directory_that_is_refused_stays_as_it_was(tmp_path):
+    config = settings(tmp_path, method="fedavg", rounds=1)
+    del config["burn-in-rounds"]
+    run(run_settings(config)[0], tmp_path / "run")
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(FedpaError, match="can't be resumed"):
+        served(settings(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
 
 def test_no_example_is_told(tmp_path):

@@ -55,6 +55,26 @@ def test_burn_in_rounds_are_fedavgs_and_sampling_takes_one_sample_an_epoch():
     np.testing.assert_allclose(both[0], -1.1 * np.ones(3), rtol=1e-6)
 
 
+def test_whole_numbers_are_not_trained_and_single_numbers_stay_single():
+    """BatchNorm counts its batches: that must not enter the covariance."""
+    rng = np.random.default_rng(0)
+    steps = iter(rng.normal(size=(3, 4)).astype(np.float32))
+    work = ClientWork(True, 3, 0, 0.3)
+
+    def epoch(arrays):
+        weights, scale, *count = arrays
+        return [weights + next(steps), scale * 2, *(c + 100 for c in count)]
+
+    theta = [np.zeros(4, np.float32), np.array(1, np.float32)]
+    alone = client_delta(theta, epoch, work)
+    steps = iter(np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32))
+    beside = client_delta([*theta, np.array(7)], epoch, work)
+    assert len(beside) == 2
+    assert beside[1].shape == ()
+    for a, b in zip(alone, beside, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_an_epoch_of_other_shapes_and_settings_that_make_no_sense_are_refused():
     theta = [np.zeros(3, np.float32)]
     with pytest.raises(FedpaError, match=r"epoch: gave arrays of shapes \[\(2,\)\]"):

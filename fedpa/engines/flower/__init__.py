@@ -14,16 +14,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpa.engines.flower.client_app import client_app
+    from fedpa.engines.flower.answering import client_app
     from fedpa.engines.flower.engine import flower
-    from fedpa.engines.flower.server_app import server_app
+    from fedpa.engines.flower.serving import server_app
     from fedpa.engines.flower.strategy import FedPA
 
 _WHERE = {
     "FedPA": "strategy",
-    "client_app": "client_app",
+    "client_app": "answering",
     "flower": "engine",
-    "server_app": "server_app",
+    "server_app": "serving",
 }
 
 
@@ -33,9 +33,7 @@ def __getattr__(name: str) -> Any:
     from fedpa.engines.flower.version import check_version
 
     check_version()
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    globals()[name] = value  # also where a module of this name was bound by importing it
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 __all__ = ["FedPA", "client_app", "flower", "server_app"]

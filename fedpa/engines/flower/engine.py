@@ -17,13 +17,13 @@ from flwr.supercore import log
 
 from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, Reports, RoundResult, Traffic
-from fedpa.engines.execution import every_client_failed
+from fedpa.engines.execution import line
 from fedpa.engines.flower.exchange import Answer, exchanged
 from fedpa.engines.flower.node import INQUIRY, total_shapes
 from fedpa.engines.flower.records import ABOUT, WireError, num_bytes, packed
-from fedpa.engines.flower.replies import Reply, checked
+from fedpa.engines.flower.replies import Reply, Unable, checked
 from fedpa.engines.flower.roster import Roster
-from fedpa.server.aggregation import Aggregation
+from fedpa.server.aggregation import Aggregation, all_finite
 from fedpa.types import Params
 
 
@@ -41,6 +41,7 @@ def flower(
         phases[id(algorithm.inquiry.client)] = INQUIRY
     keeps = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     merge, value = jax.jit(algorithm.aggregation.merge), jax.jit(algorithm.aggregation.value)
+    finite = jax.jit(all_finite)
     weight_of = jax.jit(lambda total: algorithm.aggregation.value(total).weight)
     connection = roster.connection
     templates: dict[str, Any] = {}
@@ -53,11 +54,8 @@ def flower(
             templates[phase] = total_shapes(algorithm, theta, phase, kind)
         sizes = dict(zip(cohort.ids, cohort.sizes, strict=True))
         roster.refresh()
-        if not roster.holders().keys() & sizes.keys():
-            roster.wait_for(
-                lambda: roster.holders().keys() & sizes.keys(),
-                lambda: f"round {t + 1}: no node is there that holds one of its clients",
-            )
+        if not roster.sites:
+            roster.wait_for(1, lambda: f"round {t + 1}: no node is there")
         holders = roster.holders()
         parts: dict[int, list[str]] = {}
         failures = {}
@@ -88,26 +86,35 @@ def flower(
         )
         names = {node: roster.sites[node].name for node in parts}
         replies = {}
+
+        def refuse(node: int, why: str) -> None:
+            failures.update(dict.fromkeys(parts[node], f"{names[node]}: {why}"))
+            log(WARNING, "fedpa: round %d: %s: %s", t + 1, names[node], why)
+
         for node, ids in parts.items():
             try:
                 replies[node] = _reply(
                     answers[node], templates[phase], weight_of, {n: sizes[n] for n in ids}
                 )
             except WireError as error:
-                for name in ids:
-                    failures[name] = f"{names[node]}: {error}"
-                log(WARNING, "fedpa: round %d: %s: %s", t + 1, names[node], error)
-            if answers[node].content is None:
-                roster.suspect(node)
+                refuse(node, str(error))
+                if isinstance(error, Unable):
+                    roster.suspect(node)
         up = sum(num_bytes(a.content) for a in answers.values() if a.content is not None)
         down = sum(num_bytes(content) for content in contents.values())
-        total = None
-        for reply in replies.values():  # by their first clients' ids: the same order every time
-            total = reply.total if total is None else merge(total, reply.total)
+        # Where nobody counts, the sum is 0 and its weight, too: the server skips the round.
+        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), templates[phase])
+        for node, reply in list(replies.items()):  # by first ids: the same order every time
             for name in reply.lost:
                 log(WARNING, "fedpa: client %r begins anew: its node has lost what it kept", name)
-        if total is None:
-            raise every_client_failed(failures)
+            if not any(reply.accepted.values()):
+                continue
+            merged = merge(total, reply.total)
+            if finite(merged):
+                total = merged
+            else:
+                refuse(node, "its sum is too large: with the others' it is not finite")
+                del replies[node]
         reports = _reports(cohort, sizes, parts, replies, failures, keeps, t)
         traffic = Traffic(up, down)
         return RoundResult(value(total), *reports, failures, up // len(sizes), traffic)
@@ -126,8 +133,13 @@ def _reply(
     answer: Answer, template: Any, weight_of: Callable[[Any], Any], sizes: Mapping[str, int]
 ) -> Reply:
     if answer.content is None:
-        raise WireError(answer.failure)
-    return checked(answer.content, template, weight_of, sizes)
+        raise Unable(answer.failure)
+    try:
+        return checked(answer.content, template, weight_of, sizes)
+    except WireError:
+        raise
+    except Exception as error:  # what a node sends is anybody's guess
+        raise WireError(f"the answer makes no sense: {line(error)}") from None
 
 
 def _reports(

@@ -1,7 +1,4 @@
-"""The shapes of an example's arrays, as a text: what nodes tell the server of their data.
-
-The server traces clients' programs with them, to know what must come back.
-"""
+"""What nodes tell of their data, and what the server makes of it: ids, sizes and shapes."""
 
 import json
 from collections.abc import Mapping
@@ -11,13 +8,10 @@ import jax
 import numpy as np
 
 from fedpa.data.federated import FederatedData
-from fedpa.errors import FedpaError
-
-LARGEST = 2**31 - 1
-"""Examples that a client may have."""
 
 
 def as_text(shapes: Any) -> str:
+    """The shapes of an example's arrays, to be compared."""
     return json.dumps(_plain(shapes), sort_keys=True)
 
 
@@ -29,31 +23,10 @@ def _plain(tree: Any) -> Any:
     return {"array": [str(tree.dtype), list(tree.shape)]}
 
 
-def from_text(text: str) -> Any:
-    """The tree of shapes."""
-    try:
-        return _shaped(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FedpaError(f"an example's arrays are not told as they should be: {error}") from None
-
-
-def _shaped(plain: Any) -> Any:
-    ((kind, content),) = plain.items()
-    if kind == "dict":
-        return {name: _shaped(part) for name, part in content.items()}
-    if kind in ("tuple", "list"):
-        return {"tuple": tuple, "list": list}[kind](_shaped(part) for part in content)
-    dtype, shape = content
-    return jax.ShapeDtypeStruct(tuple(int(n) for n in shape), np.dtype(dtype))
-
-
 def remote(sizes: Mapping[str, int], kind: Any) -> FederatedData:
-    """A federation of which ids, sizes and shapes are known. Its examples here are zeros."""
+    """A federation of which ids, sizes and shapes are known; examples are zeros here."""
 
     def examples(name: str) -> Any:
-        rows = sizes[name]
-        return jax.tree.map(
-            lambda x: np.broadcast_to(np.zeros((), x.dtype), (rows, *x.shape)), kind
-        )
+        return jax.tree.map(lambda x: np.zeros((min(sizes[name], 1), *x.shape), x.dtype), kind)
 
     return FederatedData(sorted(sizes), sizes.__getitem__, examples)

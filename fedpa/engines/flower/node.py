@@ -6,6 +6,7 @@ clients a node has, and the server merges sums as it merges those of its own eng
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, OfPopulation
 from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
-from fedpa.engines import engines
+from fedpa.engines import compilation_cache, engines
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.flower.settings import Holding, held
 from fedpa.engines.per_client import per_client
@@ -49,13 +50,24 @@ def node(config: RunConfig, holding: Holding, population: float) -> Node:
     population: Σ q_i over all nodes' clients, for methods that have to know.
     """
     options = dataclasses.replace(config.task_options, data_dir=holding.data_dir)
-    whole = _with_all_clients(dataclasses.replace(config, task_options=options), population)
-    return whole._replace(clients=held(holding, whole.clients))
+    # How many rounds there are, and who is in them, makes no difference to what a client does.
+    usual = RunConfig(config.task, config.method, rounds=sys.maxsize)
+    for_all = dataclasses.replace(
+        usual,
+        engine=config.engine,
+        engine_options=config.engine_options,
+        task_options=options,
+        hyperparameters=config.hyperparameters,
+    )
+    whole = _with_all_clients(for_all, population)
+    return whole._replace(clients=held(holding, whole.clients), seed=config.seed)
 
 
 @functools.lru_cache(maxsize=4)
 def _with_all_clients(config: RunConfig, population: float) -> Node:
     """Where a process lives for several rounds or nodes, what it compiled serves all of them."""
+    # A process may live for one message: it should compile nothing that another has compiled.
+    compilation_cache.switch_on(worth_keeping=0.0)
     problem = task_named(config.task).load(config.task_options)
     method = methods()[config.method].build(config.hyperparameters)
     if isinstance(method, OfPopulation):

@@ -4,6 +4,7 @@ Nothing is said of the tree itself: both sides know it, and each checks what it 
 as an array of its own would bring 128 bytes of header along.)
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,8 +74,12 @@ def shapes(tree: Any) -> dict[str, str]:
 
 
 def num_bytes(content: RecordDict) -> int:
-    """What a message's records weigh."""
-    return sum(record.count_bytes() for record in content.values())
+    """What a message's records weigh; of one that Flower can't weigh, nothing."""
+    total = 0
+    for record in content.values():
+        with contextlib.suppress(IndexError, ValueError):  # a list or a text of nothing
+            total += record.count_bytes()
+    return total
 
 
 def about(content: RecordDict) -> ConfigRecord:

@@ -16,6 +16,10 @@ from fedpa.engines.flower.records import INFOS, WireError, about, unpacked
 from fedpa.training.named_arrays import path_name
 
 
+class Unable(WireError):
+    """The node is gone, or says that it can't: it is asked who it is before the next round."""
+
+
 class Reply(NamedTuple):
     total: Any
     """The sum over the node's clients."""
@@ -40,7 +44,7 @@ def checked(
     """
     said = about(content)
     if "error" in said:
-        raise WireError(str(said["error"]))
+        raise Unable(str(said["error"]))
     ids = list(sizes)
     if list(said.get("clients", ())) != ids:  # type: ignore[arg-type]
         raise WireError("clients: the answer is not of the clients that were asked for")
@@ -65,7 +69,7 @@ def checked(
 
 def _check_weight(weight: Any, sizes: Sequence[int]) -> None:
     """Σ q_i lies between 0 and what its clients' examples, or their number, allow."""
-    most = max(sum(sizes), len(sizes)) * (1 + 1e-5)
+    most = max(sum(sizes), len(sizes)) * (1 + 1e-5)  # rounding
     for leaf in jax.tree.leaves(weight):
         value = np.asarray(leaf)
         if not ((value >= 0) & (value <= most)).all():

@@ -35,6 +35,8 @@ class Connection:
     """Seconds after which a round goes on without the nodes that have not answered."""
     poll: float = 0.1
     """Seconds between looks for answers."""
+    largest_client: int = 10_000_000
+    """Examples that a client may claim to have: they are its weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,7 @@ def _unknown(where: str, key: str, known: list[str], hint: str = "") -> FedpaErr
 
 def _checked(connection: Connection) -> Connection:
     check_integer("min-nodes", connection.min_nodes, 1)
+    check_integer("largest-client", connection.largest_client, 1)
     for name in ("start_timeout", "round_timeout", "poll"):
         value = getattr(connection, name)
         check_number(name.replace("_", "-"), value)
@@ -144,6 +147,8 @@ def held(holding: Holding, data: FederatedData) -> FederatedData:
             expected = f"must be less than num-partitions = {holding.num_partitions}"
             raise refuse("node config: partition-id", holding.partition_id, expected)
         ids = ids[holding.partition_id :: holding.num_partitions]
+    elif holding.partition_id is not None or holding.num_partitions is not None:
+        raise FedpaError("node config: partition-id and num-partitions: give both or neither")
     if not ids:
         raise FedpaError("node config: the node holds no client: its data has none for it")
     return data._replace(ids=ids)

@@ -21,9 +21,10 @@ def taken(
     """The clients' states of the rounds asked for; and the clients whose state is not here."""
     found, lost = {}, []
     for name, t in zip(ids, since, strict=True):
-        for other in [key for key in context if key.startswith(f"{name}\n")]:
-            if _round_of(other) != t:
-                del context[other]
+        for key in list(context):
+            whose, of, _ = key.rsplit("\n", 2)
+            if whose == name and int(of) != t:
+                del context[key]
         if t == NEW:
             continue
         arrays = context.get(_key(name, t, ARRAYS))
@@ -44,7 +45,3 @@ def put(context: RecordDict, states: Mapping[str, Any], t: int) -> None:
 
 def _key(name: str, t: int, kind: str) -> str:
     return f"{name}\n{t}\n{kind}"
-
-
-def _round_of(key: str) -> int:
-    return int(key.split("\n")[-2])

@@ -5,6 +5,7 @@ methods of `fedpa`, with cohorts of many clients on a node, checkpoints and resu
 `server_app` and `client_app`.)
 """
 
+import time
 from collections.abc import Iterable
 from logging import INFO, WARNING
 
@@ -24,11 +25,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore import log
 
-from fedpa.engines.flower.examples_kind import LARGEST
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.numpy_client import ClientWork, check_work
+from fedpa.numpy_client import ClientWork, check_work, is_trained
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server, ServerState, init, update
+
+LARGEST = 10_000_000
+"""Examples that a client may claim to have: they are its weight."""
 
 
 class FedPA(Strategy):
@@ -37,9 +40,10 @@ class FedPA(Strategy):
     rho: the shrinkage ρ. epochs, burn_in_epochs: a client's epochs in a round, and how many of
     them come before its first sample. burn_in_rounds: rounds that are FedAvg's. server_optimizer:
     any of optax, `fedpa.server.sgd(1.0)` if not given. fraction_train: the share of the nodes that
-    take part in a round, drawn by `seed`; min_nodes: how many must be there. min_success: the share
-    of a round's nodes that must give a usable answer, or the model stays as it is.
-    fraction_evaluate, weighted by examples: as in Flower's FedAvg.
+    take part in a round, drawn by `seed` from their numbers, which Flower chooses anew when a node
+    starts. min_nodes: how many must be there for the first round, within `start_timeout` seconds.
+    min_success: the share of a round's nodes that must give a usable answer, or the model stays as
+    it is. fraction_evaluate, weighted by examples: as in Flower's FedAvg.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class FedPA(Strategy):
         fraction_evaluate: float = 0.0,
         min_nodes: int = 2,
         min_success: float = 0.0,
+        start_timeout: float = 60.0,
         seed: int = 0,
     ) -> None:
         self.work = ClientWork(True, epochs, burn_in_epochs, float(rho))
@@ -66,13 +71,16 @@ class FedPA(Strategy):
                 raise refuse(name, share, "must be a share between 0 and 1")
         self.burn_in_rounds, self.seed = burn_in_rounds, seed
         self.fraction_train, self.min_nodes = fraction_train, min_nodes
-        self.min_success = min_success
+        self.min_success, self.start_timeout = min_success, start_timeout
         self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer)
         self.state: ServerState | None = None
         self._given = ArrayRecord()
         self._asked: set[int] = set()
         self._evaluation = FedAvg(
-            fraction_train=0.0, fraction_evaluate=fraction_evaluate, min_available_nodes=min_nodes
+            fraction_train=0.0,
+            fraction_evaluate=fraction_evaluate,
+            min_evaluate_nodes=1,
+            min_available_nodes=1,
         )
 
     def summary(self) -> None:
@@ -89,9 +97,7 @@ class FedPA(Strategy):
         if self.state is None or server_round == 1:
             self.state = init(self.server, {n: jnp.asarray(a) for n, a in theta.items()})
         self._given = arrays
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) < self.min_nodes:
-            raise FedpaError(f"min_nodes = {self.min_nodes}: {len(nodes)} are connected")
+        nodes = self._connected(grid, self.min_nodes if server_round == 1 else 1)
         size = max(round(self.fraction_train * len(nodes)), 1)
         rng = np.random.default_rng([self.seed, server_round])
         chosen = [nodes[k] for k in sorted(rng.choice(len(nodes), size, replace=False))]
@@ -106,6 +112,16 @@ class FedPA(Strategy):
         content = RecordDict({"arrays": arrays, "config": ConfigRecord(asked)})
         group = str(server_round)
         return [Message(content, node, MessageType.TRAIN, group_id=group) for node in chosen]
+
+    def _connected(self, grid: Grid, least: int) -> list[int]:
+        """The nodes that are there, once there are so many; later rounds go on with one."""
+        deadline = time.monotonic() + self.start_timeout
+        while len(nodes := sorted(grid.get_node_ids())) < least:
+            if time.monotonic() > deadline:
+                waited = f"after start_timeout = {self.start_timeout:g} s"
+                raise FedpaError(f"min_nodes = {least}: {len(nodes)} are connected {waited}")
+            time.sleep(min(1.0, self.start_timeout))
+        return nodes
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -138,8 +154,10 @@ class FedPA(Strategy):
         }
         self.state, info = update(self.server, self.state, mean, jnp.asarray(float(weight)))
         new = {
-            name: Array(np.asarray(self.state.theta[name])) if name in theta else self._given[name]
-            for name in self._given
+            name: Array(np.asarray(self.state.theta[name], array.numpy().dtype))
+            if name in theta
+            else array
+            for name, array in self._given.items()
         }
         metrics = {name: value / weight for name, value in told.items()}
         skipped = int(info.skipped)
@@ -159,7 +177,7 @@ class FedPA(Strategy):
 
 def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     found = {name: array.numpy() for name, array in arrays.items()}
-    return {name: a for name, a in found.items() if np.issubdtype(a.dtype, np.floating)}
+    return {name: a for name, a in found.items() if is_trained(a)}
 
 
 def _checked(

@@ -122,10 +122,14 @@ def _telling_of_errors(
         try:
             content = function(message.content, context)
         except Exception as error:
+            # What we refuse names settings and clients; other errors may quote data, and stay.
             known = isinstance(error, FedpaError)
-            text = str(error) if known else f"{type(error).__name__}: {error}"
-            log(ERROR, "fedpa: %s", text, exc_info=not known)
-            name = _name(node_settings(context.node_config), context)
+            text = str(error) if known else f"{type(error).__name__}; the node's log has more"
+            log(ERROR, "fedpa: %s", error, exc_info=not known)
+            try:
+                name = _name(node_settings(context.node_config), context)
+            except FedpaError:
+                name = f"node {context.node_id}"
             content = RecordDict({ABOUT: ConfigRecord({"error": text[:1000], "name": name})})
         return Message(content, reply_to=message)
 

@@ -4,9 +4,10 @@ Cohorts, checkpoints, early stopping and what is rejected are as in `fedpa run`;
 run's like any other. Cut down, the same `flwr run` goes on from its last checkpoint.
 """
 
+import contextlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from flwr.supercore import log
 
 from fedpa.algorithms.algorithm import Algorithm, OfPopulation
 from fedpa.algorithms.method import methods
-from fedpa.engines.engine import Engine
+from fedpa.engines.engine import Engine, RoundResult
 from fedpa.engines.flower.engine import flower, with_tokens
-from fedpa.engines.flower.examples_kind import from_text, remote
-from fedpa.engines.flower.node import message_shapes
+from fedpa.engines.flower.examples_kind import as_text, remote
+from fedpa.engines.flower.node import example_shapes, message_shapes
 from fedpa.engines.flower.records import shapes
 from fedpa.engines.flower.roster import Roster
 from fedpa.engines.flower.settings import run_settings
@@ -52,25 +53,24 @@ def server_app() -> ServerApp:
 def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
     """Run, or go on with, the run that the settings describe, on the nodes of the grid."""
     config, connection = run_settings(settings)
-    getLogger("flwr").propagate = False  # others' handlers would say it all again
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _said_once():
         warnings.showwarning = lambda message, *_: log(WARNING, "fedpa: %s", message)
         problem = task_named(config.task).load(config.task_options)
         out = Path(connection.out) if connection.out else fresh_directory(config.task)
-        roster = Roster(grid, connection, _message_shapes(config, problem))
-        least = connection.min_nodes
-        roster.wait_for(
-            lambda: len(roster.sites) >= least,
-            lambda: f"min-nodes = {least}: {len(roster.sites)} can take part",
-        )
+        kind, least = example_shapes(problem.clients), connection.min_nodes
+        roster = Roster(grid, connection, _message_shapes(config, problem), as_text(kind))
+        roster.wait_for(least, lambda: f"min-nodes = {least}: {len(roster.sites)} can take part")
         sizes = known_clients(out) or roster.sizes()
-        kind = from_text(next(iter(roster.sites.values())).kind)
 
         def elsewhere(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:
-            if known_clients(out) is None:
-                write_atomically(out / CLIENTS, json.dumps(sizes).encode())
             engine = flower(algorithm, theta, roster, kind, _population(config, sizes))
-            return with_tokens(algorithm, theta), engine
+
+            def noting(*given: Any) -> RoundResult:
+                if known_clients(out) is None:  # not before the run is known to go on here
+                    write_atomically(out / CLIENTS, json.dumps(sizes).encode())
+                return engine(*given)
+
+            return with_tokens(algorithm, theta), noting
 
         told = f"{len(sizes)} clients on {len(roster.sites)} nodes; run directory {out.absolute()}"
         log(INFO, "fedpa: %s", told)
@@ -83,6 +83,17 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
         )
     log(INFO, "fedpa: done, after round %d of %d", len(fit.history), config.rounds)
     return fit
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """Other libraries' handlers of the root logger would say it all again."""
+    logger = getLogger("flwr")
+    kept, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = kept
 
 
 def known_clients(out: Path) -> dict[str, int] | None:
