@@ -214,6 +214,7 @@ def test_records_say_what_the_precision_did():
     assert steepest[0] == steepest[1] != steepest[2]  # only sketches change it
 
 
+@pytest.mark.long
 def test_a_run_that_is_resumed_is_the_uninterrupted_one(tmp_path):
     """Cut between two sketches: the average and its factors come from the checkpoint."""
     method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=3)

@@ -48,14 +48,15 @@ def assert_as_locally(tmp_path, out, **changes):
             np.testing.assert_allclose(here[name], there[name], atol=1e-5, rtol=0)
 
 
-def test_three_rounds_across_the_switch_are_those_of_the_local_engine(tmp_path):
+@pytest.mark.parametrize("rounds", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_rounds_across_the_switch_are_those_of_the_local_engine(tmp_path, rounds):
     out = tmp_path / "run"
     with Deployment(tmp_path) as there:
-        number = submitted(there, out)
+        submitted(there, out, rounds=rounds)
         until(lambda: (out / "summary.json").is_file(), "the run")
-        there.ended(number)
-    assert [record["phase"] for record in records(out)] == ["burn-in", "sampling", "sampling"]
-    assert_as_locally(tmp_path, out)
+    phases = [record["phase"] for record in records(out)]
+    assert phases == ["burn-in", *["sampling"] * (rounds - 1)]
+    assert_as_locally(tmp_path, out, rounds=rounds)
     assert all(record["train/rejected"] == 0 for record in records(out))
     assert all(record["comm/bytes_up"] < 3 * 1.1 * 4 * 2_410 for record in records(out))
 

@@ -459,3 +459,35 @@ def test_no_example_is_told(tmp_path):
     for message in (m for m in said if m.metadata.message_type == "train"):
         arrays = message.content["arrays"]
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
+
+
+@pytest.mark.filterwarnings("ignore")  # of few words, and clients without examples
+def test_each_node_reads_its_own_directory(tmp_path):
+    """Users' posts, each on one node; the server has all of them only to compare."""
+    from fedpa.data.readers.hdf5 import write_hdf5
+    from tests.tasks.test_benchmarks import posts, stackoverflow
+
+    sizes = (3, 1, 20, 12, 0, 9)
+    stackoverflow(tmp_path / "all", sizes)
+    nodes = []
+    for number in range(3):
+        place = tmp_path / f"site{number}"
+        stackoverflow(place, sizes)
+        own = [number, number + 3]
+        clients = [(f"user-{i}", posts(sizes[i], i)) for i in own]
+        write_hdf5(place / "stackoverflow_train.h5", clients)
+        nodes.append({"data-dir": str(place), "name": f"site{number}"})
+    config = {
+        **settings(tmp_path, task="stackoverflow-lr", clients_per_round=4),
+        "data-dir": str(tmp_path / "all"),
+    }
+    fit = served(config, nodes)
+    alone = run(run_settings(config)[0], None)
+    assert_close(fit.params, alone.params)
+    assert json.loads((tmp_path / "run" / "clients.json").read_text()) == {
+        f"user-{i}": n for i, n in enumerate(sizes)
+    }
+    # A node that is told to hold a client that its directory does not have says so.
+    nodes[1] = {**nodes[1], "clients": "user-1,user-2"}
+    with pytest.raises(FedpaError, match=r"site1: .* no client 'user-2' to train: it has 2"):
+        served({**config, "out": str(tmp_path / "other")}, nodes)

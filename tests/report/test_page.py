@@ -306,6 +306,7 @@ def test_a_run_of_a_model_of_ones_own():
     assert "final accuracy" in shown(text)
 
 
+@pytest.mark.long
 def test_long_runs_stay_within_the_size():
     spread = {f"eval/accuracy_p{p}": p / 100 for p in (10, 50, 90)}
     for seed in range(4):

@@ -108,6 +108,7 @@ def test_a_random_loss_is_one_function_for_a_chain():
     assert float(jnp.min(infos.acceptance)) > 0.9
 
 
+@pytest.mark.long
 def test_pytrees_and_narrow_dtypes():
     def loss(theta, batch, key):
         joined = jnp.concatenate([theta["a"], theta["b"].astype(jnp.float32)])

@@ -222,6 +222,7 @@ def real_sweep():
     return checked(Sweep(config, space, chosen_search("grid", space, None, 0)))
 
 
+@pytest.mark.long
 def test_a_real_sweep_cut_in_the_middle_of_a_trial(tmp_path):
     settings, problem = real_sweep(), task_named("digits").load(fedpa.tasks.TaskOptions())
     whole = sweep(settings, tmp_path / "whole", problem)

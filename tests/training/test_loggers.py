@@ -242,7 +242,7 @@ def test_a_killed_and_resumed_run_has_each_round_once(name, out):
     assert "task_options.clients" not in settings
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
 def test_one_that_is_added_later_gets_the_past(name, out):
     with loggers()[name].open(out, CONFIG, RECORDS[:2]) as write:
         write(RECORDS[2])

@@ -1,11 +1,12 @@
 """The perceptron of `fedpa run digits`, and a client's share of its images, in plain JAX."""
 
 import itertools
+import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.datasets import load_digits
 
 SIZES = (64, 32, 10)
 
@@ -21,8 +22,18 @@ def fresh():
 
 
 def client_data(number):
-    """As many images as a client of the digits has."""
-    pixels, labels = load_digits(return_X_y=True)
+    """As many images as a client of the digits has.
+
+    Kept in a file, as ours are: importing scikit-learn takes a second.
+    """
+    kept = Path(os.environ["FLWR_HOME"]) / f"digits{number}.npz"
+    if not kept.is_file():
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+        np.savez(kept, pixels=pixels, labels=labels)
+    with np.load(kept) as stored:
+        pixels, labels = stored["pixels"], stored["labels"]
     rows = np.random.default_rng([0, number]).choice(len(pixels), 15, replace=False)
     return (pixels[rows] / 16).astype(np.float32), labels[rows].astype(np.int32)
 
