@@ -1,0 +1,43 @@
+"""Without Flower, or with another one: the rest works, and what is needed is said."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from fedpa.engines.flower import version as versions
+from fedpa.errors import FedpaError
+
+BLOCKED = """
+import sys
+sys.modules["flwr"] = None  # importing it fails
+import fedpa, fedpa.engines.flower
+assert "local" in fedpa.engines.engines()
+assert "digits" in fedpa.tasks.tasks()
+import fedpa.cli.main
+assert "flower" not in fedpa.engines.engines()
+"""
+
+
+def test_the_core_does_not_need_flower():
+    subprocess.run([sys.executable, "-c", BLOCKED], check=True, timeout=120)
+
+
+def test_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda name: "1.42.0")
+    with pytest.raises(FedpaError, match=r"flwr = '1.42.0': flwr 1.41 is needed; pip install"):
+        versions.check_version()
+
+
+def test_none_at_all_is_refused(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", missing)
+    with pytest.raises(FedpaError, match="Flower is not installed: flwr 1.41 is needed"):
+        versions.check_version()
+    import fedpa.engines.flower
+
+    with pytest.raises(FedpaError, match="pip install"):
+        _ = fedpa.engines.flower.client_app
