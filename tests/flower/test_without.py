@@ -35,7 +35,7 @@ def test_none_at_all_is_refused(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(versions, "version", missing)
-    with pytest.raises(FedpaError, match="Flower is not installed: flwr 1.41 is needed"):
+    with pytest.raises(FedpaError, match=r"Flower is not installed: flwr 1.41 is needed"):
         versions.check_version()
     import fedpa.engines.flower
 
