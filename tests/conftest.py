@@ -42,7 +42,7 @@ settings.register_profile(
     "fedpa",
     deadline=None,
     derandomize=True,
-    max_examples=15,
+    max_examples=12,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("thorough", settings.get_profile("fedpa"), max_examples=500)

@@ -19,6 +19,7 @@ from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
+from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
@@ -183,6 +184,23 @@ def prepared(
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     _warn_of_no_sampling(algorithm, rounds)
     return algorithm, theta, assemble
+
+
+def prepared_task(
+    problem: Problem, params: Any, clients: FederatedData, method: Any, rounds: int
+) -> tuple[Algorithm, Params, Callable[[Params], Any]]:
+    """The same for a task, with parameters and clients that may be others than its own."""
+    return prepared(
+        problem.loss,
+        params,
+        clients,
+        method,
+        rounds,
+        problem.regularizer,
+        problem.reduction,
+        problem.sparse,
+        problem.weight,
+    )
 
 
 def some_examples(data: FederatedData) -> Any:

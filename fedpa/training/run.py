@@ -24,7 +24,7 @@ from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.config import RunConfig, as_table, read_toml, resolve
 from fedpa.training.directories import branched, go_on, new_directory
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
-from fedpa.training.fit import prepared
+from fedpa.training.fit import prepared_task
 from fedpa.training.loop import Fit
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.recording import Made, begin, check_settings
@@ -231,17 +231,8 @@ def _training(
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
         params = parameter_files.warmed(params, arrays, f"init = {config.init!r}")
-    algorithm, theta, assemble = prepared(
-        problem.loss,
-        params,
-        clients,
-        named.build(config.hyperparameters),
-        config.rounds,
-        problem.regularizer,
-        problem.reduction,
-        problem.sparse,
-        problem.weight,
-    )
+    method = named.build(config.hyperparameters)
+    algorithm, theta, assemble = prepared_task(problem, params, clients, method, config.rounds)
     if elsewhere is not None:
         algorithm, engine = elsewhere(algorithm, theta)
     measure = task_evaluation(problem, task.metric, options)

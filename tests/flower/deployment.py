@@ -185,6 +185,10 @@ class Deployment:
         return self
 
     def __exit__(self, *_):
+        for name, process in self.started.items():
+            if name != "superlink":
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
         for name in sorted(self.started, key=lambda name: name == "superlink"):
             self.end(name)
 

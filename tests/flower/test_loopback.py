@@ -478,9 +478,10 @@ def test_each_node_reads_its_own_directory(tmp_path):
         write_hdf5(place / "stackoverflow_train.h5", clients)
         nodes.append({"data-dir": str(place), "name": f"site{number}"})
     config = {
-        **settings(tmp_path, task="stackoverflow-lr", clients_per_round=4),
+        **settings(tmp_path, task="stackoverflow-lr", method="fedavg", clients_per_round=4),
         "data-dir": str(tmp_path / "all"),
     }
+    del config["burn-in-rounds"]
     fit = served(config, nodes)
     alone = run(run_settings(config)[0], None)
     assert_close(fit.params, alone.params)

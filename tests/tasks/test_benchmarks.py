@@ -87,6 +87,7 @@ def test_stackoverflow_lr_across_the_switch_with_empty_and_single_clients(tmp_pa
 CENTRAL = ["--rounds", "2", "--client-learning-rate", "0.5", "--out", "central"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_stackoverflow_nwp(tmp_path):
     stackoverflow(tmp_path / "data")

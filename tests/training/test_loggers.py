@@ -252,7 +252,7 @@ def test_one_that_is_added_later_gets_the_past(name, out):
     }
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
 def test_a_directory_that_cannot_be_used_is_refused(name, tmp_path):
     (tmp_path / "file").touch()
     with (

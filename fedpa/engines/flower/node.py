@@ -28,7 +28,7 @@ from fedpa.server.aggregation import Aggregation
 from fedpa.tasks.task import task_named
 from fedpa.training.cohort import client_keys
 from fedpa.training.config import RunConfig
-from fedpa.training.fit import prepared, some_examples
+from fedpa.training.fit import prepared_task, some_examples
 from fedpa.types import Params
 
 INQUIRY = "inquiry"
@@ -76,17 +76,8 @@ def _with_all_clients(config: RunConfig, population: float) -> Node:
     # for several clients side by side take longer to make.
     make = per_client if config.engine == "local" else engines()[config.engine]
     engine = make(config.engine_options)
-    algorithm, theta, _ = prepared(
-        problem.loss,
-        _any_model(problem.init),
-        problem.clients,
-        method,
-        config.rounds,
-        problem.regularizer,
-        problem.reduction,
-        problem.sparse,
-        problem.weight,
-    )
+    model = _any_model(problem.init)
+    algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, config.rounds)
     return Node(problem.clients, algorithm, theta, engine, config.seed)
 
 

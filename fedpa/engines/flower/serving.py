@@ -31,7 +31,7 @@ from fedpa.server.weighting import total_weight
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training.callbacks import Event
 from fedpa.training.config import RunConfig
-from fedpa.training.fit import prepared
+from fedpa.training.fit import prepared_task
 from fedpa.training.loop import Fit
 from fedpa.training.run import run_or_resume
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run
@@ -112,17 +112,8 @@ def _message_shapes(config: RunConfig, problem: Problem) -> dict[str, str]:
     method = methods()[config.method].build(config.hyperparameters)
     if isinstance(method, OfPopulation):
         method = method.method(1.0)
-    algorithm, theta, _ = prepared(
-        problem.loss,
-        problem.init(jax.random.key(config.seed)),
-        problem.clients,
-        method,
-        config.rounds,
-        problem.regularizer,
-        problem.reduction,
-        problem.sparse,
-        problem.weight,
-    )
+    params = problem.init(jax.random.key(config.seed))
+    algorithm, theta, _ = prepared_task(problem, params, problem.clients, method, config.rounds)
     return shapes(message_shapes(algorithm, theta, next(iter(algorithm.clients))))
 
 
