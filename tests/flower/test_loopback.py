@@ -438,6 +438,17 @@ def test_a_directory_that_is_refused_stays_as_it_was(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
 
+def test_another_version_of_fedpa_is_refused(tmp_path, monkeypatch):
+    import fedpa.engines.flower.roster as roster
+
+    class Other:
+        __version__ = "9.9"
+
+    monkeypatch.setattr(roster, "fedpa", Other)
+    with pytest.raises(FedpaError, match=r"fedpa is 9\.9 on the server and .* on the node"):
+        served(settings(tmp_path))
+
+
 def test_no_example_is_told(tmp_path):
     """What a node says of its data: ids, sizes, and the shapes of an example's arrays."""
     config = settings(tmp_path)

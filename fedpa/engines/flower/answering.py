@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
+import fedpa
 from fedpa.engines.flower import states
 from fedpa.engines.flower.examples_kind import as_text
 from fedpa.engines.flower.node import Node, answer, example_shapes, message_shapes, node
@@ -40,6 +41,11 @@ def client_app(mods: Sequence[Mod] = ()) -> ClientApp:
 def _who(content: RecordDict, context: Context) -> RecordDict:
     """Which clients are here?"""
     asked = about(content)
+    if asked.get("version") != fedpa.__version__:
+        raise FedpaError(
+            f"fedpa is {asked.get('version')!s} on the server and {fedpa.__version__} on the node: "
+            "versions must be the same"
+        )
     mine = _node(context, 1.0)
     phase = next(iter(mine.algorithm.clients))
     _compare(json.loads(str(asked["shapes"])), shapes(message_shapes(*mine[1:3], phase)))

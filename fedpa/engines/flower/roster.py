@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
+import fedpa
 from fedpa.engines.execution import line
 from fedpa.engines.flower.exchange import pull, push
 from fedpa.engines.flower.records import ABOUT, about
@@ -39,7 +40,9 @@ class Roster:
     ) -> None:
         """`shapes`: of what clients are sent; `kind`: of an example, as a text."""
         self.grid, self.connection, self.kind = grid, connection, kind
-        self.question = ConfigRecord({"shapes": json.dumps(dict(shapes))})
+        self.question = ConfigRecord(
+            {"shapes": json.dumps(dict(shapes)), "version": fedpa.__version__}
+        )
         self.sites: dict[int, Site] = {}
         """Nodes that have answered, and have not been silent since."""
         self.refused: dict[int, str] = {}
