@@ -156,7 +156,10 @@ def another_shape(tree):
         (another_shape, r"has arrays .*\[6\]"),
     ],
 )
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "debug")) for name in engines()],
+)
 def test_a_failing_client_is_counted_and_named(engine, how, says):
     with pytest.warns(UserWarning, match=says) as caught:
         fit = train(engine, "fedavg", failing({"client-0002"}, how))
