@@ -6,7 +6,7 @@ checkpoints/     the last rounds whole, and the best (`fedpa.training.checkpoint
 tensorboard/     the records again, for TensorBoard
 params.npz       the parameters at the end
 summary.json     what came of it; its being there says that the run is finished
-clients.json     of a run over a network: its clients, and their numbers of examples
+clients.json     of a run over a network: its name, its clients and their sizes
 """
 
 import contextlib

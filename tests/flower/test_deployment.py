@@ -255,7 +255,7 @@ def test_with_tls_only_nodes_with_registered_keys_take_part(tmp_path):
             said = there.log(name)
             assert process.poll() is not None or "rror" in said, (name, said)
             assert "Receiving" not in said
-    assert len(json.loads((out / "clients.json").read_text())) == 100
+    assert len(json.loads((out / "clients.json").read_text())["clients"]) == 100
     assert_as_locally(tmp_path, out)
 
 

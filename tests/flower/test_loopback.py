@@ -1,6 +1,7 @@
 """Rounds over messages are the rounds of the local engine; what is wrong on the way is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,13 +9,16 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 import jax
-from flwr.app import Array, ArrayRecord, ConfigRecord
+import jax.numpy as jnp
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedpa.algorithms.method import methods
 from fedpa.engines.flower import client_app
 from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
+from fedpa.engines.flower.states import in_context, in_directory, put, taken
 from fedpa.errors import FedpaError
+from fedpa.training.checkpoints import entry
 from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid
 
@@ -146,6 +150,10 @@ FAULTS = {
     "an absurd weight": (lambda c: set_weight(c, 1e30), "weight = 1e+30"),
     "a negative count": (lambda c: set_examples(c, lambda n: -n), "examples = -"),
     "an absurd count": (lambda c: set_examples(c, lambda n: 10**9), "examples = 1000000000"),
+    "a number of no name": (
+        lambda c: c["infos"].update(surprise=[1.0] * len(c["about"]["clients"])),
+        "surprise is not among the numbers",
+    ),
     "other clients": (lambda c: c["about"].update(clients=["x"]), "that were asked for"),
     "no records": (lambda c: c.clear(), "there is no record"),
     "a number for clients": (lambda c: c["about"].update(clients=5), "makes no sense"),
@@ -248,7 +256,7 @@ def test_all_nodes_that_are_connected_are_waited_for(tmp_path):
 
     grid.pull_messages = slow
     serve(grid, config)
-    assert len(json.loads((tmp_path / "run" / "clients.json").read_text())) == 100
+    assert len(json.loads((tmp_path / "run" / "clients.json").read_text())["clients"]) == 100
 
 
 def capture(function):
@@ -338,6 +346,47 @@ def test_what_clients_keep_stays_on_their_node(tmp_path):
     grid.faults[101] = lambda content: grid.contexts[101].state.clear()
     _, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "lost")}))
     assert "client 'client-000' begins anew" in text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
+    """Nodes and server are started anew; the last rounds, of which no checkpoint is, come again."""
+    config = settings(tmp_path, method="scaffold", rounds=6, clients_per_round=2)
+    del config["burn-in-rounds"]
+    config |= {"checkpoint-every": every, "keep-checkpoints": 6}
+    few = [
+        {"clients": f"client-00{k}", "state-dir": str(tmp_path / "states" / str(k))}
+        for k in range(3)
+    ]
+    whole = served({**config, "out": str(tmp_path / "whole")}, few)
+    served({**config, "rounds": 5}, few)
+    # As a kill between two checkpoints leaves it: nodes are ahead of the server.
+    for t in (4, 5):
+        shutil.rmtree(entry(tmp_path / "run", t), ignore_errors=every == 3)
+    grid = grid_of(config, few)
+    fit, text = capture(lambda: serve(grid, config))
+    assert "begins anew" not in text
+    assert len(fit.history) == 6
+    assert_close(fit.params, whole.params, 0)
+    assert not any(len(context.state) for context in grid.contexts.values())
+
+
+def test_states_that_nobody_will_ask_for_are_dropped(tmp_path):
+    contexts = (in_context(RecordDict()), in_directory(tmp_path / "run"))
+    template = {"c": jnp.zeros(3), "n": jnp.zeros(())}
+    for store in contexts:
+        for t in (2, 4, 5, 7):
+            put(store, {"a/ü": {"c": jnp.full(3, float(t)), "n": jnp.float32(t)}}, t)
+        put(store, {"b": {"c": jnp.zeros(3), "n": jnp.zeros(())}}, 2)
+        found, lost = taken(store, template, ["a/ü"], [5], floor=4)
+        assert lost == []
+        np.testing.assert_array_equal(found["a/ü"]["c"], [5.0] * 3)
+        assert float(found["a/ü"]["n"]) == 5.0
+        assert sorted(store.rounds("a/ü")) == [4, 5]  # 2 is older than 4; 7 was never counted
+        assert store.rounds("b") == [2]
+        assert taken(store, template, ["a/ü", "b", "c"], [3, 0, 0], floor=3) == ({}, ["a/ü"])
+        assert not any(store.rounds(name) for name in ("a/ü", "b", "c"))  # all of later rounds
 
 
 REFUSED = {
@@ -496,7 +545,7 @@ def test_each_node_reads_its_own_directory(tmp_path):
     fit = served(config, nodes)
     alone = run(run_settings(config)[0], None)
     assert_close(fit.params, alone.params)
-    assert json.loads((tmp_path / "run" / "clients.json").read_text()) == {
+    assert json.loads((tmp_path / "run" / "clients.json").read_text())["clients"] == {
         f"user-{i}": n for i, n in enumerate(sizes)
     }
     # A node that is told to hold a client that its directory does not have says so.

@@ -10,6 +10,7 @@ Something that goes wrong is told in the answer, in one line, and in the node's 
 import json
 from collections.abc import Callable, Sequence
 from logging import ERROR
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,13 @@ def _round(content: RecordDict, context: Context) -> RecordDict:
     mine = _node(context, float(asked["population"]))  # type: ignore[arg-type]
     message = unpacked(message_shapes(*mine[1:3], phase), content)
     template = mine.algorithm.client_init(mine.theta)
-    since = asked.get("states")
-    kept = lost = None
+    since: Any = asked.get("states")
+    store: states.Store | None = None
+    kept, lost = dict[str, Any](), list[str]()
     if since is not None:
-        kept, lost = states.taken(context.state, template, ids, since)  # type: ignore[arg-type]
-    result = answer(mine, phase, t, ids, message, kept or {})
+        store, floor = _store(context, asked, t)
+        kept, lost = states.taken(store, template, ids, since, floor)
+    result = answer(mine, phase, t, ids, message, kept)
     told: dict[str, Any] = {
         "clients": ids,
         "accepted": [bool(ok) for ok in result.accepted],
@@ -95,17 +98,28 @@ def _round(content: RecordDict, context: Context) -> RecordDict:
     }
     if result.failures:
         told["failures"] = json.dumps(dict(result.failures))
-    if since is not None:
+    if store is not None:
         accepted = [name for name, ok in zip(ids, result.accepted, strict=True) if ok]
-        states.put(context.state, {name: result.states[name] for name in accepted}, t + 1)
-        if lost:  # Flower can't weigh a list of nothing
-            told["lost"] = lost
+        states.put(store, {name: result.states[name] for name in accepted}, t + 1)
+    if lost:  # Flower can't weigh a list of nothing
+        told["lost"] = lost
     infos: dict[str, Any] = {
         name: [float(v) for v in np.asarray(values)] for name, values in result.infos.items()
     }
     return RecordDict(
         {**packed(result.aggregate), ABOUT: ConfigRecord(told), INFOS: MetricRecord(infos)}
     )
+
+
+def _store(context: Context, asked: ConfigRecord, t: int) -> tuple[states.Store, int]:
+    """Where clients' states are, and from which round on they may be asked for again."""
+    directory = node_settings(context.node_config).state_dir
+    if not directory:  # a run that is gone on with would find nothing here: no round is gone back
+        return states.in_context(context.state), t
+    run = str(asked["run"])
+    if not run.isalnum():  # it becomes a directory's name
+        raise FedpaError(f"run = {run!r}: must be letters and digits")
+    return states.in_directory(Path(directory) / run), int(asked["floor"])  # type: ignore[arg-type]
 
 
 def _node(context: Context, population: float) -> Node:

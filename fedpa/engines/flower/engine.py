@@ -8,7 +8,7 @@ clients' ids.
 
 from collections.abc import Callable, Mapping
 from logging import WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, Reports, RoundResult, Traffic
 from fedpa.engines.execution import line
 from fedpa.engines.flower.exchange import Answer, exchanged
-from fedpa.engines.flower.node import INQUIRY, total_shapes
+from fedpa.engines.flower.node import INQUIRY, Sent, sent_shapes
 from fedpa.engines.flower.records import ABOUT, WireError, num_bytes, packed
 from fedpa.engines.flower.replies import Reply, Unable, checked
 from fedpa.engines.flower.roster import Roster
@@ -27,14 +27,26 @@ from fedpa.server.aggregation import Aggregation, all_finite
 from fedpa.types import Params
 
 
-def flower(
-    algorithm: Algorithm, theta: Params, roster: Roster, kind: Any, population: float
-) -> Engine:
+class Told(NamedTuple):
+    """What nodes, and checks of what they send, need to know of a run beside its algorithm."""
+
+    kind: Any
+    """The shapes of an example's arrays."""
+    weighting: str
+    """What q_i is: "examples" or "uniform"."""
+    population: float
+    """Σ q_i of all clients, for methods that have to know."""
+    run: str
+    """A name of its own, which it keeps when it is gone on with."""
+    floor: Callable[[], int]
+    """The round that it may have to go back to: that of its last checkpoint but one."""
+
+
+def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> Engine:
     """An engine for one algorithm.
 
-    kind: the shapes of an example's arrays. population: Σ q_i of all clients, for methods that have
-    to know. What clients keep stays on the nodes: the state the server has of one is the number of
-    the round that its own is of (`with_tokens`).
+    What clients keep stays on the nodes: the state the server has of one is the number of the round
+    that its own is of (`with_tokens`).
     """
     phases = {id(client): phase for phase, client in algorithm.clients.items()}
     if algorithm.inquiry is not None:
@@ -44,14 +56,15 @@ def flower(
     finite = jax.jit(all_finite)
     weight_of = jax.jit(lambda total: algorithm.aggregation.value(total).weight)
     connection = roster.connection
-    templates: dict[str, Any] = {}
+    templates: dict[str, Sent] = {}
 
     def run(
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
     ) -> RoundResult:
         phase, t = phases[id(client)], cohort.round
         if phase not in templates:
-            templates[phase] = total_shapes(algorithm, theta, phase, kind)
+            templates[phase] = sent_shapes(algorithm, theta, phase, told.kind)
+        template = templates[phase]
         sizes = dict(zip(cohort.ids, cohort.sizes, strict=True))
         roster.refresh()
         if not roster.sites:
@@ -71,10 +84,11 @@ def flower(
                 "phase": phase,
                 "round": t,
                 "clients": ids,
-                "population": population,
+                "population": told.population,
             }
             if keeps and phase != INQUIRY:
                 asked["states"] = [int(cohort.states[name]) for name in ids]
+                asked |= {"run": told.run, "floor": told.floor()}
             contents[node] = RecordDict({**records, ABOUT: ConfigRecord(asked)})
         answers = exchanged(
             roster.grid,
@@ -93,9 +107,8 @@ def flower(
 
         for node, ids in parts.items():
             try:
-                replies[node] = _reply(
-                    answers[node], templates[phase], weight_of, {n: sizes[n] for n in ids}
-                )
+                mine = {name: sizes[name] for name in ids}
+                replies[node] = _reply(answers[node], template, weight_of, mine, told.weighting)
             except WireError as error:
                 refuse(node, str(error))
                 if isinstance(error, Unable):
@@ -103,7 +116,7 @@ def flower(
         up = sum(num_bytes(a.content) for a in answers.values() if a.content is not None)
         down = sum(num_bytes(content) for content in contents.values())
         # Where nobody counts, the sum is 0 and its weight, too: the server skips the round.
-        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), templates[phase])
+        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template.total)
         for node, reply in list(replies.items()):  # by first ids: the same order every time
             for name in reply.lost:
                 log(WARNING, "fedpa: client %r begins anew: its node has lost what it kept", name)
@@ -130,12 +143,17 @@ def with_tokens(algorithm: Algorithm, theta: Params) -> Algorithm:
 
 
 def _reply(
-    answer: Answer, template: Any, weight_of: Callable[[Any], Any], sizes: Mapping[str, int]
+    answer: Answer,
+    template: Sent,
+    weight_of: Callable[[Any], Any],
+    sizes: Mapping[str, int],
+    weighting: str,
 ) -> Reply:
     if answer.content is None:
         raise Unable(answer.failure)
     try:
-        return checked(answer.content, template, weight_of, sizes)
+        total, names = template
+        return checked(answer.content, total, weight_of, sizes, weighting, names)
     except WireError:
         raise
     except Exception as error:  # what a node sends is anybody's guess

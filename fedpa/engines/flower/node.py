@@ -117,18 +117,28 @@ def example_shapes(data: FederatedData) -> Any:
     )
 
 
-def total_shapes(algorithm: Algorithm, theta: Params, phase: str, examples: Any) -> Any:
-    """The shapes of what a node sends. `examples`: those of one example's arrays."""
+class Sent(NamedTuple):
+    """What a node sends."""
+
+    total: Any
+    """The shapes of its clients' sum."""
+    infos: tuple[str, ...]
+    """The names of the numbers it tells of each."""
+
+
+def sent_shapes(algorithm: Algorithm, theta: Params, phase: str, examples: Any) -> Sent:
+    """What a node will send. `examples`: the shapes of one example's arrays."""
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), examples)
 
     def total(message: Any, rows: Any, key: Any) -> Any:
         data = ClientData(rows, jnp.asarray(1, jnp.int32))
         update = client_of(algorithm, phase)
         out = update(message, data, algorithm.client_init(theta), key)
-        return algorithm.aggregation.init(out.result, out.weight)
+        return algorithm.aggregation.init(out.result, out.weight), out.info._asdict()
 
     message = message_shapes(algorithm, theta, phase)
-    return jax.eval_shape(total, message, rows, jax.random.key(0))
+    shapes, infos = jax.eval_shape(total, message, rows, jax.random.key(0))
+    return Sent(shapes, tuple(infos))
 
 
 def answer(

@@ -5,7 +5,7 @@ refused as a whole and named: nothing of it reaches the model.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fedpa.engines.flower.records import INFOS, WireError, about, unpacked
+from fedpa.server.weighting import total_weight
 from fedpa.training.named_arrays import path_name
 
 
@@ -37,10 +38,12 @@ def checked(
     template: Any,
     weight_of: Callable[[Any], Any],
     sizes: Mapping[str, int],
+    weighting: str,
+    names: Collection[str],
 ) -> Reply:
     """The reply of the clients in `sizes`, which have so many examples. Raises WireError.
 
-    weight_of: a sum's Σ q_i.
+    weight_of: a sum's Σ q_i, with q_i by `weighting`. names: of the numbers told of each client.
     """
     said = about(content)
     if "error" in said:
@@ -58,24 +61,25 @@ def checked(
         if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
             raise WireError(f"{path_name(path)} holds a value that is not finite")
     counted = [sizes[name] for name, ok in zip(ids, accepted, strict=True) if ok]
-    _check_weight(weight_of(total), counted)
+    _check_weight(weight_of(total), total_weight(weighting, counted))
     infos = {
         name: _listed(name, values, len(ids)) for name, values in content.get(INFOS, {}).items()
     }
+    for name in infos.keys() - set(names):
+        raise WireError(f"{name} is not among the numbers that are told of clients")
     failures = _texts(said.get("failures", "{}"))
     lost = [str(name) for name in said.get("lost", ())]  # type: ignore[union-attr]
     return Reply(total, dict(zip(ids, accepted, strict=True)), infos, failures, lost)
 
 
-def _check_weight(weight: Any, sizes: Sequence[int]) -> None:
-    """Σ q_i lies between 0 and what its clients' examples, or their number, allow."""
-    most = max(sum(sizes), len(sizes)) * (1 + 1e-5)  # rounding
+def _check_weight(weight: Any, most: float) -> None:
+    """Σ q_i lies between 0 and what its clients have."""
     for leaf in jax.tree.leaves(weight):
         value = np.asarray(leaf)
-        if not ((value >= 0) & (value <= most)).all():
+        if not ((value >= 0) & (value <= most * (1 + 1e-5))).all():  # rounding
             raise WireError(
-                f"weight = {value.reshape(-1)[0]:g}: the clients have {sum(sizes)} examples, and "
-                "their weights can't be negative or more"
+                f"weight = {value.reshape(-1)[0]:g}: that of the clients is {most:g}, and can't be "
+                "negative or more"
             )
 
 

@@ -6,11 +6,12 @@ run's like any other. Cut down, the same `flwr run` goes on from its last checkp
 
 import contextlib
 import json
+import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flwr.app import Context
@@ -20,7 +21,7 @@ from flwr.supercore import log
 from fedpa.algorithms.algorithm import Algorithm, OfPopulation
 from fedpa.algorithms.method import methods
 from fedpa.engines.engine import Engine, RoundResult
-from fedpa.engines.flower.engine import flower, with_tokens
+from fedpa.engines.flower.engine import Told, flower, with_tokens
 from fedpa.engines.flower.examples_kind import as_text, remote
 from fedpa.engines.flower.node import example_shapes, message_shapes
 from fedpa.engines.flower.records import shapes
@@ -29,6 +30,7 @@ from fedpa.engines.flower.settings import run_settings
 from fedpa.errors import FedpaError
 from fedpa.server.weighting import total_weight
 from fedpa.tasks.task import Problem, task_named
+from fedpa.training import checkpoints
 from fedpa.training.callbacks import Event
 from fedpa.training.config import RunConfig
 from fedpa.training.fit import prepared_task
@@ -60,20 +62,28 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
         kind, least = example_shapes(problem.clients), connection.min_nodes
         roster = Roster(grid, connection, _message_shapes(config, problem), as_text(kind))
         roster.wait_for(least, lambda: f"min-nodes = {least}: {len(roster.sites)} can take part")
-        sizes = known_clients(out) or roster.sizes()
+        known = begun(out) or Begun(secrets.token_hex(8), roster.sizes())
+        sizes = known.clients
+        told = Told(
+            kind,
+            config.hyperparameters.weighting,
+            _population(config, sizes),
+            known.run,
+            lambda: [0, 0, *checkpoints.entries(out)][-2],
+        )
 
         def elsewhere(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:
-            engine = flower(algorithm, theta, roster, kind, _population(config, sizes))
+            engine = flower(algorithm, theta, roster, told)
 
             def noting(*given: Any) -> RoundResult:
-                if known_clients(out) is None:  # not before the run is known to go on here
-                    write_atomically(out / CLIENTS, json.dumps(sizes).encode())
+                if begun(out) is None:  # not before the run is known to go on here
+                    write_atomically(out / CLIENTS, json.dumps(known._asdict()).encode())
                 return engine(*given)
 
             return with_tokens(algorithm, theta), noting
 
-        told = f"{len(sizes)} clients on {len(roster.sites)} nodes; run directory {out.absolute()}"
-        log(INFO, "fedpa: %s", told)
+        where = f"{len(sizes)} clients on {len(roster.sites)} nodes; run directory {out.absolute()}"
+        log(INFO, "fedpa: %s", where)
         fit = run_or_resume(
             config,
             out,
@@ -96,15 +106,25 @@ def _said_once() -> Iterator[None]:
         logger.propagate = kept
 
 
-def known_clients(out: Path) -> dict[str, int] | None:
-    """The clients that a run began with: those of its cohorts to come, whoever is there now."""
+class Begun(NamedTuple):
+    """What a run began with, and goes on with, whoever is there then."""
+
+    run: str
+    """By which nodes know it again."""
+    clients: Mapping[str, int]
+    """Those of its cohorts, and their numbers of examples."""
+
+
+def begun(out: Path) -> Begun | None:
+    """None of a directory where no run over a network has begun."""
     if not is_run(out) or not (out / CLIENTS).is_file():
         return None
     try:
         found = json.loads((out / CLIENTS).read_text("utf-8"))
-        return {str(name): int(n) for name, n in found.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise FedpaError(f"{str(out / CLIENTS)!r} can't be read: {error}") from None
+        sizes = {str(name): int(n) for name, n in found["clients"].items()}
+        return Begun(str(found["run"]), sizes)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise FedpaError(f"{str(out / CLIENTS)!r} can't be read: {error!r}") from None
 
 
 def _message_shapes(config: RunConfig, problem: Problem) -> dict[str, str]:

@@ -54,6 +54,8 @@ class Holding:
     partition_id: int | None = None
     """It holds every `num_partitions`-th client, beginning with this one: for trying out."""
     num_partitions: int | None = None
+    state_dir: str = ""
+    """Where what its clients keep between rounds is written; in memory only if not given."""
 
 
 def run_settings(table: Mapping[str, Any]) -> tuple[RunConfig, Connection]:
