@@ -1,6 +1,25 @@
 """One file per task: data, model, metrics and defaults."""
 
 from fedpa.tasks.options import TaskOptions
-from fedpa.tasks.task import Defaults, Preset, Problem, Task, task_named, tasks
+from fedpa.tasks.task import (
+    Defaults,
+    Preset,
+    Problem,
+    Task,
+    own_task,
+    register,
+    task_named,
+    tasks,
+)
 
-__all__ = ["Defaults", "Preset", "Problem", "Task", "TaskOptions", "task_named", "tasks"]
+__all__ = [
+    "Defaults",
+    "Preset",
+    "Problem",
+    "Task",
+    "TaskOptions",
+    "own_task",
+    "register",
+    "task_named",
+    "tasks",
+]

@@ -72,9 +72,35 @@ class Task(NamedTuple):
     """Its models by name, with their numbers of parameters at full size."""
 
 
+_own: dict[str, Task] = {}
+
+
+def register(name: str, task: Task) -> None:
+    """Make a task of your own known, in this process, by a name that no other has."""
+    if name in defined("fedpa.tasks", "TASK"):
+        raise refuse("task", name, "is one of fedpa's own: choose another name")
+    _own[name] = task
+
+
+def own_task(
+    load: Callable[[TaskOptions], Problem],
+    defaults: Defaults,
+    metric: str = "accuracy",
+    takes: tuple[str, ...] = ("data_dir",),
+) -> Task:
+    """A task with one set of defaults, for `register`.
+
+    load: options → data and model. metric: what tables show. takes: which of the options it reads.
+    """
+    presets = {"own": Preset("its own settings", defaults, targets=(), last=10)}
+    return Task("a task of your own", load, presets, ("fedavg", "fedpa"), metric, takes)
+
+
 def tasks() -> dict[str, Task]:
-    """All tasks: every file of this package that defines `TASK`, by its name with dashes."""
-    return defined("fedpa.tasks", "TASK")
+    """All tasks: every file of this package that defines `TASK`, by its name with dashes; and
+    those that were registered.
+    """
+    return defined("fedpa.tasks", "TASK") | _own
 
 
 def task_named(name: str) -> Task:

@@ -86,7 +86,7 @@ def check_settings(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -
     if changed:
         raise FedpaError(
             f"{str(out)!r} can't be resumed: {'; '.join(changed)} "
-            "(--overwrite, or overwrite=True in code, starts anew)"
+            "(another directory, --overwrite, or overwrite=True in code starts anew)"
         )
 
 

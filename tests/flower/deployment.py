@@ -200,32 +200,35 @@ def as_toml(config):
     return " ".join(f"{name.replace('_', '-')}={shown(value)}" for name, value in config.items())
 
 
-def simulated(root, app, config, nodes=3):
-    """`flwr run` in Flower's own simulation; the SuperLink it leaves running is ended."""
-    env = environment(root)
-    ports = {free_port(), free_port()}
-    http, control = ports
-    env |= {
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+def simulated(root):
+    """The deployment page's commands for Flower's simulation, in `root`.
+
+    The SuperLink that Flower leaves running is ended.
+    """
+    page = (APP.parents[1] / "docs" / "deployment.md").read_text("utf-8")
+    lines = page.split("```console\n", 1)[1].split("```")[0].splitlines()
+    commands = "\n".join(line.removeprefix("$ ") for line in lines)
+    (root / "examples").symlink_to(APP.parent)
+    env = environment(root) | {
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
     }
-    home = Path(env["FLWR_HOME"])
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(
-        '[superlink.sim]\naddress = ":local-in-memory:"\n'
-        f"options.num-supernodes = {nodes}\n"
-        "options.backend.client-resources.num-cpus = 1\n"
-        "options.backend.init-args.num-cpus = 2\n"
-    )
-    words = [str(BIN / "flwr"), "run", str(app), "sim", "--stream", "-c", as_toml(config)]
     before = set(processes())
     try:
-        return subprocess.run(
-            words, env=env, capture_output=True, text=True, timeout=PATIENCE, check=True, cwd=root
-        ).stdout
+        done = subprocess.run(
+            ["bash", "-euc", commands],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            cwd=root,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
     finally:
         for pid in set(processes()) - before:
-            if str(home) in its_environment(pid):
+            if str(root / "flower-home") in its_environment(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
 

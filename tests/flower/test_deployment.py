@@ -194,13 +194,14 @@ def test_too_few_nodes_and_bad_data_are_refused_in_time(tmp_path):
 
 
 @pytest.mark.long
-def test_the_example_runs_unchanged_in_the_simulation(tmp_path):
+def test_the_page_s_commands_for_the_simulation_run(tmp_path):
     pytest.importorskip("ray", reason="Flower's simulation needs Ray")
     from tests.flower.deployment import simulated
 
-    out = tmp_path / "run"
-    simulated(tmp_path, APP, {**SETTINGS, "out": str(out)})
-    assert_as_locally(tmp_path, out)
+    said = simulated(tmp_path)
+    assert "round 3/3" in said, said
+    same = {"rounds": 3, "clients-per-round": 9, "seed": 0}
+    assert_as_locally(tmp_path, tmp_path / "simulated", **same)
 
 
 def with_openssl(*words, cwd):

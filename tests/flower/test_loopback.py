@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
 from fedpa.engines.flower.states import in_context, in_directory, put, taken
 from fedpa.errors import FedpaError
+from fedpa.tasks.task import _own, register, tasks
 from fedpa.training.checkpoints import entry
 from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid
@@ -301,11 +303,48 @@ def test_a_node_that_was_silent_takes_part_again(tmp_path):
 def test_a_node_that_was_started_anew_takes_its_own_place(tmp_path):
     """Flower lists the one that crashed for a minute: the new one is not taken for a second."""
     config = settings(tmp_path, rounds=2)
-    grid = grid_of(config, [*THIRDS, THIRDS[1]])
+    grid = grid_of(config, [*THIRDS, {**THIRDS[1], "name": "anew"}])
+    original, asked = grid.push_messages, []
+
+    def push(messages):
+        asked.extend(m.metadata.dst_node_id for m in messages)
+        if asked.count(102) == 2 and 102 in grid.contexts:
+            grid.leave(102)
+            return [None for _ in messages]
+        return original(messages)
+
+    grid.push_messages = push
     fit, text = capture(lambda: serve(grid, config))
-    assert text.count("node 1 takes the place of one that held the same clients") == 1
+    assert text.count("anew holds the same clients as node 1, and replaces it") == 1
     assert [record["train/rejected"] for record in fit.history] == [0, 0]
-    assert "node 1 and node 1 both hold client 'client-001'" in text  # the old one was there still
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_node_that_appears_in_mid_round_is_in_the_next(tmp_path, monkeypatch):
+    """It is asked what it holds while the round's answers are waited for."""
+    import fedpa.engines.flower.exchange as exchange
+
+    monkeypatch.setattr(exchange, "LOOK", 0.0)
+    config = settings(tmp_path, rounds=2, clients_per_round=90)
+    grid = grid_of(config)
+    grid.faults[101] = None  # silent: the others wait for it
+    original = grid.push_messages
+
+    def push(messages):
+        messages = list(messages)
+        names = original(messages)
+        if messages[0].metadata.message_type == "train" and 102 in grid.contexts:
+            grid.leave(102)
+            grid.join(204, THIRDS[1])
+        return names
+
+    grid.push_messages = push
+    fit = serve(grid, config)
+    gone = [set(record["train/rejected_clients"]) for record in fit.history]
+    held = {f"client-{k:03d}" for k in range(1, 100, 3)}
+    assert not gone[1] & held  # the new node's
+    trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
+    assert trained.count(204) == 1
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -337,7 +376,7 @@ def test_what_clients_keep_stays_on_their_node(tmp_path):
     grid = grid_of({**config, "out": str(tmp_path / "again")}, few)
     again, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "again")}))
     assert_close(fit.params, again.params, 0)
-    assert "begins anew" not in text
+    assert "begin anew" not in text
     assert all(len(context.state) for context in grid.contexts.values())
     sent = [m.content["about"]["states"] for m in grid.sent if "states" in m.content["about"]]
     assert sorted(t for states in sent for t in states) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -345,7 +384,7 @@ def test_what_clients_keep_stays_on_their_node(tmp_path):
     grid = grid_of({**config, "out": str(tmp_path / "lost")}, few)
     grid.faults[101] = lambda content: grid.contexts[101].state.clear()
     _, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "lost")}))
-    assert "client 'client-000' begins anew" in text
+    assert "has lost what 1 of its clients ('client-000', …) kept: they begin anew" in text
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -366,7 +405,8 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
         shutil.rmtree(entry(tmp_path / "run", t), ignore_errors=every == 3)
     grid = grid_of(config, few)
     fit, text = capture(lambda: serve(grid, config))
-    assert "begins anew" not in text
+    assert "begin anew" not in text
+    assert "goes on after round 3 of the run that lies there" in text
     assert len(fit.history) == 6
     assert_close(fit.params, whole.params, 0)
     assert not any(len(context.state) for context in grid.contexts.values())
@@ -404,6 +444,26 @@ REFUSED = {
             {"clients": "client-002"},
         ],
         "both hold client 'client-000'",
+    ),
+    "all clients on two nodes": (
+        {},
+        [*THIRDS, {**THIRDS[1], "name": "dup"}],
+        "both hold client 'client-001'",
+    ),
+    "a client of a node that has more": (
+        {},
+        [{"clients": "client-001", "name": "stray"}, *THIRDS],
+        "node 1 and stray both hold client 'client-001'",
+    ),
+    "a misspelt setting of a node": (
+        {},
+        [{"client": "client-001"}, *THIRDS[:2]],
+        "node config: unknown field client: did you mean clients?",
+    ),
+    "a directory that is not there": (
+        {},
+        [{"data-dir": "/nowhere", **THIRDS[0]}, *THIRDS[:2]],
+        "node config: data-dir = '/nowhere': is not a directory on the node",
     ),
     "a partition that is none": (
         {},
@@ -519,6 +579,41 @@ def test_no_example_is_told(tmp_path):
     for message in (m for m in said if m.metadata.message_type == "train"):
         arrays = message.content["arrays"]
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
+
+
+def test_the_page_s_task_of_one_s_own(tmp_path):
+    """The deployment page's code, as it stands there; nodes have clients and no test split."""
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text("utf-8")
+    code = "#" + page.split("```python\n# fedpa_app/clinics.py", 1)[1].split("```")[0]
+    rng = np.random.default_rng(0)
+
+    def example_file(place, name, n):
+        place.mkdir(parents=True, exist_ok=True)
+        y = rng.integers(0, 10, n).astype(np.int32)
+        x = rng.normal(size=(n, 64)).astype(np.float32) + 6 * np.eye(64, dtype=np.float32)[y]
+        np.savez(place / f"{name}.npz", x=x, y=y)
+
+    for site in range(3):
+        for client in range(4):
+            example_file(tmp_path / f"site{site}" / "train", f"patient-{site}-{client}", 20)
+    example_file(tmp_path / "server" / "train", "shapes", 1)
+    example_file(tmp_path / "server" / "test", "test", 300)
+    config = {
+        **settings(tmp_path, rounds=8, clients_per_round=10, epochs=5),
+        "task": "clinics",
+        "data-dir": str(tmp_path / "server"),
+    }
+    try:
+        exec(compile(code, "clinics.py", "exec"), {})
+        nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(3)]
+        fit = served(config, nodes)
+        with pytest.raises(FedpaError, match="'digits': is one of fedpa's own"):
+            register("digits", tasks()["clinics"])
+    finally:
+        _own.clear()
+    assert fit.history[-1]["eval/accuracy"] > 0.6  # of ten classes
+    assert [record["train/rejected"] for record in fit.history] == [0] * 8
+    assert "clinics" not in tasks()
 
 
 @pytest.mark.filterwarnings("ignore")  # of few words, and clients without examples

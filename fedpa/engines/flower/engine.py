@@ -26,6 +26,11 @@ from fedpa.engines.flower.roster import Roster
 from fedpa.server.aggregation import Aggregation, all_finite
 from fedpa.types import Params
 
+LOST = (
+    "fedpa: round %d: %s has lost what %d of its clients (%r, …) kept: they begin anew "
+    "(state-dir in its --node-config keeps it)"
+)
+
 
 class Told(NamedTuple):
     """What nodes, and checks of what they send, need to know of a run beside its algorithm."""
@@ -90,6 +95,8 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
                 asked["states"] = [int(cohort.states[name]) for name in ids]
                 asked |= {"run": told.run, "floor": told.floor()}
             contents[node] = RecordDict({**records, ABOUT: ConfigRecord(asked)})
+        names = {node: roster.sites[node].name for node in parts}
+        # Nodes that appear meanwhile tell what they hold, and are in the next round.
         answers = exchanged(
             roster.grid,
             contents,
@@ -97,8 +104,8 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
             str(t + 1),
             connection.round_timeout,
             connection.poll,
+            roster.refresh,
         )
-        names = {node: roster.sites[node].name for node in parts}
         replies = {}
 
         def refuse(node: int, why: str) -> None:
@@ -118,8 +125,8 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
         # Where nobody counts, the sum is 0 and its weight, too: the server skips the round.
         total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template.total)
         for node, reply in list(replies.items()):  # by first ids: the same order every time
-            for name in reply.lost:
-                log(WARNING, "fedpa: client %r begins anew: its node has lost what it kept", name)
+            if reply.lost:
+                log(WARNING, LOST, t + 1, names[node], len(reply.lost), reply.lost[0])
             if not any(reply.accepted.values()):
                 continue
             merged = merge(total, reply.total)

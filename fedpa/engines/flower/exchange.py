@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
@@ -18,6 +18,10 @@ CODES = {
     8: "the node's app ended before it answered",
 }
 """Of Flower's error replies, in words."""
+
+
+LOOK = 1.0
+"""Seconds between looks for what else goes on, while answers are waited for."""
 
 
 class Answer(NamedTuple):
@@ -66,16 +70,21 @@ def exchanged(
     group: str,
     timeout: float,
     poll: float,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[int, Answer]:
     """All nodes' answers; of those that have not answered in `timeout` seconds, that."""
-    deadline = time.monotonic() + timeout
+    began = looked = time.monotonic()
     waiting = push(grid, contents, kind, group, timeout)
     unsent = set(contents) - set(waiting.values())
     answers = {node: Answer(None, "the message could not be sent") for node in unsent}
     while waiting:
         answers |= pull(grid, waiting)
         waiting = {name: node for name, node in waiting.items() if node not in answers}
-        if waiting and time.monotonic() > deadline:
+        now = time.monotonic()
+        if waiting and now >= looked + LOOK:
+            meanwhile()
+            looked = now
+        if waiting and now > began + timeout:
             break
         if waiting:
             time.sleep(poll)

@@ -25,6 +25,10 @@ AGAIN = 5.0
 """Seconds after which a node that could not answer is asked again."""
 
 
+class TwiceError(FedpaError):
+    """Two nodes hold one client."""
+
+
 class Site(NamedTuple):
     """What a node told of itself."""
 
@@ -49,6 +53,8 @@ class Roster:
         """Nodes that can't take part, and why."""
         self.asked: dict[str, int] = {}
         """Questions that have no answer yet → whom."""
+        self.twice: dict[int, str] = {}
+        """Those of them that hold another's client."""
         self._unable: dict[int, tuple[float, str]] = {}
         self._replaced: dict[int, int] = {}
         self._told: set[str] = set()
@@ -58,7 +64,7 @@ class Roster:
         present = set(self.grid.get_node_ids())
         for gone in self.sites.keys() - present:
             self.suspect(gone)
-        for kept in (self.refused, self._unable):
+        for kept in (self.refused, self.twice, self._unable):
             for gone in kept.keys() - present:
                 del kept[gone]
         now = time.monotonic()
@@ -71,6 +77,8 @@ class Roster:
                 self._enter(node, answer.content)
             except FedpaError as error:
                 self._refuse(node, str(error))
+                if isinstance(error, TwiceError):
+                    self.twice[node] = str(error)
             except Exception as error:  # what a node sends is anybody's guess
                 self._refuse(node, f"node {node}: the answer makes no sense: {line(error)}")
         self.asked = {name: node for name, node in self.asked.items() if node in present}
@@ -87,8 +95,11 @@ class Roster:
 
         Nor is what others were refused for, if that was because of it.
         """
-        self.sites.pop(node, None)
+        site = self.sites.pop(node, None)
+        if site is not None:
+            self._told.discard(site.name)  # it is told again when it is back
         self.refused.clear()
+        self.twice.clear()
 
     def holders(self) -> dict[str, int]:
         """client → the node that holds it now."""
@@ -139,11 +150,12 @@ class Roster:
             if sizes == theirs.sizes and self._replaced.get(other) != node:
                 # Started anew after a crash, perhaps: Flower lists the old one for a minute. It
                 # is asked again; if it is there still, it is the one that is refused.
-                log(WARNING, "fedpa: %s takes the place of one that held the same clients", name)
+                told = f"{name} holds the same clients as {theirs.name}, and replaces it"
+                log(WARNING, "fedpa: %s (which is asked whether it is there still)", told)
                 self._replaced[node] = other
                 self.suspect(other)
             else:
-                raise FedpaError(
+                raise TwiceError(
                     f"{name} and {theirs.name} both hold client {both[0]!r}: a client's data must "
                     "be on one node"
                 )

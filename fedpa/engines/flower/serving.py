@@ -8,7 +8,7 @@ import contextlib
 import json
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from fedpa.training.config import RunConfig
 from fedpa.training.fit import prepared_task
 from fedpa.training.loop import Fit
 from fedpa.training.run import run_or_resume
-from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run
+from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
 from fedpa.training.whole_files import write_atomically
 from fedpa.types import Params
 
@@ -47,7 +47,10 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, context.run_config)
+        try:
+            serve(grid, context.run_config)
+        except FedpaError as error:  # what is refused is a line, not a page of where
+            raise FedpaError(str(error)) from None
 
     return app
 
@@ -56,12 +59,14 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
     """Run, or go on with, the run that the settings describe, on the nodes of the grid."""
     config, connection = run_settings(settings)
     with warnings.catch_warnings(), _said_once():
-        warnings.showwarning = lambda message, *_: log(WARNING, "fedpa: %s", message)
+        warnings.showwarning = _warned(warnings.showwarning)
         problem = task_named(config.task).load(config.task_options)
         out = Path(connection.out) if connection.out else fresh_directory(config.task)
         kind, least = example_shapes(problem.clients), connection.min_nodes
         roster = Roster(grid, connection, _message_shapes(config, problem), as_text(kind))
         roster.wait_for(least, lambda: f"min-nodes = {least}: {len(roster.sites)} can take part")
+        for reason in roster.twice.values():  # whoever answers first would be it
+            raise FedpaError(reason)
         known = begun(out) or Begun(secrets.token_hex(8), roster.sizes())
         sizes = known.clients
         told = Told(
@@ -84,6 +89,9 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
 
         where = f"{len(sizes)} clients on {len(roster.sites)} nodes; run directory {out.absolute()}"
         log(INFO, "fedpa: %s", where)
+        done = len(past(out)) if is_run(out) else 0
+        if done:
+            log(INFO, "fedpa: goes on after round %d of the run that lies there", done)
         fit = run_or_resume(
             config,
             out,
@@ -91,8 +99,21 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
             problem=problem._replace(clients=remote(sizes, kind)),
             elsewhere=elsewhere,
         )
-    log(INFO, "fedpa: done, after round %d of %d", len(fit.history), config.rounds)
+    nothing = " (all of them before: nothing was to do)" if done == len(fit.history) else ""
+    log(INFO, "fedpa: done, after round %d of %d%s", len(fit.history), config.rounds, nothing)
     return fit
+
+
+def _warned(others: Callable[..., None]) -> Callable[..., None]:
+    """Our warnings into the log; libraries' own (of forks, of overflows) where they belong."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if category is UserWarning:
+            log(WARNING, "fedpa: %s", message)
+        else:
+            others(message, category, *where)
+
+    return show
 
 
 @contextlib.contextmanager

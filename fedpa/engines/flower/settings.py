@@ -74,7 +74,7 @@ def run_settings(table: Mapping[str, Any]) -> tuple[RunConfig, Connection]:
             home = homes[name]
             (values if home is None else values.setdefault(home, {}))[name] = value
         else:
-            raise _unknown("run config", key, [*homes, *connection], f"; {OWN}{key} is the app's")
+            raise _unknown("run config", key, [*homes, *connection])
     config = resolve(from_table(values, "run config", of_run=False))
     if methods()[config.method].pooled:
         raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
@@ -92,11 +92,11 @@ def _homes() -> dict[str, str | None]:
     return homes
 
 
-def _unknown(where: str, key: str, known: list[str], hint: str = "") -> FedpaError:
+def _unknown(where: str, key: str, known: list[str]) -> FedpaError:
     names = [name.replace("_", "-") for name in known]
     close = difflib.get_close_matches(key, names, n=1)
-    near = f": did you mean {close[0]}?" if close else hint
-    return FedpaError(f"{where}: unknown field {key}{near}")
+    hint = f"did you mean {close[0]}?" if close else f"a setting of the app itself is {OWN}{key}"
+    return FedpaError(f"{where}: unknown field {key}: {hint}")
 
 
 def _checked(connection: Connection) -> Connection:
@@ -114,14 +114,19 @@ def _checked(connection: Connection) -> Connection:
 
 
 def node_settings(table: Mapping[str, Any]) -> Holding:
-    """The node's settings; names that we don't know are the app's."""
+    """The node's settings, checked: they say whose data takes part."""
     hints = typing.get_type_hints(Holding)
-    values = {
-        name: typed(hints[name], value, f"node config: {key}")
-        for key, value in table.items()
-        if (name := key.replace("-", "_")) in hints
-    }
-    return Holding(**values)
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in hints:
+            values[name] = typed(hints[name], value, f"node config: {key}")
+        elif not key.startswith(OWN):
+            raise _unknown("node config", key, list(hints))
+    holding = Holding(**values)
+    if holding.data_dir and not Path(holding.data_dir).is_dir():
+        raise refuse("node config: data-dir", holding.data_dir, "is not a directory on the node")
+    return holding
 
 
 def held(holding: Holding, data: FederatedData) -> FederatedData:

@@ -77,8 +77,8 @@ class FedPA(Strategy):
         self._given = ArrayRecord()
         self._asked: set[int] = set()
         self._evaluation = FedAvg(
-            fraction_train=0.0,
             fraction_evaluate=fraction_evaluate,
+            min_train_nodes=1,
             min_evaluate_nodes=1,
             min_available_nodes=1,
         )
