@@ -2,8 +2,8 @@
 
 The same multiples for each, of the server's rate, or of the client's where the method fixes the
 server's. Where the best is at an end of what was tried, the next one beyond it is tried, too, up to
-`MOST_BEYOND` times: no method should lose by where its grid ended. Rates are chosen with a seed
-that the comparison does not have.
+`MOST_BEYOND` times: no method should lose by where its grid ended. Where none gives a number, lower
+ones are tried. Rates are chosen with a seed that the comparison does not have.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fedpa.cli.resumable import interruptible
 from fedpa.errors import FedpaError, refuse
+from fedpa.metrics.metric import lower_is_better
 from fedpa.report.table import number
 from fedpa.sweeps.search import Trial, best, chosen_search
 from fedpa.sweeps.settings import Sweep, check_place, checked
@@ -43,6 +44,8 @@ class Tuned(NamedTuple):
     """Which of `RATES`."""
     trials: Sequence[Trial]
     """By rate."""
+    metric: str
+    """By which they were chosen: valid/accuracy."""
 
 
 def multiples_of(text: str) -> tuple[float, ...]:
@@ -57,13 +60,21 @@ def multiples_of(text: str) -> tuple[float, ...]:
 
 
 def searches(
-    given: Sequence[RunConfig], multiples: Sequence[float], rounds: int | None
+    given: Sequence[RunConfig],
+    multiples: Sequence[float],
+    rounds: int | None,
+    by: str | None = None,
 ) -> dict[str, Sweep]:
     """For each method the sweep that chooses its rate; refuses what can't be run."""
-    return {config.method: _search(config, multiples, rounds) for config in given}
+    known = {task_named(config.task).metric for config in given} | {"loss"}
+    if by is not None and by not in known:
+        raise refuse("tune_by", by, f"choose from {', '.join(sorted(known))}")
+    return {config.method: _search(config, multiples, rounds, by) for config in given}
 
 
-def _search(config: RunConfig, multiples: Sequence[float], rounds: int | None) -> Sweep:
+def _search(
+    config: RunConfig, multiples: Sequence[float], rounds: int | None, by: str | None
+) -> Sweep:
     own = resolve(config).hyperparameters
     rate = next((name for name in RATES if _is_free(config, name)), None)
     if rate is None:
@@ -81,7 +92,7 @@ def _search(config: RunConfig, multiples: Sequence[float], rounds: int | None) -
         base = dataclasses.replace(base, rounds=rounds, hyperparameters=shorter)
     space = {rate: values}
     check_samples(resolve(base))
-    return checked(Sweep(base, space, chosen_search("grid", space, None, 0)))
+    return checked(Sweep(base, space, chosen_search("grid", space, None, 0), by))
 
 
 def check_validation(task: str, problems: Mapping[TaskOptions, Problem]) -> None:
@@ -140,21 +151,25 @@ def tuned(
                 place = out / TUNING / (f"{name}+{part}" if part else name)
                 trials += sweep(settings, place, problem, jobs=jobs, watch=watch)
                 trials.sort(key=lambda trial, rate=rate: trial.params[rate])  # type: ignore[misc]
-                if best(trials) is None:
-                    raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
                 further = beyond(trials, rate)
                 if further is None:
                     break
                 space = {rate: (further,)}
                 search = chosen_search("grid", space, None, 0)
-                settings = checked(Sweep(settings.base, space, search))
-            found[name] = Tuned(name, rate, trials)
+                settings = checked(Sweep(settings.base, space, search, settings.by))
+            if best(trials) is None:
+                raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
+            metric = chosen_on(settings.base.task, problem, settings.by)
+            found[name] = Tuned(name, rate, trials, metric)
     return found
 
 
 def beyond(trials: Sequence[Trial], rate: str) -> float | None:
-    """The next rate after the best, if that is at an end: as far from it as it is from the last."""
-    top = best(trials)
+    """The next rate after the best, if that is at an end: as far from it as it is from the last.
+
+    Where none is best, since all diverged, the next below the lowest.
+    """
+    top = best(trials) or trials[0]
     for end, inner in ((trials[0], trials[1]), (trials[-1], trials[-2])):
         if trials_equal(top, end):
             return float(f"{end.params[rate] ** 2 / inner.params[rate]:.3g}")
@@ -174,14 +189,10 @@ def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
     return dataclasses.replace(config, hyperparameters=chosen)
 
 
-def printed_choices(
-    choices: Mapping[str, Tuned],
-    labels: Mapping[str, str],
-    task: str,
-    problems: Mapping[TaskOptions, Problem],
-) -> Table:
+def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
     """The grid, as a person reads it."""
-    metric = chosen_on(task, next(iter(problems.values())))
+    metric = next(iter(choices.values())).metric
+    sign = -1 if lower_is_better(metric) else 1
     view = Table(
         title=f"rates, by {metric}",
         title_justify="left",
@@ -200,7 +211,7 @@ def printed_choices(
         for trial in choice.trials:
             at_end = any(trials_equal(trial, end) for end in ends)
             mark = "" if not trials_equal(top, trial) else ("*!" if at_end else "*")
-            value = "–" if trial.value is None else number(trial.value, ".4f")
+            value = "–" if trial.value is None else number(sign * trial.value, ".4f")
             cells.append(f"{shown(trial.params[choice.rate])}:\u00a0{value}{mark}")
         view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
     return view

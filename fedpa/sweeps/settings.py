@@ -29,6 +29,8 @@ class Sweep(NamedTuple):
     """What the trials have in common; not resolved, since a field may follow from a swept one."""
     space: Space
     search: Search
+    by: str | None = None
+    """The metric that decides, loss say; the task's own if not given."""
 
 
 def checked(settings: Sweep) -> Sweep:
@@ -47,6 +49,7 @@ def as_table(settings: Sweep) -> dict[str, Any]:
     run = run_table(settings.base)
     kept = {k: v for k, v in run["hyperparameters"].items() if k not in settings.space}
     return {
+        **({} if settings.by is None else {"by": settings.by}),
         "search": settings.search._asdict(),
         "space": spaces.as_table(settings.space),
         "run": run | {"hyperparameters": kept},

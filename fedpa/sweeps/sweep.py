@@ -60,7 +60,7 @@ def sweep(
     last checkpoint.
     """
     check_integer("jobs", jobs, 1)
-    metric = chosen_on(settings.base.task, problem)
+    metric = chosen_on(settings.base.task, problem, settings.by)
 
     def job(trial: Trial, past: Sequence[Trial]) -> Job:
         config = configured(settings.base, trial.params)

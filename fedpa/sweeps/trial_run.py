@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpa.errors import TooFewClientsError
+from fedpa.metrics.metric import lower_is_better
 from fedpa.report.summary import curve, final
 from fedpa.sweeps.search import Outcome, Trial, pruning
 from fedpa.tasks.task import Problem, preset_named, task_named
@@ -31,9 +32,9 @@ class Job(NamedTuple):
     """Go on with a trial that was cut although versions or data are not what they were."""
 
 
-def chosen_on(task: str, problem: Problem) -> str:
-    """The metric that decides: on validation clients, if there are any."""
-    return f"{'eval' if problem.validation is None else 'valid'}/{task_named(task).metric}"
+def chosen_on(task: str, problem: Problem, by: str | None = None) -> str:
+    """The metric that decides, by default the task's: on validation clients, if there are any."""
+    return f"{'eval' if problem.validation is None else 'valid'}/{by or task_named(task).metric}"
 
 
 def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) -> Outcome | None:
@@ -54,8 +55,9 @@ def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) ->
     last = preset_named(job.config.task, job.config.preset)[1].last
     measured = curve(fit.history, job.metric)
     points = zip(measured.rounds.tolist(), measured.values.tolist(), strict=True)
+    value = final(measured, last)
     return Outcome(
-        final(measured, last),
+        -value if lower_is_better(job.metric) else value,
         dict(points) if job.prune else {},
         fit.stopped,
         {

@@ -134,6 +134,32 @@ def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
     assert "*!" not in said
 
 
+def test_rates_are_chosen_by_the_loss_if_told(capsys):
+    words = ["compare", "digits", "--methods", "fedavg", "--rounds", "3", "--epochs", "1"]
+    words += ["--validation-share", "0.1", "--tune", "1,3,1e5", "--tune-by", "loss"]
+    main([*words, "--out", "cmp", "--quiet"])
+    said = " ".join(capsys.readouterr().out.replace("\u00a0", " ").split())
+    assert "rates, by valid/loss" in said
+    values = dict(re.findall(r"(\S+): ([\d.]+|–)\*", said))
+    assert list(values) == ["3"]  # of so few rounds the larger step is better; the third diverges
+    assert 1 < float(values["3"]) < 2.3
+    with pytest.raises(SystemExit):  # a choice by another metric is another comparison
+        main([*words[:-1], "accuracy", "--out", "cmp"])
+    assert "by" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words[:-1], "f1", "--out", "other"])
+    assert "tune_by = 'f1': choose from accuracy, loss" in capsys.readouterr().err
+
+
+def test_where_all_rates_diverge_lower_ones_are_tried():
+    trials = [Trial(n, {"r": v}, "finished", None, {}) for n, v in enumerate((1.0, 3.0, 9.0))]
+    assert tuning.beyond(trials, "r") == pytest.approx(0.333)
+    found = Trial(3, {"r": 0.333}, "finished", 0.2, {})
+    assert tuning.beyond([found, *trials], "r") == pytest.approx(0.111)
+    better = Trial(4, {"r": 0.111}, "finished", 0.1, {})
+    assert tuning.beyond([better, found, *trials], "r") is None
+
+
 def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
     for words, says in [
         (["--tune", "0.5,1"], "no validation clients to choose on: give --validation-share 0.1"),

@@ -61,6 +61,9 @@ class CompareCommand:
     0.3,1,3: each method runs at the one that is best on validation, by a seed of its own."""
     tune_rounds: int | None = None
     """Rounds of the runs that choose it, if not as many as are compared."""
+    tune_by: str | None = None
+    """What decides: loss, where the task's own metric (accuracy, say, which is what decides if
+    nothing is said) tells little apart in so few rounds."""
     published: bool = False
     """Show the paper's own results beside the measured ones."""
     jobs: int | None = None
@@ -117,7 +120,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         _remember(out, argv)
         going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
         choices = tuned(sweeps, out, problems, jobs, console, command.quiet, going_on)
-        console.print(printed_choices(choices, labels, command.run.task, problems))
+        console.print(printed_choices(choices, labels))
         configs = {
             (name, seed): resolve(with_best(config, choices[name]))
             for (name, seed), config in configs.items()
@@ -184,12 +187,13 @@ def _on_test(config: RunConfig) -> RunConfig:
 
 def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sweep]:
     if command.tune is None:
-        if command.tune_rounds is not None:
-            raise refuse("tune_rounds", command.tune_rounds, "needs --tune")
+        for name in ("tune_rounds", "tune_by"):
+            if getattr(command, name) is not None:
+                raise refuse(name, getattr(command, name), "needs --tune")
         return {}
     if command.tune_rounds is not None:
         check_integer("tune_rounds", command.tune_rounds, 1)
-    return searches(given, multiples_of(command.tune), command.tune_rounds)
+    return searches(given, multiples_of(command.tune), command.tune_rounds, command.tune_by)
 
 
 def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
