@@ -69,6 +69,7 @@ def searches(
     known = {task_named(config.task).metric for config in given} | {"loss"}
     if by is not None and by not in known:
         raise refuse("tune_by", by, f"choose from {', '.join(sorted(known))}")
+    by = "loss" if by == "loss" else None  # the task's own is what decides anyway
     return {config.method: _search(config, multiples, rounds, by) for config in given}
 
 

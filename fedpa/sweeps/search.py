@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.metrics.metric import lower_is_better
 from fedpa.sweeps.space import Interval, Params, Space, is_whole, point, size
 from fedpa.training.callbacks import Answer, Event, Remembering, Stop
 
@@ -252,7 +253,7 @@ def pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
         value = event.record.get(metric)
         if value is None:
             return memory, None
-        memory = [*memory, [event.round, value]]
+        memory = [*memory, [event.round, -value if lower_is_better(metric) else value]]
         if event.round >= rounds:
             return memory, None
         running = optuna.trial.create_trial(
@@ -260,7 +261,7 @@ def pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
         )
         if not pruner.prune(study, running):
             return memory, None
-        reason = f"{metric} was below the median of the other trials in round {event.round}"
+        reason = f"{metric} was worse than the others' median in round {event.round}"
         return memory, Stop(PRUNED + reason)
 
     return Remembering("pruning", [], update)

@@ -83,7 +83,8 @@ def from_values(values: Mapping[str, Any], path: Path) -> Sweep:
         if isinstance(error, FedpaError):
             raise
         raise FedpaError(f"{path} is not of a sweep: {error} is missing or wrong") from None
-    return Sweep(from_table(run, f"{path} [run]", of_run=False), space, found)
+    by = None if values.get("by") is None else str(values["by"])
+    return Sweep(from_table(run, f"{path} [run]", of_run=False), space, found, by)
 
 
 def check_place(out: Path, settings: Sweep) -> None:

@@ -37,6 +37,11 @@ def chosen_on(task: str, problem: Problem, by: str | None = None) -> str:
     return f"{'eval' if problem.validation is None else 'valid'}/{by or task_named(task).metric}"
 
 
+def goal(metric: str) -> str:
+    """What is to be as high as possible, by name: of a loss, what is below zero."""
+    return f"−{metric}" if lower_is_better(metric) else metric
+
+
 def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) -> Outcome | None:
     """Train to the end, from wherever it is; None if a callback broke it off, to be resumed.
 
@@ -53,11 +58,10 @@ def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) ->
     best = (run_directory.read_summary(job.out) or {}).get("best")
     checkpoints.prune(job.out, 1, [best["round"]] if best else [])
     last = preset_named(job.config.task, job.config.preset)[1].last
-    measured = curve(fit.history, job.metric)
-    points = zip(measured.rounds.tolist(), measured.values.tolist(), strict=True)
-    value = final(measured, last)
+    measured, sign = curve(fit.history, job.metric), -1 if lower_is_better(job.metric) else 1
+    points = zip(measured.rounds.tolist(), (sign * measured.values).tolist(), strict=True)
     return Outcome(
-        -value if lower_is_better(job.metric) else value,
+        sign * final(measured, last),
         dict(points) if job.prune else {},
         fit.stopped,
         {

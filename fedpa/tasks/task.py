@@ -76,7 +76,10 @@ _own: dict[str, Task] = {}
 
 
 def register(name: str, task: Task) -> None:
-    """Make a task of your own known, in this process, by a name that no other has."""
+    """Make a task of your own known by a name that none of fedpa's has.
+
+    In this process: others, as the workers of `--jobs`, know it if what they import registers it.
+    """
     if name in defined("fedpa.tasks", "TASK"):
         raise refuse("task", name, "is one of fedpa's own: choose another name")
     _own[name] = task
@@ -90,7 +93,8 @@ def own_task(
 ) -> Task:
     """A task with one set of defaults, for `register`.
 
-    load: options → data and model. metric: what tables show. takes: which of the options it reads.
+    load: options → data and model. metric: what tables show, higher being better. takes: which of
+    the options it reads.
     """
     presets = {"own": Preset("its own settings", defaults, targets=(), last=10)}
     return Task("a task of your own", load, presets, ("fedavg", "fedpa"), metric, takes)

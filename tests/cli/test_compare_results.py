@@ -145,7 +145,9 @@ def test_rates_are_chosen_by_the_loss_if_told(capsys):
     assert 1 < float(values["3"]) < 2.3
     with pytest.raises(SystemExit):  # a choice by another metric is another comparison
         main([*words[:-1], "accuracy", "--out", "cmp"])
-    assert "by" in capsys.readouterr().err
+    assert "by was 'loss' and is not set" in capsys.readouterr().err
+    main(["sweep", "--out", "cmp/tuning/fedavg"])
+    assert "−valid/loss by hyperparameter" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*words[:-1], "f1", "--out", "other"])
     assert "tune_by = 'f1': choose from accuracy, loss" in capsys.readouterr().err

@@ -348,6 +348,42 @@ def test_a_node_that_appears_in_mid_round_is_in_the_next(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:round")
+def test_a_node_that_is_back_by_its_own_number_is_in_the_next_round(tmp_path, monkeypatch):
+    """With keys a node keeps its number: what it failed before it was gone is not held against it.
+
+    Node 102 is gone in mid-round, by Flower's word, and back before the round is over.
+    """
+    import fedpa.engines.flower.exchange as exchange
+
+    monkeypatch.setattr(exchange, "LOOK", 0.0)
+    config = settings(tmp_path, rounds=2, clients_per_round=90)
+    grid = grid_of(config)
+    grid.faults = {101: None, 102: 5}  # the first is waited for
+    original, look, looks = grid.push_messages, grid.get_node_ids, []
+
+    def push(messages):
+        messages = list(messages)
+        names = original(messages)
+        if messages[0].metadata.message_type == "train" and not looks:
+            looks.append(0)
+        return names
+
+    def nodes():
+        if looks:
+            looks.append(1)
+        if len(looks) > 3:
+            grid.faults = {}
+        return [node for node in look() if node != 102 or len(looks) != 2]
+
+    grid.push_messages, grid.get_node_ids = push, nodes
+    fit = serve(grid, config)
+    held = {f"client-{k:03d}" for k in range(1, 100, 3)}
+    gone = [set(record.get("train/rejected_clients", ())) for record in fit.history]
+    assert gone[0] & held
+    assert not gone[1] & held
+
+
+@pytest.mark.filterwarnings("ignore:round")
 def test_a_run_goes_on_from_its_directory(tmp_path):
     """With a node less there, too: its clients fail, and the cohorts stay the same."""
     config = settings(tmp_path, rounds=4)
@@ -410,6 +446,8 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
     assert len(fit.history) == 6
     assert_close(fit.params, whole.params, 0)
     assert not any(len(context.state) for context in grid.contexts.values())
+    kept = list((tmp_path / "states").rglob("*.npz"))
+    assert len(kept) <= 2 * 3 * (4 if every == 1 else 6)  # two runs, three clients
 
 
 def test_states_that_nobody_will_ask_for_are_dropped(tmp_path):
@@ -425,8 +463,21 @@ def test_states_that_nobody_will_ask_for_are_dropped(tmp_path):
         assert float(found["a/ü"]["n"]) == 5.0
         assert sorted(store.rounds("a/ü")) == [4, 5]  # 2 is older than 4; 7 was never counted
         assert store.rounds("b") == [2]
+        put(store, {"a/ü": {"c": jnp.zeros(3), "n": jnp.zeros(())}}, 3)  # of a round long over
+        assert sorted(store.rounds("a/ü")) == [4, 5]
         assert taken(store, template, ["a/ü", "b", "c"], [3, 0, 0], floor=3) == ({}, ["a/ü"])
         assert not any(store.rounds(name) for name in ("a/ü", "b", "c"))  # all of later rounds
+
+
+def test_a_state_that_is_damaged_is_lost_and_no_other(tmp_path):
+    store = in_directory(tmp_path / "run")
+    put(store, {name: {"c": jnp.ones(3)} for name in "ab"}, 2)
+    damaged = sorted((tmp_path / "run").iterdir())[0]
+    damaged.write_bytes(b"PK")
+    found, lost = taken(store, {"c": jnp.zeros(3)}, ["a", "b"], [2, 2], floor=2)
+    assert len(found) == len(lost) == 1
+    assert {*found, *lost} == {"a", "b"}
+    assert not damaged.exists()
 
 
 REFUSED = {
@@ -464,6 +515,16 @@ REFUSED = {
         {},
         [{"data-dir": "/nowhere", **THIRDS[0]}, *THIRDS[:2]],
         "node config: data-dir = '/nowhere': is not a directory on the node",
+    ),
+    "states where nothing can be written": (
+        {},
+        [{**THIRDS[0], "state-dir": "/proc/states"}, *THIRDS[1:]],
+        "node config: state-dir = '/proc/states': can't be written to",
+    ),
+    "states somewhere or other": (
+        {},
+        [{**THIRDS[0], "state-dir": "~/states"}, *THIRDS[1:]],
+        "node config: state-dir = '~/states': must be an absolute path",
     ),
     "a partition that is none": (
         {},

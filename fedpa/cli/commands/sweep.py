@@ -38,7 +38,7 @@ from fedpa.sweeps.space import (
     size,
 )
 from fedpa.sweeps.sweep import BEST, TABLE, Watch, sweep
-from fedpa.sweeps.trial_run import chosen_on
+from fedpa.sweeps.trial_run import chosen_on, goal
 from fedpa.tasks.grids import grid_of
 from fedpa.tasks.task import Problem, preset_named, task_named
 from fedpa.training import run_directory
@@ -262,7 +262,8 @@ def _watching(
     if quiet:
         yield Watch()
         return
-    total, metric = settings.search.trials, chosen_on(settings.base.task, problem)
+    total = settings.search.trials
+    metric = chosen_on(settings.base.task, problem, settings.by)
     width = len(str(total))
     live = console.is_terminal and console.is_interactive
     status = console.status("", spinner="dots") if live else None
@@ -308,7 +309,8 @@ def _report(
     trials: Sequence[Trial],
     quiet: bool,
 ) -> None:
-    metric, base = chosen_on(settings.base.task, problem), settings.base
+    base = settings.base
+    metric = goal(chosen_on(base.task, problem, settings.by))
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
     picture = drawn(settings.space, trials, metric, title)
     with run_directory.writing(out):

@@ -24,7 +24,7 @@ from fedpa.engines.flower import states
 from fedpa.engines.flower.examples_kind import as_text
 from fedpa.engines.flower.node import Node, answer, example_shapes, message_shapes, node
 from fedpa.engines.flower.records import ABOUT, INFOS, about, packed, shapes, unpacked
-from fedpa.engines.flower.settings import Holding, node_settings, run_settings
+from fedpa.engines.flower.settings import Holding, check_state_dir, node_settings, run_settings
 from fedpa.errors import FedpaError
 
 
@@ -47,6 +47,7 @@ def _who(content: RecordDict, context: Context) -> RecordDict:
             f"fedpa is {asked.get('version')!s} on the server and {fedpa.__version__} on the node: "
             "versions must be the same"
         )
+    check_state_dir(node_settings(context.node_config))
     mine = _node(context, 1.0)
     phase = next(iter(mine.algorithm.clients))
     _compare(json.loads(str(asked["shapes"])), shapes(message_shapes(*mine[1:3], phase)))
@@ -149,7 +150,7 @@ def _telling_of_errors(
             try:
                 name = _name(node_settings(context.node_config), context)
             except FedpaError:
-                name = f"node {context.node_id}"
+                name = str(context.node_config.get("name") or f"node {context.node_id}")
             content = RecordDict({ABOUT: ConfigRecord({"error": text[:1000], "name": name})})
         return Message(content, reply_to=message)
 

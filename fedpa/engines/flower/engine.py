@@ -28,7 +28,7 @@ from fedpa.types import Params
 
 LOST = (
     "fedpa: round %d: %s has lost what %d of its clients (%r, …) kept: they begin anew "
-    "(state-dir in its --node-config keeps it)"
+    "(a state-dir in its --node-config would have kept it)"
 )
 
 
@@ -43,8 +43,9 @@ class Told(NamedTuple):
     """Σ q_i of all clients, for methods that have to know."""
     run: str
     """A name of its own, which it keeps when it is gone on with."""
-    floor: Callable[[], int]
-    """The round that it may have to go back to: that of its last checkpoint but one."""
+    floor: Callable[[int], int]
+    """Before round t (from 0), the round that it may have to go back to: that of its last
+    checkpoint but one."""
 
 
 def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> Engine:
@@ -93,9 +94,10 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
             }
             if keeps and phase != INQUIRY:
                 asked["states"] = [int(cohort.states[name]) for name in ids]
-                asked |= {"run": told.run, "floor": told.floor()}
+                asked |= {"run": told.run, "floor": told.floor(t)}
             contents[node] = RecordDict({**records, ABOUT: ConfigRecord(asked)})
-        names = {node: roster.sites[node].name for node in parts}
+        sites = {node: roster.sites[node] for node in parts}
+        names = {node: site.name for node, site in sites.items()}
         # Nodes that appear meanwhile tell what they hold, and are in the next round.
         answers = exchanged(
             roster.grid,
@@ -118,7 +120,8 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
                 replies[node] = _reply(answers[node], template, weight_of, mine, told.weighting)
             except WireError as error:
                 refuse(node, str(error))
-                if isinstance(error, Unable):
+                # Unless it has been started anew meanwhile, and has told what it holds.
+                if isinstance(error, Unable) and roster.sites.get(node) is sites[node]:
                     roster.suspect(node)
         up = sum(num_bytes(a.content) for a in answers.values() if a.content is not None)
         down = sum(num_bytes(content) for content in contents.values())

@@ -73,8 +73,8 @@ def exchanged(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[int, Answer]:
     """All nodes' answers; of those that have not answered in `timeout` seconds, that."""
-    began = looked = time.monotonic()
     waiting = push(grid, contents, kind, group, timeout)
+    began = looked = time.monotonic()
     unsent = set(contents) - set(waiting.values())
     answers = {node: Answer(None, "the message could not be sent") for node in unsent}
     while waiting:

@@ -50,7 +50,7 @@ def server_app() -> ServerApp:
         try:
             serve(grid, context.run_config)
         except FedpaError as error:  # what is refused is a line, not a page of where
-            raise FedpaError(str(error)) from None
+            raise error.with_traceback(None) from None
 
     return app
 
@@ -74,7 +74,7 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
             config.hyperparameters.weighting,
             _population(config, sizes),
             known.run,
-            lambda: [0, 0, *checkpoints.entries(out)][-2],
+            lambda t: (checkpoints.entries(out)[-2:] or [t])[0],
         )
 
         def elsewhere(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:

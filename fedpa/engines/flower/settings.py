@@ -7,6 +7,7 @@ own. A node's, `flower-supernode --node-config`, say where its data is and whose
 
 import dataclasses
 import difflib
+import tempfile
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +56,8 @@ class Holding:
     """It holds every `num_partitions`-th client, beginning with this one: for trying out."""
     num_partitions: int | None = None
     state_dir: str = ""
-    """Where what its clients keep between rounds is written; in memory only if not given."""
+    """Where what its clients keep between rounds is written, an absolute path; in memory only if
+    not given."""
 
 
 def run_settings(table: Mapping[str, Any]) -> tuple[RunConfig, Connection]:
@@ -126,7 +128,22 @@ def node_settings(table: Mapping[str, Any]) -> Holding:
     holding = Holding(**values)
     if holding.data_dir and not Path(holding.data_dir).is_dir():
         raise refuse("node config: data-dir", holding.data_dir, "is not a directory on the node")
+    if holding.state_dir and not Path(holding.state_dir).is_absolute():
+        raise refuse("node config: state-dir", holding.state_dir, "must be an absolute path")
     return holding
+
+
+def check_state_dir(holding: Holding) -> None:
+    """Refuse a directory that can't be written to, before any training."""
+    if not holding.state_dir:
+        return
+    try:
+        Path(holding.state_dir).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=holding.state_dir):
+            pass
+    except OSError as error:
+        expected = f"can't be written to: {error.strerror}"
+        raise refuse("node config: state-dir", holding.state_dir, expected) from None
 
 
 def held(holding: Holding, data: FederatedData) -> FederatedData:

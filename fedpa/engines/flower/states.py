@@ -9,12 +9,15 @@ that a round left, which was then not counted, is not it, and the one before is 
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import RecordDict
+from flwr.supercore import log
 
 from fedpa.engines.flower.records import ARRAYS, SCALARS, packed, unpacked
+from fedpa.errors import FedpaError
 from fedpa.training.named_arrays import filled, named, numbers
 from fedpa.training.whole_files import read_npz, write_npz
 
@@ -49,16 +52,21 @@ def taken(
             if of > t or of < min(t, needed):
                 store.drop(name, of)
         if t in there:
-            found[name] = store.read(name, t, template)
-        elif t != NEW:
+            try:
+                found[name] = store.read(name, t, template)
+            except FedpaError as error:  # damaged: the client begins anew, the others go on
+                log(WARNING, "fedpa: what client %r kept can't be read: %s", name, error)
+                store.drop(name, t)
+        if t != NEW and name not in found:
             lost.append(name)
     return found, lost
 
 
 def put(store: Store, states: Mapping[str, Any], t: int) -> None:
-    """Keep the states that round t (from 1) left."""
+    """Keep the states that round t (from 1) left; not those of a round that comes too late."""
     for name, state in states.items():
-        store.write(name, t, state)
+        if max(store.rounds(name), default=NEW) <= t:
+            store.write(name, t, state)
 
 
 def in_context(context: RecordDict) -> Store:
