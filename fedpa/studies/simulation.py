@@ -41,7 +41,7 @@ def equal_clients(examples: Mapping[str, Any]) -> Clients:
         raise FedpaError(f"clients have {sorted(sizes)} examples: all must have equally many")
     stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *examples.values())
     data = ClientData(stacked, jnp.asarray(sizes.pop(), jnp.int32))
-    return Clients(data, client_hashes(list(examples)))
+    return Clients(data, jnp.asarray(client_hashes(list(examples))))
 
 
 def simulate(algorithm: Algorithm, theta: Params, clients: Clients, root: Key, rounds: int) -> Path:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedpa.types import Key, Keys
@@ -34,10 +33,10 @@ def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
 _root = functools.lru_cache(maxsize=64)(jax.random.key)
 
 
-def client_hashes(ids: Sequence[str]) -> jax.Array:
+def client_hashes(ids: Sequence[str]) -> np.ndarray:
     """(clients, 2): 64 bits of each id, stable from run to run."""
     digests = b"".join(map(_digest, ids))
-    return jnp.asarray(np.frombuffer(digests, dtype="<u4").reshape(-1, 2))
+    return np.frombuffer(digests, dtype="<u4").reshape(-1, 2)
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -218,7 +218,8 @@ def bind(
     weight: Callable[[Examples], Losses] | None = None,
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
-    params = jax.tree.map(lambda x: jnp.asarray(x) if _is_numeric(x) else x, params)
+    # A copy that is moved: `jnp.asarray` compiles a program for every shape.
+    params = jax.tree.map(lambda x: jax.device_put(np.array(x)) if _is_numeric(x) else x, params)
     theta, rest = eqx.partition(params, eqx.is_inexact_array)
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     if not leaves:

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedpa.algorithms.method import methods
 from fedpa.engines.flower import client_app
+from fedpa.engines.flower.node import _as_keys
 from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
 from fedpa.engines.flower.states import in_context, in_directory, put, taken
@@ -617,6 +618,12 @@ def test_another_version_of_fedpa_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(roster, "fedpa", Other)
     with pytest.raises(FedpaError, match=r"fedpa is 9\.9 on the server and .* on the node"):
         served(settings(tmp_path))
+
+
+@pytest.mark.parametrize("words", [[1, 2, 3], [1, 2, 3, -4], [1, 2, 3, 2**32]])
+def test_keys_that_are_none_are_refused(words):
+    with pytest.raises(FedpaError, match="keys: must be 2 words of 32 bits for each of 2 clients"):
+        _as_keys(words, 2)
 
 
 def test_no_example_is_told(tmp_path):

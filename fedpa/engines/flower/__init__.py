@@ -10,7 +10,10 @@ calling functions. Needs `fedpa[flower]`; see docs/deployment.md.
 A node without JAX takes part by `fedpa.numpy_client` and `FedPA`, a strategy.
 """
 
+import gc
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +36,24 @@ def __getattr__(name: str) -> Any:
     from fedpa.engines.flower.version import check_version
 
     check_version()
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    with _nothing_to_collect():
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+@contextmanager
+def _nothing_to_collect() -> Iterator[None]:
+    """What is imported stays: looking through it for garbage, then and later, is time lost.
+
+    A fifth of a second of a node's process, which lives for one message.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if on:
+            gc.enable()
 
 
 __all__ = ["FedPA", "client_app", "flower", "server_app"]

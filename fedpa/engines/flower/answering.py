@@ -91,7 +91,8 @@ def _round(content: RecordDict, context: Context) -> RecordDict:
     if since is not None:
         store, floor = _store(context, asked, t)
         kept, lost = states.taken(store, template, ids, since, floor)
-    result = answer(mine, phase, t, ids, message, kept)
+    words: Any = asked["keys"]
+    result = answer(mine, phase, ids, words, message, kept)
     told: dict[str, Any] = {
         "clients": ids,
         "accepted": [bool(ok) for ok in result.accepted],

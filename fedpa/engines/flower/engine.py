@@ -17,7 +17,7 @@ from flwr.supercore import log
 
 from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, Reports, RoundResult, Traffic
-from fedpa.engines.execution import line
+from fedpa.engines.execution import line, raw_keys
 from fedpa.engines.flower.exchange import Answer, exchanged
 from fedpa.engines.flower.node import INQUIRY, Sent, sent_shapes
 from fedpa.engines.flower.records import ABOUT, WireError, num_bytes, packed
@@ -84,12 +84,14 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
             else:
                 failures[name] = "no node that is there holds it"
         records = packed(message)
+        keys = dict(zip(cohort.ids, raw_keys(cohort).tolist(), strict=True))
         contents = {}
         for node, ids in parts.items():
             asked: dict[str, Any] = {
                 "phase": phase,
                 "round": t,
                 "clients": ids,
+                "keys": [word for name in ids for word in keys[name]],
                 "population": told.population,
             }
             if keeps and phase != INQUIRY:

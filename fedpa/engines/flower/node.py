@@ -26,10 +26,9 @@ from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
 from fedpa.tasks.task import task_named
-from fedpa.training.cohort import client_keys
 from fedpa.training.config import RunConfig
 from fedpa.training.fit import prepared_task, some_examples
-from fedpa.types import Params
+from fedpa.types import Keys, Params
 
 INQUIRY = "inquiry"
 """In place of a phase: what clients are asked before a round."""
@@ -41,7 +40,6 @@ class Node(NamedTuple):
     theta: Params
     """Of the model's shapes; its values are the server's to say."""
     engine: Engine
-    seed: int
 
 
 def node(config: RunConfig, holding: Holding, population: float) -> Node:
@@ -60,7 +58,7 @@ def node(config: RunConfig, holding: Holding, population: float) -> Node:
         hyperparameters=config.hyperparameters,
     )
     whole = _with_all_clients(for_all, population)
-    return whole._replace(clients=held(holding, whole.clients), seed=config.seed)
+    return whole._replace(clients=held(holding, whole.clients))
 
 
 @functools.lru_cache(maxsize=4)
@@ -78,12 +76,12 @@ def _with_all_clients(config: RunConfig, population: float) -> Node:
     engine = make(config.engine_options)
     model = _any_model(problem.init)
     algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, config.rounds)
-    return Node(problem.clients, algorithm, theta, engine, config.seed)
+    return Node(problem.clients, algorithm, theta, engine)
 
 
 def _any_model(init: Any) -> Any:
     """A model of the right shapes, without the time that a random one takes."""
-    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
+    shapes = eqx.filter_eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     leaves = jax.tree.leaves(eqx.filter(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct)))
     if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves):
         return init(jax.random.key(0))  # it has arrays that are not trained, and not sent
@@ -106,7 +104,8 @@ def message_shapes(algorithm: Algorithm, theta: Params, phase: str) -> Any:
     state = jax.eval_shape(algorithm.init, theta)
     if phase == INQUIRY and algorithm.inquiry is not None:
         return jax.eval_shape(algorithm.inquiry.broadcast, state)
-    return jax.eval_shape(algorithm.broadcast, state, jnp.asarray(0))
+    t = jax.ShapeDtypeStruct((), jnp.int32, weak_type=True)
+    return jax.eval_shape(algorithm.broadcast, state, t)
 
 
 def example_shapes(data: FederatedData) -> Any:
@@ -144,12 +143,16 @@ def sent_shapes(algorithm: Algorithm, theta: Params, phase: str, examples: Any) 
 def answer(
     node: Node,
     phase: str,
-    t: int,
     ids: Sequence[str],
+    keys: Sequence[int],
     message: Any,
     states: Mapping[str, Any],
 ) -> RoundResult:
-    """The round of the node's clients `ids`; its aggregate is the sum, not yet divided."""
+    """The round of the node's clients `ids`; its aggregate is the sum, not yet divided.
+
+    keys: the words of their keys, one client's after the other's. The server has made them for its
+    cohort anyway; to make them here would take a tenth of a second of every message.
+    """
     unknown = [name for name in ids if name not in node.clients.ids]
     if unknown:
         raise FedpaError(f"the node does not hold client {unknown[0]!r}")
@@ -157,7 +160,7 @@ def answer(
     cohort = Cohort(
         ids,
         node.clients.examples,
-        client_keys(node.seed, t, ids),
+        _as_keys(keys, len(ids)),
         {name: states.get(name, node.algorithm.client_init(node.theta)) for name in ids},
         [node.clients.num_examples(name) for name in ids],
         None,
@@ -165,6 +168,14 @@ def answer(
     )
     update = client_of(node.algorithm, phase)
     return node.engine(update, _undivided(node.algorithm.aggregation), message, cohort)
+
+
+def _as_keys(words: Sequence[int], clients: int) -> Keys:
+    size = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
+    if len(words) != clients * size or not all(0 <= word < 2**32 for word in words):
+        raise FedpaError(f"keys: must be {size} words of 32 bits for each of {clients} clients")
+    raw: Any = np.asarray(words, np.uint32).reshape(clients, size)
+    return jax.random.wrap_key_data(raw)
 
 
 @functools.lru_cache(maxsize=8)
