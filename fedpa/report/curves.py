@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedpa.report.figures import line_of, new_figure, rendered
+from fedpa.report.figures import legend_below, legend_height, line_of, new_figure, rendered
 from fedpa.report.summary import (
     WINDOW,
     curve,
@@ -14,12 +14,16 @@ from fedpa.report.summary import (
 from fedpa.report.table import Histories
 from fedpa.training.whole_files import write_atomically
 
+MOST_INSIDE = 5
+"""Methods whose names have room among the curves."""
+
 
 def draw_curves(
     histories: Histories, metric: str, targets: tuple[float, ...], title: str, path: Path
 ) -> None:
     """Draw the metric against rounds, one line per method (the mean over seeds), to a PNG."""
-    figure = new_figure(7.0, 4.3)
+    many = len(histories) > MOST_INSIDE
+    figure = new_figure(7.0, 4.3 + (legend_height(list(histories)) if many else 0.0))
     axes = figure.subplots()
     for target in targets:
         axes.axhline(target, color="0.85", linewidth=0.8, zorder=0)
@@ -48,6 +52,10 @@ def draw_curves(
     split = split_shown(next(iter(histories.values()))[0], metric)
     axes.set_ylabel(f"{split} {metric} (×), {WINDOW}-round average (line)")
     axes.set_title(title, fontsize=10, loc="left")
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    if many:
+        lines, labels = axes.get_legend_handles_labels()
+        legend_below(figure, dict(zip(labels, lines, strict=True)))
+    else:
+        axes.legend(loc="lower right", frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     write_atomically(path, rendered(figure, "png"))

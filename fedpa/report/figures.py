@@ -1,9 +1,12 @@
 """How our figures look: a palette and line styles told apart without colour, files that repeat."""
 
 import io
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -34,6 +37,29 @@ def tidy(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(which="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_height(labels: Sequence[str]) -> float:
+    """Inches that `legend_below` needs."""
+    return 0.2 * math.ceil(len(labels) / _columns(labels))
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
+    """A legend outside: curves fill a panel from corner to corner."""
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=_columns(list(handles)),
+        frameon=False,
+        fontsize=8,
+    )
+
+
+def _columns(labels: Sequence[str]) -> int:
+    """As many as the longest label leaves room for: about a hundred characters to a figure."""
+    longest = max(len(label) for label in labels)
+    return min(max(95 // (longest + 9), 1), 3)
 
 
 def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:

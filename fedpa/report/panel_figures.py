@@ -8,7 +8,14 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedpa.report.figures import line_of, new_figure, rendered, tidy
+from fedpa.report.figures import (
+    legend_below,
+    legend_height,
+    line_of,
+    new_figure,
+    rendered,
+    tidy,
+)
 from fedpa.report.panels import Panel, Series
 from fedpa.report.parts import Part
 
@@ -42,34 +49,19 @@ def _figure(panels: Sequence[Panel], methods: Sequence[str], name: str) -> Figur
     columns = 1 if name == "curves" else min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     height = 4.3 if name != "diagnostics" else 2.6
-    beside = _legend_columns(methods)
-    figure = new_figure(WIDTH, height * rows + 0.2 * math.ceil(len(methods) / beside))
+    figure = new_figure(WIDTH, height * rows + legend_height(methods))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, panels, strict=False):
         _draw(axes, panel, methods)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    # One legend for all, outside: curves fill a panel from corner to corner.
     handles: dict[str, Artist] = {}
     for axes in grid:
         lines, labels = axes.get_legend_handles_labels()
         handles |= {label: line for line, label in zip(lines, labels, strict=True)}
     if handles:
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=beside,
-            frameon=False,
-            fontsize=8,
-        )
+        legend_below(figure, handles)  # one for all
     return figure
-
-
-def _legend_columns(methods: Sequence[str]) -> int:
-    """As many as the longest label leaves room for: about a hundred characters to a figure."""
-    longest = max(len(method) for method in methods)
-    return min(max(95 // (longest + 9), 1), 3)
 
 
 def _draw(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:

@@ -250,6 +250,17 @@ def test_curves_are_drawn(tmp_path):
     assert (213, 94, 0) in colours
 
 
+def test_the_names_of_many_methods_stand_below_the_curves(tmp_path):
+    """Among the curves, a dozen would cover them."""
+    few, many = tmp_path / "few.png", tmp_path / "many.png"
+    low = [history([0.3] * 30)]
+    draw_curves({"FedAvg": low}, "accuracy", (0.9,), "title", few)
+    draw_curves({f"method {k}": low for k in range(12)}, "accuracy", (0.9,), "title", many)
+    assert imread(many).shape[0] > imread(few).shape[0] + 100
+    above_the_line = imread(many)[100:500, 700:1000, :3]
+    assert (above_the_line > 0.99).all()
+
+
 def test_curves_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "curves.png"
     path.write_bytes(b"before")
