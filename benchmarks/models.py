@@ -1,4 +1,4 @@
-"""Our side's models: `fedpa.models`, from a work's initial parameters and arrays."""
+"""Our side's models: `fedpa.experiments.models`, from a work's initial parameters and arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from fedpa.models import bag_of_words, lstm
-from fedpa.models import cnn as convolutional
+from fedpa.experiments.models import bag_of_words, lstm
+from fedpa.experiments.models import cnn as convolutional
 
 Arrays = dict[str, np.ndarray]
 

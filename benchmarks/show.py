@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.compare import Row, quartiles, ratios, share_of_peak, significant
 from benchmarks.systems import OURS
 from benchmarks.works import WORKS, Work
-from fedpa.report.figures import COLOURS, new_figure, rendered, tidy
+from fedpa.experiments.report.figures import COLOURS, new_figure, rendered, tidy
 
 ORDER = [OURS, "fedjax", "pfl", "flower", "torch", "torch (sparse)", "torch (dense)"]
 

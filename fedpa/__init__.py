@@ -10,10 +10,10 @@ if TYPE_CHECKING:
         data,
         deltas,
         engines,
+        experiments,
         objectives,
         samplers,
         server,
-        tasks,
         training,
     )
     from fedpa.algorithms import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from fedpa.deltas import posterior_delta
     from fedpa.errors import FedpaError
-    from fedpa.models import convolution_input
+    from fedpa.experiments.models import convolution_input
     from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
     from fedpa.server import Server
     from fedpa.training import (
@@ -70,7 +70,7 @@ _NAMES = {
     ),
     "fedpa.deltas": ("posterior_delta",),
     "fedpa.errors": ("FedpaError",),
-    "fedpa.models": ("convolution_input",),
+    "fedpa.experiments.models": ("convolution_input",),
     "fedpa.objectives": (
         "Objective",
         "layer_input",
@@ -139,6 +139,7 @@ __all__ = [
     "early_stopping",
     "engines",
     "exact_posterior",
+    "experiments",
     "export",
     "fedavg",
     "fedexp",
@@ -163,7 +164,6 @@ __all__ = [
     "server",
     "stop_at",
     "table_input",
-    "tasks",
     "train",
     "training",
 ]

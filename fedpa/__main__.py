@@ -1,6 +1,6 @@
 """`python -m fedpa`."""
 
-from fedpa.cli.main import main
+from fedpa.experiments.cli.main import main
 
 if __name__ == "__main__":
     main()

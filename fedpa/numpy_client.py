@@ -6,7 +6,7 @@ epoch, the mean of its iterates if the function gives that too, else where it en
     burn-in rounds:  Δ = θ − θ_M
     then:            Δ̂ = Σ̂⁻¹(θ − x̄)  from the samples x_1 … x_ℓ      (eq. 4, Theorem 3)
 
-`reply` answers a message of the strategy `fedpa.engines.flower.FedPA`.
+`reply` answers a message of the strategy `fedpa.flower.FedPA`.
 """
 
 from collections.abc import Callable, Sequence
@@ -128,7 +128,7 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
     arrays: Any = message.content["arrays"]
     config: Any = message.content["config"]
     if "fedpa-epochs" not in config:
-        raise FedpaError("the message is not of the strategy fedpa.engines.flower.FedPA")
+        raise FedpaError("the message is not of the strategy fedpa.flower.FedPA")
     work = ClientWork(
         bool(config["fedpa-sampling"]),
         int(config["fedpa-epochs"]),

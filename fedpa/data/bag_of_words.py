@@ -1,4 +1,4 @@
-"""Posts as bags of words with their tags (appendix D, layout of `fedpa.models.bag_of_words`)."""
+"""Posts as bags of words with their tags (appendix D)."""
 
 from collections.abc import Sequence
 

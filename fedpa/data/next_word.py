@@ -1,4 +1,4 @@
-"""Sentences as ids, for models of the next word (appendix D, layout of `fedpa.models.lstm`)."""
+"""Sentences as ids, for models of the next word (appendix D)."""
 
 from collections.abc import Sequence
 

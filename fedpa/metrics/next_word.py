@@ -1,4 +1,4 @@
-"""Metrics of models of the next word (ids as in `fedpa.models.lstm`)."""
+"""Metrics of models of the next word (ids as in `fedpa.experiments.models.lstm`)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedpa.experiments.models.kernels.cross_entropy import cross_entropy
+from fedpa.experiments.models.lstm import PAD
 from fedpa.metrics.metric import Counts, Metric, ratio
-from fedpa.models.kernels.cross_entropy import cross_entropy
-from fedpa.models.lstm import PAD
 from fedpa.types import Examples
 
 

@@ -16,8 +16,8 @@ from fedpa.algorithms.method import check_own, methods
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, refuse
-from fedpa.tasks.options import TaskOptions, check_task_options
-from fedpa.tasks.task import preset_named, task_named, tasks
+from fedpa.experiments.tasks.options import TaskOptions, check_task_options
+from fedpa.experiments.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
 from fedpa.training.recording_options import RecordingOptions, check_recording
 from fedpa.training.stopping import StoppingOptions, check_stopping

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedpa.data.federated import FederatedData
 from fedpa.errors import check_integer, refuse
+from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.experiments.tasks.task import Problem
 from fedpa.metrics.streaming import PERCENTILES, distribution, streamed
-from fedpa.tasks.options import TaskOptions
-from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback, Event
 
 Evaluate = Callable[[Any], Mapping[str, Any]]

@@ -17,9 +17,9 @@ from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.tasks.task import Problem
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
-from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
@@ -73,7 +73,7 @@ def fit(
     method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
     regularizer: a function of the parameters, added once to each mini-batch's loss.
     sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
-        leave the others alone, as in `fedpa.models.bag_of_words.SPARSE`.
+        leave the others alone, as in `fedpa.experiments.models.bag_of_words.SPARSE`.
     weight: a function of a batch that says how much each example counts in a mean (1 if not given).
     evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
     engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.

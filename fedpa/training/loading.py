@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedpa.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import run_directory
 from fedpa.training.config import RunConfig, read_toml, resolve
 from fedpa.training.history import History

@@ -17,7 +17,7 @@ from fedpa.engines import engines
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError, refuse
-from fedpa.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct

@@ -16,8 +16,8 @@ import jax
 
 from fedpa.cores import cores
 from fedpa.errors import FedpaError
-from fedpa.tasks.options import TaskOptions
-from fedpa.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training.callbacks import Answer, Callback, Event, Stop
 from fedpa.training.config import RunConfig
 from fedpa.training.signals import WAITING, held_back

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from fedpa import LocalTraining, Server, server
+from fedpa.experiments.studies.simulation import equal_clients, simulate
 from fedpa.objectives import Objective, least_squares
-from fedpa.studies.simulation import equal_clients, simulate
 
 DIM, CLIENTS, EXAMPLES, ROUNDS, CONDITION = 50, 20, 100, 60, 1e4
 

@@ -17,12 +17,12 @@ from fedpa.algorithms.fedprox import pull
 from fedpa.algorithms.hyperparameters import resolved
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import from_mapping
-from fedpa.models import BagOfWords, bag_of_words
+from fedpa.experiments.models import BagOfWords, bag_of_words
+from fedpa.experiments.tasks import tasks
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
 from fedpa.objectives.objective import client_gradient
 from fedpa.samplers.scaling import scaling
 from fedpa.server.optimizers import decaying, growing
-from fedpa.tasks import tasks
 from fedpa.training.config import default_config, resolve
 from fedpa.training.loop import train
 from tests.compiling import QUICK

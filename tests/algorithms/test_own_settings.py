@@ -7,7 +7,7 @@ import pytest
 from fedpa import FedpaError
 from fedpa.algorithms import Hyperparameters, methods
 from fedpa.algorithms.method import check_own, own_fields, without_others
-from fedpa.sweeps.space import check_space
+from fedpa.experiments.sweeps.space import check_space
 from fedpa.training.config import default_config, resolve
 from fedpa.training.shared_burn_in import as_burn_in
 

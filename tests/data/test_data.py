@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedpa import FedpaError
 from fedpa.data import dirichlet_label_skew, from_mapping
-from fedpa.tasks import TaskOptions, task_named
+from fedpa.experiments.tasks import TaskOptions, task_named
 
 
 def client(n=3, value=1.0):

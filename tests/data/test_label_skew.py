@@ -6,9 +6,9 @@ import pytest
 import fedpa
 from fedpa.data import from_mapping
 from fedpa.data.label_skew import dealt_by_label
-from fedpa.tasks import TaskOptions
-from fedpa.tasks.options import check_task_options
-from fedpa.tasks.task import task_named
+from fedpa.experiments.tasks import TaskOptions
+from fedpa.experiments.tasks.options import check_task_options
+from fedpa.experiments.tasks.task import task_named
 
 
 def writers(num=30, labels=10):

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from fedpa.engines.flower.settings import run_settings
+from fedpa.flower.settings import run_settings
 from fedpa.training.run import run
 from tests.flower.deployment import APP, Deployment, environment, free_port, until
 
@@ -136,7 +136,7 @@ MISCHIEF = """
 import numpy as np
 from flwr.app import Array
 
-from fedpa.engines.flower import client_app
+from fedpa.flower import client_app
 
 
 def mischief(message, context, call_next):

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedpa.algorithms.method import methods
-from fedpa.engines.flower import client_app
-from fedpa.engines.flower.node import _as_keys
-from fedpa.engines.flower.serving import serve
-from fedpa.engines.flower.settings import run_settings
-from fedpa.engines.flower.states import in_context, in_directory, put, taken
 from fedpa.errors import FedpaError
-from fedpa.tasks.task import _own, register, tasks
+from fedpa.experiments.tasks.task import _own, register, tasks
+from fedpa.flower import client_app
+from fedpa.flower.node import _as_keys
+from fedpa.flower.serving import serve
+from fedpa.flower.settings import run_settings
+from fedpa.flower.states import in_context, in_directory, put, taken
 from fedpa.training.checkpoints import entry
 from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid
@@ -323,7 +323,7 @@ def test_a_node_that_was_started_anew_takes_its_own_place(tmp_path):
 @pytest.mark.filterwarnings("ignore:round")
 def test_a_node_that_appears_in_mid_round_is_in_the_next(tmp_path, monkeypatch):
     """It is asked what it holds while the round's answers are waited for."""
-    import fedpa.engines.flower.exchange as exchange
+    import fedpa.flower.exchange as exchange
 
     monkeypatch.setattr(exchange, "LOOK", 0.0)
     config = settings(tmp_path, rounds=2, clients_per_round=90)
@@ -354,7 +354,7 @@ def test_a_node_that_is_back_by_its_own_number_is_in_the_next_round(tmp_path, mo
 
     Node 102 is gone in mid-round, by Flower's word, and back before the round is over.
     """
-    import fedpa.engines.flower.exchange as exchange
+    import fedpa.flower.exchange as exchange
 
     monkeypatch.setattr(exchange, "LOOK", 0.0)
     config = settings(tmp_path, rounds=2, clients_per_round=90)
@@ -557,7 +557,7 @@ def test_refused_before_any_work(tmp_path, what):
 
 
 def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch):
-    import fedpa.engines.flower.serving as server
+    import fedpa.flower.serving as server
 
     original = server._message_shapes
 
@@ -610,7 +610,7 @@ def test_a_directory_that_is_refused_stays_as_it_was(tmp_path):
 
 
 def test_another_version_of_fedpa_is_refused(tmp_path, monkeypatch):
-    import fedpa.engines.flower.roster as roster
+    import fedpa.flower.roster as roster
 
     class Other:
         __version__ = "9.9"
@@ -688,7 +688,7 @@ def test_the_page_s_task_of_one_s_own(tmp_path):
 def test_each_node_reads_its_own_directory(tmp_path):
     """Users' posts, each on one node; the server has all of them only to compare."""
     from fedpa.data.readers.hdf5 import write_hdf5
-    from tests.tasks.test_benchmarks import posts, stackoverflow
+    from tests.experiments.tasks.test_benchmarks import posts, stackoverflow
 
     sizes = (3, 1, 20, 12, 0, 9)
     stackoverflow(tmp_path / "all", sizes)

@@ -94,7 +94,7 @@ def test_the_example_trains_and_survives_a_bad_client(monkeypatch):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flwr.app import Array, ArrayRecord
 
-    from fedpa.engines.flower import FedPA
+    from fedpa.flower import FedPA
     from tests.flower.loopback_grid import LoopbackGrid
 
     monkeypatch.syspath_prepend(str(EXAMPLE))

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from fedpa.engines.flower import version as versions
 from fedpa.errors import FedpaError
+from fedpa.flower import version as versions
 
 BLOCKED = """
 import sys
 sys.modules["flwr"] = None  # importing it fails
-import fedpa, fedpa.engines.flower
+import fedpa, fedpa.flower
 assert "local" in fedpa.engines.engines()
-assert "digits" in fedpa.tasks.tasks()
-import fedpa.cli.main
+assert "digits" in fedpa.experiments.tasks.tasks()
+import fedpa.experiments.cli.main
 assert "flower" not in fedpa.engines.engines()
 """
 
@@ -37,7 +37,7 @@ def test_none_at_all_is_refused(monkeypatch):
     monkeypatch.setattr(versions, "version", missing)
     with pytest.raises(FedpaError, match=r"Flower is not installed: flwr 1.41 is needed"):
         versions.check_version()
-    import fedpa.engines.flower
+    import fedpa.flower
 
     with pytest.raises(FedpaError, match="pip install"):
-        _ = fedpa.engines.flower.client_app
+        _ = fedpa.flower.client_app

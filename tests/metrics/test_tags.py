@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, log_loss, precision_score, recall_score
 
+from fedpa.experiments.models import BagOfWords
+from fedpa.experiments.models.bag_of_words import loss
 from fedpa.metrics import tagger
-from fedpa.models import BagOfWords
-from fedpa.models.bag_of_words import loss
 from tests.metrics.summing import owners, parts, sums, values
 
 EXAMPLES, TAGS = 5, 8

@@ -13,13 +13,13 @@ from scipy.special import expit
 
 import fedpa
 from fedpa import FedpaError
-from fedpa.models import bag_of_words, cnn, lstm, resnet18, small_resnet
-from fedpa.models import residual as residual_parts
-from fedpa.models.kernels.convolution import by_xla, convolution_input, convolve
-from fedpa.models.residual import GroupNorm
+from fedpa.experiments.models import bag_of_words, cnn, lstm, resnet18, small_resnet
+from fedpa.experiments.models import residual as residual_parts
+from fedpa.experiments.models.kernels.convolution import by_xla, convolution_input, convolve
+from fedpa.experiments.models.residual import GroupNorm
+from fedpa.experiments.tasks import digits
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
 from fedpa.objectives.layer_inputs import layers_of, observed, observing, stacked, unstacked
-from fedpa.tasks import digits
 from tests.compiling import QUICK
 
 KEY = jax.random.key(0)

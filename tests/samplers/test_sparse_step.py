@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
-from fedpa.models import BagOfWords, NextWordLSTM, bag_of_words, lstm
+from fedpa.experiments.models import BagOfWords, NextWordLSTM, bag_of_words, lstm
 from fedpa.objectives import Objective, client_data
 from fedpa.objectives.objective import check_loss
 from fedpa.samplers import Epochs, Steps, draw, iasg

@@ -76,7 +76,7 @@ def test_load_gives_it_back(finished):
     )
     assert loaded.config == resolve(SMALL)
     assert loaded.metrics == fit.history
-    problem = fedpa.tasks.task_named("digits").load(loaded.config.task_options)
+    problem = fedpa.experiments.tasks.task_named("digits").load(loaded.config.task_options)
     found = streamed(problem.metric, problem.test, 360)(loaded.params)
     assert found.values["accuracy"] == fit.history[-1]["eval/accuracy"]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import Best, FedpaError, early_stopping, stop_at
+from fedpa.experiments.report.summary import Curve, rounds_to
 from fedpa.metrics.metric import lower_is_better
-from fedpa.report.summary import Curve, rounds_to
 from fedpa.training import Event, Stop, max_minutes
 from fedpa.training.stopping import remember_best
 

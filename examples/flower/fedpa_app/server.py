@@ -1,5 +1,5 @@
 """What the SuperLink runs."""
 
-from fedpa.engines.flower import server_app
+from fedpa.flower import server_app
 
 app = server_app()

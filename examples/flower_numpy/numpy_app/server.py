@@ -4,7 +4,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 
-from fedpa.engines.flower import FedPA
+from fedpa.flower import FedPA
 from numpy_app.model import fresh
 
 app = ServerApp()

@@ -1,0 +1,289 @@
+"""`fedpa compare`: several methods on one task, the same cohorts for all, a table and curves."""
+
+import dataclasses
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+import tyro
+from rich.console import Console
+
+from fedpa.algorithms.method import labelled, methods, without_others
+from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.experiments.cli.arguments import only, parse, refuse_unused, shown, without
+from fedpa.experiments.cli.comparing import Planned, carried_out, check_planned
+from fedpa.experiments.cli.loading import loaded
+from fedpa.experiments.cli.tuning import (
+    TUNING,
+    check_places,
+    check_validation,
+    multiples_of,
+    printed_choices,
+    searches,
+    tuned,
+    with_best,
+)
+from fedpa.experiments.report.curves import draw_curves
+from fedpa.experiments.report.found_runs import find_runs, grouped
+from fedpa.experiments.report.page import page
+from fedpa.experiments.report.parts import parts
+from fedpa.experiments.report.published import PUBLISHED
+from fedpa.experiments.report.table import Histories, Measured, as_csv, printed, rows
+from fedpa.experiments.sweeps.settings import SWEEP, Sweep
+from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.training import run_directory
+from fedpa.training.config import RunConfig, resolve, table_of
+from fedpa.training.run import check_run
+from fedpa.training.shared_burn_in import check_samples, shared
+from fedpa.training.whole_files import write_atomically
+from fedpa.training.workers import default_jobs
+
+SUMMARY = "run several methods on one task and compare them"
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareCommand:
+    """Run several methods on one task and compare them."""
+
+    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    methods: str | None = None
+    """Comma-separated methods; the task's choice if not given."""
+    seeds: int = 1
+    """How many seeds each method runs: --seed, --seed + 1, …"""
+    reference: str | None = None
+    """The method that differences are taken from; fedavg if it takes part, else the first."""
+    tune: str | None = None
+    """Multiples of each method's server rate (of its client rate where the server's is fixed), as
+    0.3,1,3: each method runs at the one that is best on validation, by a seed of its own."""
+    tune_rounds: int | None = None
+    """Rounds of the runs that choose it, if not as many as are compared."""
+    tune_by: str | None = None
+    """What decides: loss, where the task's own metric (accuracy, say, which is what decides if
+    nothing is said) tells little apart in so few rounds."""
+    published: bool = False
+    """Show the paper's own results beside the measured ones."""
+    jobs: int | None = None
+    """Runs at a time, in processes of their own; if not given, 1 for models whose programs use all
+    cores, half of the cores for small ones."""
+    out: Path | None = None
+    """Directory to write to; a fresh runs/<time>-<task>-compare if not given. A comparison that
+    lies there is gone on with: what is finished is kept, what was cut resumed, what is missing
+    run."""
+    config: Path | None = None
+    """A config.toml to start from; options on the command line win over it."""
+    overwrite: bool = False
+    """Replace what the directory already holds."""
+    quiet: bool = False
+    """Show no progress, only the table."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    argv = _words(argv)
+    if any(word.split("=")[0] == "--method" for word in argv):
+        raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
+    command = parse(CompareCommand, argv, "fedpa compare")
+    check_integer("seeds", command.seeds, 1)
+    if command.jobs is not None:
+        check_integer("jobs", command.jobs, 1)
+    task = task_named(command.run.task)
+    # Everything is checked before the first run starts.
+    names = _names(command.methods, task.compared)
+    given = [_of_method(name, argv, names) for name in names]
+    if command.tune is not None:
+        given = [_on_test(config) for config in given]
+    configs = {
+        (config.method, seed): resolve(dataclasses.replace(config, seed=seed))
+        for config in given
+        for seed in range(command.run.seed, command.run.seed + command.seeds)
+    }
+    refuse_unused(given, [configs[name, command.run.seed] for name in names], argv)
+    for config in configs.values():
+        check_samples(config)
+    sweeps = _sweeps(command, given)
+    reference = _reference(command.reference, names)
+    if command.published and command.run.task not in PUBLISHED:
+        raise refuse("published", True, f"the paper has no results for task {command.run.task}")
+    problems = {options: loaded(config) for options, config in _by_options(configs).items()}
+    for config in configs.values():
+        check_run(config, problems[config.task_options])
+    if sweeps:
+        check_validation(command.run.task, problems)
+    out = _directory(command)
+    labels = _labels(configs)
+    jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
+    if sweeps:
+        check_places(sweeps, out)
+        _remember(out, argv)
+        going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
+        choices = tuned(sweeps, out, problems, jobs, console, command.quiet, going_on)
+        console.print(printed_choices(choices, labels))
+        configs = {
+            (name, seed): resolve(with_best(config, choices[name]))
+            for (name, seed), config in configs.items()
+        }
+    planned = _planned(configs, labels, command.seeds, out)
+    check_planned(planned, out, problems)
+    _remember(out, argv)
+    found = carried_out(planned, out, problems, jobs, console, command.quiet)
+    histories: dict[str, list[list[dict[str, object]]]] = {}
+    for (name, _), history in zip(configs, found, strict=True):
+        histories.setdefault(labels[name], []).append(list(history))
+    places = [plan.out for plan in planned]  # in the table's order: colours are the same
+    _report(command, histories, reference, labels, places, out, console)
+
+
+def _planned(
+    configs: Mapping[tuple[str, int], RunConfig], labels: Mapping[str, str], seeds: int, out: Path
+) -> list[Planned]:
+    first_rounds = shared(configs)
+    return [
+        Planned(
+            labels[name] if seeds == 1 else f"{labels[name]}, seed {seed}",
+            config,
+            out / f"{name}-{seed}",
+            first_rounds.get((name, seed)),
+        )
+        for (name, seed), config in configs.items()
+    ]
+
+
+def _remember(out: Path, argv: Sequence[str]) -> None:
+    """The words, to go on by."""
+    words = {"words": without(argv, _ELSEWHERE)}
+    with run_directory.writing(out):
+        write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    """`--out DIR` alone goes on with the comparison that lies there."""
+    place = only(argv, _ELSEWHERE).get("--out") if argv else None
+    if place is None:
+        return list(argv)
+    path = Path(place) / run_directory.COMPARISON
+    if not path.is_file():
+        raise refuse("out", place, "holds no comparison to go on with; name a task")
+    words = table_of("out", path).get("words")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise FedpaError(f"{path} is not of a comparison: words is missing or wrong")
+    return [*words, *argv]
+
+
+_ELSEWHERE = {"--out": 1, "--jobs": 1, "--quiet": 0, "--overwrite": 0}
+"""Options that say nothing of what is compared → how many words follow each."""
+
+
+def _on_test(config: RunConfig) -> RunConfig:
+    """Curves on the test split, unless told otherwise: rates are chosen on validation."""
+    options = config.task_options
+    if options.eval_split != "auto":
+        return config
+    options = dataclasses.replace(options, eval_split="test")
+    return dataclasses.replace(config, task_options=options)
+
+
+def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sweep]:
+    if command.tune is None:
+        for name in ("tune_rounds", "tune_by"):
+            if getattr(command, name) is not None:
+                raise refuse(name, getattr(command, name), "needs --tune")
+        return {}
+    if command.tune_rounds is not None:
+        check_integer("tune_rounds", command.tune_rounds, 1)
+    return searches(given, multiples_of(command.tune), command.tune_rounds, command.tune_by)
+
+
+def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
+    """The run of one method; what only others of the comparison take is theirs."""
+    config = parse(CompareCommand, argv, "fedpa compare", method=name).run
+    own = without_others(name, config.hyperparameters, among)
+    return dataclasses.replace(config, hyperparameters=own)
+
+
+def _report(
+    command: CompareCommand,
+    histories: Histories,
+    reference: str | None,
+    labels: Mapping[str, str],
+    places: Sequence[Path],
+    out: Path,
+    console: Console,
+) -> None:
+    task = task_named(command.run.task)
+    name, preset = preset_named(command.run.task, command.run.preset)
+    against = None if reference is None else labels[reference]
+    place = None if against is None else list(histories).index(against)
+    numbers = range(command.run.seed, command.run.seed + command.seeds)
+    measured = [Measured(label, runs, numbers) for label, runs in histories.items()]
+    table = rows(measured, task.metric, preset.targets, preset.last, place)
+    rounds = command.run.rounds
+    seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
+    title = f"{command.run.task}, {rounds} rounds, {seeds}"
+    published = PUBLISHED.get(command.run.task, ()) if command.published else ()
+    last = min(preset.last, rounds)
+    # Printed first: whatever becomes of the files, the numbers are seen.
+    console.print(printed(table, title, task.metric, last, rounds, against, published, name))
+    found = parts(grouped(find_runs(places)), reference)
+    with run_directory.writing(out):
+        write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
+        draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
+        write_atomically(out / run_directory.REPORT, page(found).encode())
+    for text in (
+        f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
+        f"{run_directory.REPORT}, one directory per run",
+        f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}",
+    ):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _directory(command: CompareCommand) -> Path:
+    if command.out is None:
+        return run_directory.fresh_directory(f"{command.run.task}-compare")
+    if command.overwrite:
+        run_directory.check_free(command.out, overwrite=True)
+        run_directory.clear(command.out)
+        if any((command.out / TUNING).glob(f"*/{SWEEP}")):
+            shutil.rmtree(command.out / TUNING)
+    else:
+        run_directory.check_comparison(command.out)
+    with run_directory.writing(command.out):
+        command.out.mkdir(parents=True, exist_ok=True)
+    return command.out
+
+
+def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
+    """The method that the others are compared with; None if there is only one."""
+    if wanted is not None and wanted not in names:
+        raise refuse("reference", wanted, f"does not take part; choose from {', '.join(names)}")
+    if len(names) == 1:
+        return None
+    return wanted or ("fedavg" if "fedavg" in names else names[0])
+
+
+def _by_options(configs: dict[tuple[str, int], RunConfig]) -> dict[TaskOptions, RunConfig]:
+    """One of the configurations for each way to load the task."""
+    return {config.task_options: config for config in configs.values()}
+
+
+def _labels(configs: dict[tuple[str, int], RunConfig]) -> dict[str, str]:
+    """method → its label, FedPA[5]; with the method's name where two would read the same."""
+    labels = {name: labelled(name, c.hyperparameters) for (name, _), c in configs.items()}
+    alike = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    return {name: f"{x} ({name})" if x in alike else x for name, x in labels.items()}
+
+
+def _names(text: str | None, default: tuple[str, ...]) -> list[str]:
+    if text is None:
+        return list(default)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise refuse("methods", text, f"name at least one of {', '.join(methods())}")
+    for name in names:
+        if name not in methods():
+            raise refuse("method", name, f"unknown method; choose from {', '.join(methods())}")
+    if len(set(names)) < len(names):
+        raise FedpaError(f"methods = {text!r}: each method may be named once")
+    return names

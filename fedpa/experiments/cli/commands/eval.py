@@ -1,0 +1,85 @@
+"""`fedpa eval`: a run's model on one of its task's splits."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.report.file_progress import shown_on
+from fedpa.experiments.tasks.task import Problem
+from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
+from fedpa.training.history import line
+from fedpa.training.loading import load
+from fedpa.training.parameter_files import which_round
+
+SUMMARY = "evaluate a run's model on a split of its task"
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalCommand:
+    """Evaluate a run's model on a split of its task's data, all of it."""
+
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """The run's directory; the run need not be finished."""
+    split: Literal["test", "validation", "train"] = "test"
+    """Whose examples."""
+    params: str = "last"
+    """Which parameters: last, best, or the number of a round that has a checkpoint."""
+    json: bool = False
+    """Print one line of JSON instead of a table."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse_words(EvalCommand, argv, "fedpa eval")
+    with shown_on(Console(stderr=True)):
+        found = load(command.directory, which_round("params", command.params))
+    if found.problem is None:
+        raise FedpaError(
+            f"{str(command.directory)!r} was made by fedpa.fit: its data and model are in your "
+            "code; fedpa.load gives the parameters"
+        )
+    evaluated = _evaluated(found.problem, command.split, found.params)
+    if command.json:
+        record: dict[str, Any] = {"round": found.round, "split": command.split}
+        record |= {"clients": evaluated.clients, "examples": evaluated.examples}
+        record |= evaluated.values | distribution(evaluated, list(evaluated.by_client))
+        print(json.dumps(json.loads(line(record))))
+        return
+    console.print(_table(evaluated, f"{shown(command.directory)}, round {found.round}"))
+    console.print(
+        f"{command.split}: {evaluated.examples:,} examples of {evaluated.clients:,} "
+        f"{'client' if evaluated.clients == 1 else 'clients'}",
+        highlight=False,
+    )
+
+
+def _evaluated(problem: Problem, split: str, params: object) -> Evaluated:
+    splits = {"test": problem.test, "validation": problem.validation, "train": problem.clients}
+    data = splits[split]
+    if data is None:
+        raise refuse("split", split, "the task has no validation clients: give test or train")
+    return streamed(problem.metric, data, problem.eval_batch_size)(params)
+
+
+def _table(evaluated: Evaluated, title: str) -> Table:
+    """Each metric over all examples, and over clients where there are several."""
+    view = Table(title=title, title_justify="left")
+    view.add_column("metric")
+    view.add_column("all", justify="right")
+    spread = distribution(evaluated, list(evaluated.by_client))
+    percentiles = PERCENTILES if spread else ()
+    for p in percentiles:
+        view.add_column(f"clients, {p} %", justify="right")
+    for name, value in evaluated.values.items():
+        cells = [spread.get(f"{name}_p{p}") for p in percentiles]
+        view.add_row(
+            name, f"{value:.4f}", *("" if cell is None else f"{cell:.4f}" for cell in cells)
+        )
+    return view

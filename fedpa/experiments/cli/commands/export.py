@@ -1,0 +1,40 @@
+"""`fedpa export`: a run's parameters as a file for other programs."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.training.parameter_files import export, which_round
+
+SUMMARY = "write a run's parameters to a .npz or .safetensors file"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCommand:
+    """Write a run's parameters to a .npz or .safetensors file. The task's data is not needed."""
+
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """The run's directory; the run need not be finished."""
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """What to write; its ending, .npz or .safetensors, says in which format."""
+    params: str = "last"
+    """Which parameters: last, best, or the number of a round that has a checkpoint."""
+    overwrite: bool = False
+    """Replace a file that exists."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse_words(ExportCommand, argv, "fedpa export")
+    which = which_round("params", command.params)
+    t = export(command.directory, command.file, which, command.overwrite)
+    console.print(
+        f"parameters of round {t} written to {shown(command.file)}",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )

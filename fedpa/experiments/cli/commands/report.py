@@ -1,0 +1,82 @@
+"""`fedpa report`: runs and comparisons as one page that can be sent around, and its figures."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from fedpa.errors import refuse
+from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.report.found_runs import check_tasks, find_runs, grouped
+from fedpa.experiments.report.page import page
+from fedpa.experiments.report.panel_figures import FIGURES, figures
+from fedpa.experiments.report.parts import parts
+from fedpa.training.run_directory import check_writable, writing
+from fedpa.training.whole_files import write_atomically
+
+SUMMARY = "make a page of runs: curves, tables, diagnostics"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCommand:
+    """Make one self-contained page of runs and comparisons, and its figures as PNG and PDF."""
+
+    directories: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR …]")
+    ] = ()
+    """Runs, directories that hold runs (as fedpa compare writes them), or both; runs need not be
+    finished."""
+    out: Path = Path("report.html")
+    """The page to write; figures go beside it: report-curves.png, report-curves.pdf, …"""
+    figures: bool = True
+    """Write the figures, too; --no-figures for the page alone."""
+    mixed: bool = False
+    """Take runs of different tasks, each with its own curves and table."""
+    reference: str | None = None
+    """The method that differences are taken from, by name or label; fedavg if it takes part, else
+    the first."""
+    overwrite: bool = False
+    """Replace files that are already there."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse_words(ReportCommand, argv, "fedpa report")
+    _check_out(command)
+    runs = find_runs(command.directories)
+    if not command.mixed:
+        check_tasks(runs)
+    found = parts(grouped(runs), command.reference)
+    files = {command.out: page(found).encode()}
+    if command.figures:
+        files |= {_beside(command.out, name): content for name, content in figures(found).items()}
+    with writing(command.out):
+        command.out.parent.mkdir(parents=True, exist_ok=True)
+        # The page comes last: where it is, its figures are.
+        for path, content in reversed(files.items()):
+            write_atomically(path, content)
+    told = f"written {shown(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
+    beside = ", ".join(path.name for path in files if path != command.out)
+    text = f"{told}, beside it {beside}" if beside else told
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _check_out(command: ReportCommand) -> None:
+    out = command.out
+    if out.suffix != ".html":
+        raise refuse("out", str(out), "must end in .html")
+    if out.is_dir():
+        raise refuse("out", str(out), "is a directory: give a file that ends in .html")
+    check_writable(out.parent)
+    if command.overwrite:
+        return
+    names = [_beside(out, name) for name in FIGURES] if command.figures else []
+    for path in [out, *names]:
+        if path.exists():
+            raise refuse("out", str(out), f"{path.name} exists: choose another or give --overwrite")
+
+
+def _beside(out: Path, name: str) -> Path:
+    return out.with_name(f"{out.stem}-{name}")

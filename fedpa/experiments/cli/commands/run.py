@@ -1,0 +1,94 @@
+"""`fedpa run`: train one method on one task."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from fedpa.algorithms.method import labelled
+from fedpa.engines.distributed import Processes, is_first, join
+from fedpa.experiments.cli.arguments import parse, refuse_unused
+from fedpa.experiments.cli.loading import loaded
+from fedpa.experiments.cli.outcome import tell
+from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.report.live import watched
+from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.training import run_directory
+from fedpa.training.config import RunConfig, resolve, write_toml
+from fedpa.training.estimate import estimate
+from fedpa.training.run import check_run, run
+from fedpa.training.stopping import max_minutes
+
+SUMMARY = "train one method on one task"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand:
+    """Train one method on one task."""
+
+    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    out: Path | None = None
+    """Directory to write to; a fresh runs/<time>-<task>-<method> if not given."""
+    config: Path | None = None
+    """A config.toml to start from; options on the command line win over it."""
+    overwrite: bool = False
+    """Replace a run that the directory already holds."""
+    dry_run: bool = False
+    """Print the resolved configuration and what a round will cost, and stop."""
+    max_minutes: float | None = None
+    """Stop after so many minutes, to be resumed later."""
+    quiet: bool = False
+    """Show no progress and print only the run's directory."""
+    processes: Annotated[Processes, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=Processes
+    )
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse(RunCommand, argv, "fedpa run")
+    limit = [max_minutes(command.max_minutes)] if command.max_minutes is not None else []
+    join(command.processes)  # before anything else touches a device
+    config = resolve(command.run)
+    refuse_unused([command.run], [config], argv)
+    if command.out is not None and is_first():
+        run_directory.check_free(command.out, command.overwrite)
+    # Before anything is made: the data may not be there, or not have what is asked for.
+    problem = loaded(config)
+    check_run(config, problem)
+    if command.dry_run:
+        _dry_run(config, problem, console)
+        return
+    if not is_first():
+        run(config, None, problem=problem)  # works for the first process, which writes and tells
+        return
+    out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
+    label, metric = labelled(config.method, config.hyperparameters), task_named(config.task).metric
+    with (
+        resumable(out) as signals,
+        watched(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,
+    ):
+        result = run(
+            config,
+            out,
+            overwrite=command.overwrite,
+            callbacks=[signals, *limit, progress],
+            problem=problem,
+        )
+    tell(console, config, out, result, command.quiet)
+
+
+def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:
+    console.print(write_toml(config), highlight=False, markup=False, end="")
+    cost = estimate(config, problem)
+    console.print(f"\n# {cost.clients:,} clients, {cost.parameters:,} parameters", highlight=False)
+    for phase, seconds in cost.seconds_per_round.items():
+        console.print(
+            f"# {phase}: about {seconds:.3g} s per round "
+            f"(measured on the client of median size, without compilation), "
+            f"{cost.memory[phase] / 2**20:.3g} MiB per client in flight",
+            highlight=False,
+            soft_wrap=True,
+        )

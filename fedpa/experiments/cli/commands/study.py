@@ -1,0 +1,213 @@
+"""`fedpa study`: the paper's synthetic tables and figures, each from one command."""
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.cli.directories import left_as_found
+from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.studies.study import (
+    STAMP,
+    Settings,
+    Study,
+    as_csv,
+    parse_csv,
+    read_csv,
+    size,
+    studies,
+    study_named,
+)
+from fedpa.training.run_directory import check_free
+from fedpa.training.whole_files import write_atomically
+
+SUMMARY = "measure and draw the paper's synthetic studies"
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyCommand:
+    """Measure and draw the paper's synthetic studies."""
+
+    name: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(
+            metavar="NAME",
+            help="; ".join(f"{name} ({study.summary})" for name, study in studies().items())
+            + "; all.",
+        ),
+    ] = ""
+    out: Path | None = None
+    """Directory to write to, new or empty; with `all`, one directory per study in it."""
+    quick: bool = False
+    """A smaller version, in at most about a minute each."""
+    seed: int = 0
+    """One seed, one result (but for measured times)."""
+    seeds: int | None = None
+    """How many seeds (toy, correction); the study's own number if not given."""
+    repeats: int | None = None
+    """How many problems (bias-variance, ess) or timings (timing) to repeat over."""
+    resume: bool = False
+    """With `all`: keep the studies that the directory already holds and do the rest."""
+    redraw: Path | None = None
+    """Draw from this CSV of the study instead of measuring."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse_words(StudyCommand, argv, "fedpa study", StudyCommand())
+    chosen = _chosen(command)
+    _check(command, chosen)
+    out = command.out
+    assert out is not None
+    with left_as_found(out):
+        _make_writable(out)
+        for name, study in chosen.items():
+            directory = out / name if command.name == "all" else out
+            if command.resume and (directory / f"{name}.csv").exists():
+                console.print(f"{name}: kept, it is there already", highlight=False)
+                continue
+            _run(name, study, command, directory, console)
+
+
+def _chosen(command: StudyCommand) -> dict[str, Study]:
+    if not command.name:
+        raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
+    if command.name == "all":
+        return studies()
+    return {command.name: study_named(command.name)}
+
+
+def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
+    """Refuse everything that can be refused before any work starts."""
+    if command.out is None:
+        raise FedpaError("study needs --out DIR: a new or empty directory to write to")
+    for knob in ("seeds", "repeats"):
+        value = getattr(command, knob)
+        if value is None:
+            continue
+        check_integer(knob, value, 1)
+        if all(study.knob != knob for study in chosen.values()):
+            other = next(iter(chosen.values())).knob
+            raise refuse(knob, value, f"does not apply to {command.name}: it has --{other}")
+    check_integer("seed", command.seed, 0)
+    if command.seed >= 2**32:
+        raise refuse("seed", command.seed, "must be between 0 and 2³² − 1")
+    if command.resume and command.name != "all":
+        raise refuse("resume", True, "applies to `all`: a single study is measured in one go")
+    if command.redraw is not None:
+        _check_redraw(command, chosen)
+    _check_directory(command.out, command.resume)
+    if command.resume:
+        for name in chosen:
+            _check_kept(command, command.out / name / f"{name}.csv")
+
+
+def _check_redraw(command: StudyCommand, chosen: dict[str, Study]) -> None:
+    path = command.redraw
+    if command.name == "all":
+        raise refuse("redraw", str(path), "name the study that the file is of")
+    default = StudyCommand()
+    for option in ("quick", "seed", "seeds", "repeats"):
+        if getattr(command, option) != getattr(default, option):
+            raise refuse(option, getattr(command, option), "nothing is measured with --redraw")
+    if path is None or not path.is_file():
+        raise refuse("redraw", str(path), "is no file: give a study's CSV")
+    rows = read_csv(path)
+    columns = {*chosen[command.name].columns, "quantity", "value", *STAMP}
+    if not rows or not {name for row in rows for name in row} <= columns:
+        raise refuse("redraw", str(path), f"is no CSV of the study {command.name}")
+
+
+def _check_kept(command: StudyCommand, path: Path) -> None:
+    """What is kept must be what would be measured."""
+    if not path.exists():
+        return
+    rows = read_csv(path)
+    wanted = (command.seed, size(command.quick))
+    if not rows or (rows[0].get("seed"), rows[0].get("size")) != wanted:
+        raise refuse(
+            "resume", str(path), f"is not of seed {wanted[0]} and {wanted[1]} size: remove it"
+        )
+
+
+def _check_directory(out: Path, resume: bool) -> None:
+    check_free(out, overwrite=True)
+    if out.is_dir() and any(out.iterdir()) and not resume:
+        raise FedpaError(f"out = {str(out)!r}: is not empty: choose another directory")
+
+
+def _make_writable(out: Path) -> None:
+    """Make the directory before the work starts, and see that it takes files."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+
+
+def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Console) -> None:
+    started = time.perf_counter()
+    given = getattr(command, study.knob)
+    repeats = study.repeats[command.quick] if given is None else given
+    if command.redraw is None:
+        with _telling(console, name) as tell:
+            rows = study.measure(Settings(command.quick, command.seed, repeats, tell))
+        content = as_csv(study, rows, command.seed, command.quick)
+    else:
+        content = command.redraw.read_text()
+    # Drawn from what the file will hold, as anyone could.
+    stored = parse_csv(content)
+    try:
+        figure, extras, findings = study.draw(stored), study.extras(stored), study.findings(stored)
+    except (IndexError, KeyError, ValueError, StopIteration):
+        if command.redraw is None:
+            raise
+        raise refuse("redraw", str(command.redraw), "has not all rows of the study") from None
+    files = {f"{name}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    files |= extras
+    files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for file, written in files.items():
+            write_atomically(out / file, written)
+    except OSError as error:
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+    for finding in findings:
+        console.print(finding, highlight=False)
+    console.print(
+        f"written to {shown(out)}: {', '.join(files)} ({time.perf_counter() - started:.0f} s)",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+
+
+@contextlib.contextmanager
+def _telling(console: Console, name: str) -> Iterator[Callable[[float, str], None]]:
+    """Progress by fraction: a bar on a terminal, plain lines elsewhere."""
+    if not console.is_terminal:
+        yield lambda fraction, text: console.print(
+            f"{name}  {fraction:4.0%}  {text}", highlight=False, markup=False, soft_wrap=True
+        )
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[doing]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(name, total=1.0, doing="starting")
+        yield lambda fraction, text: progress.update(task, completed=fraction, doing=text)
+        progress.update(task, completed=1.0, doing="done")

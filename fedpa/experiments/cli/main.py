@@ -1,0 +1,76 @@
+"""The `fedpa` command: finds the subcommand and turns errors into one line."""
+
+import difflib
+import importlib
+import os
+import pkgutil
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from fedpa import __version__
+from fedpa.errors import FedpaError
+from fedpa.experiments.cli import commands
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command; exit 2 on bad input, 130 on Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    console = _Console()
+    names = [info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__)]
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            _help(names, console)
+        elif words[0] == "--version":
+            console.print(f"fedpa {__version__}", highlight=False)
+        elif words[0] not in names:
+            close = difflib.get_close_matches(words[0], names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+            raise FedpaError(f"unknown command {words[0]!r}: {hint}")
+        else:
+            with warnings.catch_warnings():
+                warnings.showwarning = _one_line
+                _command(words[0]).main(words[1:], console)
+    except FedpaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+class _Console(Console):
+    """Its reader (head, less) may have seen enough: work goes on, and nothing more is said."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _command(name: str) -> Any:
+    return importlib.import_module(f"fedpa.experiments.cli.commands.{name.replace('-', '_')}")
+
+
+def _help(names: Sequence[str], console: Console) -> None:
+    console.print(
+        "usage: fedpa COMMAND [OPTIONS]\n\n"
+        "Federated learning as posterior inference (FedPA).\n\ncommands:",
+        highlight=False,
+        markup=False,
+    )
+    for name in names:
+        console.print(f"  {name:<10} {_command(name).SUMMARY}", highlight=False)
+    console.print(
+        "\nfedpa COMMAND --help lists a command's options; fedpa --version the version.",
+        highlight=False,
+    )
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,349 @@
+"""`fedpa data partition`: a data set without clients, dealt, written in TFF's layout and drawn."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from fedpa.data.catalogue import CIFAR, cifar_files
+from fedpa.data.cifar100 import ALPHA, BETA, CLIENTS, EACH, stream
+from fedpa.data.dealt import Dealt, numbered, write_clients
+from fedpa.data.kept import whole
+from fedpa.data.partition import (
+    by_column,
+    by_quantity,
+    dirichlet_label_skew,
+    first_missing,
+    pachinko,
+)
+from fedpa.data.readers.central import read_central
+from fedpa.data.readers.cifar import read_cifar100
+from fedpa.data.statistics import sizes_of, table_of
+from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.cli.directories import left_as_found
+from fedpa.experiments.report.data_tables import splits_table
+from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.report.file_progress import shown_on
+from fedpa.experiments.report.partition_figure import draw_partition
+from fedpa.training.run_directory import check_free
+
+APPLY = {
+    "column": {"column"},
+    "dirichlet": {"clients", "test_clients", "concentration"},
+    "quantity": {"clients", "test_clients", "concentration", "sigma"},
+    "pachinko": {
+        "clients",
+        "test_clients",
+        "examples_per_client",
+        "concentration",
+        "fine_concentration",
+        "coarse",
+    },
+}
+"""scheme → the options that mean something to it."""
+PICTURE = "clients-by-labels"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionCommand:
+    """Deal a data set without clients to clients; write it in TFF's HDF5 layout and draw it.
+
+    Schemes: `column` makes a client of each value of a column; `dirichlet` deals equally many
+    examples with label proportions of a Dirichlet draw; `quantity` deals at random to clients of
+    unequal sizes; `pachinko` draws coarse, then fine labels, as the paper's CIFAR-100 was dealt.
+    """
+
+    source: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(
+            metavar="SOURCE",
+            help=f"{CIFAR}, or a file with arrays or columns of one length (.npz, .csv, .parquet, "
+            ".feather).",
+        ),
+    ] = ""
+    scheme: str = ""
+    """column, dirichlet, quantity or pachinko."""
+    out: Path | None = None
+    """Directory to write to, new or empty."""
+    clients: int | None = None
+    """How many; 500 for CIFAR-100 by pachinko."""
+    test_clients: int | None = None
+    """How many the test split is dealt to (cifar-100-binary); a fifth of --clients if not given."""
+    test_share: float | None = None
+    """Files: so much of each client's examples is put aside as its test split; 0.2 if not given."""
+    seed: int = 0
+    """One seed, one partition."""
+    column: str | None = None
+    """column: whose values name the clients."""
+    label: str | None = None
+    """Which array or column is the label; `label` or `y` if there is one."""
+    coarse: str | None = None
+    """pachinko: which is the coarse label; `coarse_label` if not given."""
+    concentration: float | None = None
+    """dirichlet: of the labels; pachinko: of the coarse labels (both 0.1 if not given). quantity:
+    sizes are a Dirichlet draw with it."""
+    fine_concentration: float | None = None
+    """pachinko: of the fine labels in a coarse one; 10 if not given."""
+    sigma: float | None = None
+    """quantity: sizes are log-normal with it; 1 if not given."""
+    examples_per_client: int | None = None
+    """pachinko: how many; 100 if not given."""
+    data_dir: Path | None = None
+    """The only directory to look for cifar-100-binary in; else FEDPA_DATA and your own."""
+
+
+def main(argv: Sequence[str], console: Console) -> None:
+    command = parse_words(PartitionCommand, argv, "fedpa data partition", PartitionCommand())
+    _check(command)
+    out = command.out
+    assert out is not None
+    started = time.perf_counter()
+    with shown_on(Console(stderr=True)):
+        splits = _read(command)
+        dealt = _dealt(command, splits)
+        label = _label(command, dealt["train"].arrays)
+        name = _name(command)
+        files = _write(command, dealt, label, name, out)
+    console.print(splits_table(_facts(command, dealt, label, name, out)))
+    if label is not None:
+        _, table = table_of(dealt["train"].arrays[label], dealt["train"].rows)
+        kinds = (table > 0).sum(axis=1)
+        console.print(
+            f"a client has {kinds.mean():.1f} of {table.shape[1]} labels on average "
+            f"({kinds.min()} to {kinds.max()})",
+            highlight=False,
+        )
+    seconds = time.perf_counter() - started
+    console.print(
+        f"written to {shown(out)}: {', '.join(files)} ({seconds:.0f} s)",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+
+
+def _check(command: PartitionCommand) -> None:
+    """Refuse what can be refused before anything is read."""
+    if not command.source:
+        raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
+    if command.scheme not in APPLY:
+        raise refuse("scheme", command.scheme, f"choose from {', '.join(APPLY)}")
+    for option in sorted(set().union(*APPLY.values())):
+        value = getattr(command, option)
+        if value is not None and option not in APPLY[command.scheme]:
+            others = ", ".join(scheme for scheme, options in APPLY.items() if option in options)
+            raise refuse(option, value, f"does not apply to {command.scheme}, only to {others}")
+    central = command.source == CIFAR
+    if central and command.test_share is not None:
+        raise refuse("test_share", command.test_share, f"{CIFAR} has a test split of its own")
+    if not central:
+        for option, value in (
+            ("test_clients", command.test_clients),
+            ("data_dir", command.data_dir and str(command.data_dir)),
+        ):
+            if value is not None:
+                raise refuse(option, value, f"applies to {CIFAR} only")
+    if command.scheme == "column" and command.column is None:
+        raise FedpaError("column needs --column NAME: the one whose values name the clients")
+    default = command.scheme == "pachinko" and central
+    if command.clients is None and "clients" in APPLY[command.scheme] and not default:
+        raise FedpaError(f"{command.scheme} needs --clients N")
+    for option in ("clients", "test_clients", "examples_per_client"):
+        if getattr(command, option) is not None:
+            check_integer(option, getattr(command, option), 1)
+    for option in ("concentration", "fine_concentration"):
+        value = getattr(command, option)
+        if value is not None and not 0 < value < float("inf"):
+            raise refuse(option, value, "must be a finite number > 0")
+    if command.sigma is not None and command.concentration is not None:
+        raise refuse("sigma", command.sigma, "sizes follow from --concentration: give one of both")
+    if command.test_share is not None and not 0 <= command.test_share < 1:
+        raise refuse("test_share", command.test_share, "must be from 0 to below 1")
+    check_integer("seed", command.seed, 0)
+    if command.out is None:
+        raise FedpaError("partition needs --out DIR: a new or empty directory to write to")
+    check_free(command.out, overwrite=True)
+    if command.out.is_dir() and any(command.out.iterdir()):
+        raise refuse("out", str(command.out), "is not empty: choose another directory")
+
+
+def _read(command: PartitionCommand) -> dict[str, Mapping[str, np.ndarray]]:
+    if command.source == CIFAR:
+        files = cifar_files(command.data_dir)
+        return dict(zip(CLIENTS, read_cifar100(files["train"], files["test"]), strict=True))
+    return {"train": read_central(Path(command.source), command.column or "")}
+
+
+def _dealt(
+    command: PartitionCommand, splits: Mapping[str, Mapping[str, np.ndarray]]
+) -> dict[str, Dealt]:
+    dealt = {split: _deal(command, split, arrays) for split, arrays in splits.items()}
+    if command.source != CIFAR:
+        share = 0.2 if command.test_share is None else command.test_share
+        dealt = _parted(dealt["train"], share, command.seed)
+    return dealt
+
+
+def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray]) -> Dealt:
+    if command.scheme == "column":
+        values = _array(arrays, "column", command.column)
+        rest = {name: array for name, array in arrays.items() if name != command.column}
+        names = [str(value) for value in np.unique(values)]
+        for name in names:
+            if not name or name == "." or "/" in name or "\0" in name:
+                raise refuse("column", name, "must have names without '/', not '.' or empty")
+        return Dealt(rest, by_column(values), names)
+    num_clients, seed = _num_clients(command, split), stream(command.seed, split)
+    num_examples = len(next(iter(arrays.values())))
+    if command.scheme == "quantity":
+        sigma = command.sigma
+        rows = by_quantity(num_examples, num_clients, command.concentration, sigma, seed)
+        return Dealt(arrays, rows, numbered(len(rows)))
+    labels = _labels(arrays, "label", _label(command, arrays))
+    alpha = ALPHA if command.concentration is None else command.concentration
+    if command.scheme == "dirichlet":
+        rows = dirichlet_label_skew(labels, num_clients, alpha, seed)
+    else:
+        each = EACH if command.examples_per_client is None else command.examples_per_client
+        beta = BETA if command.fine_concentration is None else command.fine_concentration
+        coarse = _labels(arrays, "coarse", command.coarse or "coarse_label")
+        rows = pachinko(coarse, labels, num_clients, each, alpha, beta, seed)
+    return Dealt(arrays, rows, numbered(len(rows)))
+
+
+def _num_clients(command: PartitionCommand, split: str) -> int:
+    if split == "test" and command.test_clients is not None:
+        return command.test_clients
+    if command.clients is None:
+        return CLIENTS[split]
+    return command.clients if split == "train" else max(1, command.clients // 5)
+
+
+def _label(command: PartitionCommand, arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Which array is the label, if any: None if nobody said and none has the usual name."""
+    if command.label is not None:
+        _array(arrays, "label", command.label)
+        return command.label
+    return next(
+        (name for name in ("label", "y") if name in arrays and arrays[name].ndim == 1), None
+    )
+
+
+def _array(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> np.ndarray:
+    if name is None or name not in arrays:
+        shown_name = name or ""
+        raise refuse(
+            option, shown_name, f"the source has {', '.join(arrays)}: give --{option} NAME"
+        )
+    if arrays[name].ndim != 1:
+        raise refuse(option, name, f"has shape {list(arrays[name].shape)}: must be one value each")
+    return arrays[name]
+
+
+def _labels(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> np.ndarray:
+    """One for every example."""
+    values = _array(arrays, option, name)
+    row = first_missing(values)
+    if row is not None:
+        raise refuse(option, name, f"row {row} has no value: every example needs a label")
+    return values
+
+
+def _parted(dealt: Dealt, share: float, seed: int) -> dict[str, Dealt]:
+    """So much of each client's examples, drawn at random, is its test split."""
+    if share == 0:
+        return {"train": dealt}
+    rng = np.random.default_rng(stream(seed, "test"))
+    train, test = [], []
+    for rows in dealt.rows:
+        mixed = rng.permutation(len(rows))
+        aside = int(share * len(rows))
+        test.append(rows[np.sort(mixed[:aside])])
+        train.append(rows[np.sort(mixed[aside:])])
+    if not any(map(len, test)):
+        raise refuse("test_share", share, "no client has so many examples that one is put aside")
+    some = [i for i, rows in enumerate(test) if len(rows)]
+    return {
+        "train": dealt._replace(rows=train),
+        "test": Dealt(dealt.arrays, [test[i] for i in some], [dealt.names[i] for i in some]),
+    }
+
+
+def _name(command: PartitionCommand) -> str:
+    if command.source == CIFAR:
+        return "fed_cifar100" if command.scheme == "pachinko" else CIFAR
+    return Path(command.source).stem
+
+
+def _write(
+    command: PartitionCommand, dealt: Mapping[str, Dealt], label: str | None, name: str, out: Path
+) -> list[str]:
+    """All of it, or nothing."""
+    figure = _figure(command, dealt["train"], label, name)
+    files = [f"{name}_{split}.h5" for split in dealt]
+    pictures = {f"{PICTURE}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    try:
+        with left_as_found(out), whole(out / name) as beside:
+            for split, file in zip(dealt, files, strict=True):
+                write_clients(beside / file, dealt[split])
+            for file, content in pictures.items():
+                (beside / file).write_bytes(content)
+            for file in [*files, *pictures]:
+                os.replace(beside / file, out / file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {reason}") from None
+    return [*files, *pictures]
+
+
+def _figure(command: PartitionCommand, dealt: Dealt, label: str | None, name: str) -> Any:
+    title = f"{name} (train) by {command.scheme}, seed {command.seed}"
+    if label is None:
+        counts = np.array([[len(rows)] for rows in dealt.rows])
+        return draw_partition(counts, dealt.names, None, title)
+    values = dealt.arrays[label]
+    kinds, counts = table_of(values, dealt.rows)
+    coarse = dealt.arrays.get(command.coarse or "coarse_label")
+    if coarse is None or not (command.scheme == "pachinko" or command.source == CIFAR):
+        return draw_partition(counts, dealt.names, [str(kind) for kind in kinds], title)
+    # Labels of one coarse label side by side: that is where the skew is.
+    first = {kind: row for row, kind in reversed(list(enumerate(values.tolist())))}
+    parents = np.array([coarse[first[kind]] for kind in kinds.tolist()])
+    order = np.argsort(parents, kind="stable")
+    names = _coarse_names(command)
+    groups = [names.get(str(parents[i]), str(parents[i])) for i in order]
+    labels = [str(kinds[i]) for i in order]
+    return draw_partition(counts[:, order], dealt.names, labels, title, groups)
+
+
+def _coarse_names(command: PartitionCommand) -> dict[str, str]:
+    """CIFAR-100's own, if they lie beside its records."""
+    if command.source != CIFAR:
+        return {}
+    path = cifar_files(command.data_dir)["train"].with_name("coarse_label_names.txt")
+    lines = path.read_text().split() if path.is_file() else []
+    return {str(number): line.replace("_", " ") for number, line in enumerate(lines)}
+
+
+def _facts(
+    command: PartitionCommand, dealt: Mapping[str, Dealt], label: str | None, name: str, out: Path
+) -> dict[str, Any]:
+    splits = {
+        split: {
+            **sizes_of([len(rows) for rows in one.rows])._asdict(),
+            "classes": None
+            if label is None
+            else len(np.unique(one.arrays[label][np.concatenate(one.rows)])),
+        }
+        for split, one in dealt.items()
+    }
+    summary = f"by {command.scheme}, seed {command.seed}"
+    return {"name": name, "summary": summary, "found": shown(out), "splits": splits}

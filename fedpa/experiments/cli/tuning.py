@@ -1,0 +1,218 @@
+"""Each method of a comparison at a rate of its own, chosen on validation from multiples of it.
+
+The same multiples for each, of the server's rate, or of the client's where the method fixes the
+server's. Where the best is at an end of what was tried, the next one beyond it is tried, too, up to
+`MOST_BEYOND` times: no method should lose by where its grid ended. Where none gives a number, lower
+ones are tried. Rates are chosen with a seed that the comparison does not have.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.report.table import number
+from fedpa.experiments.sweeps.search import Trial, best, chosen_search
+from fedpa.experiments.sweeps.settings import Sweep, check_place, checked
+from fedpa.experiments.sweeps.space import shown
+from fedpa.experiments.sweeps.sweep import Watch, sweep
+from fedpa.experiments.sweeps.trial_run import chosen_on
+from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.metrics.metric import lower_is_better
+from fedpa.training.callbacks import Callback
+from fedpa.training.config import RunConfig, resolve
+from fedpa.training.shared_burn_in import check_samples
+
+TUNING = "tuning"
+"""Where the sweeps are, one for each method."""
+RATES = ("server_learning_rate", "client_learning_rate")
+SEED = 1_000_000
+"""Added to the comparison's first seed."""
+MOST_BEYOND = 3
+
+
+class Tuned(NamedTuple):
+    method: str
+    rate: str
+    """Which of `RATES`."""
+    trials: Sequence[Trial]
+    """By rate."""
+    metric: str
+    """By which they were chosen: valid/accuracy."""
+
+
+def multiples_of(text: str) -> tuple[float, ...]:
+    """`0.3,1,3` as numbers."""
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise refuse("tune", text, "must be numbers with commas, as 0.3,1,3") from None
+    if len(found) < 2 or len(set(found)) < len(found) or not all(0 < x < 1e9 for x in found):
+        raise refuse("tune", text, "must be at least two different multiples > 0, as 0.3,1,3")
+    return tuple(sorted(found))
+
+
+def searches(
+    given: Sequence[RunConfig],
+    multiples: Sequence[float],
+    rounds: int | None,
+    by: str | None = None,
+) -> dict[str, Sweep]:
+    """For each method the sweep that chooses its rate; refuses what can't be run."""
+    known = {task_named(config.task).metric for config in given} | {"loss"}
+    if by is not None and by not in known:
+        raise refuse("tune_by", by, f"choose from {', '.join(sorted(known))}")
+    by = "loss" if by == "loss" else None  # the task's own is what decides anyway
+    return {config.method: _search(config, multiples, rounds, by) for config in given}
+
+
+def _search(
+    config: RunConfig, multiples: Sequence[float], rounds: int | None, by: str | None
+) -> Sweep:
+    own = resolve(config).hyperparameters
+    rate = next((name for name in RATES if _is_free(config, name)), None)
+    if rate is None:
+        raise refuse("tune", config.method, f"method {config.method} has no rate to choose")
+    # Three digits are enough for a rate, and 0.30000000000000004 is none.
+    values = tuple(float(f"{getattr(own, rate) * multiple:.3g}") for multiple in multiples)
+    # What is chosen on validation does not see the test split, which takes a while to see.
+    options = dataclasses.replace(config.task_options, eval_split="validation")
+    base = dataclasses.replace(
+        config, seed=config.seed + SEED, task_options=options, test_at_end=False
+    )
+    if rounds is not None:  # the same share of them is burn-in: a rate is chosen for sampling, too
+        share = round(own.burn_in_rounds * rounds / config.rounds)
+        shorter = dataclasses.replace(config.hyperparameters, burn_in_rounds=share)
+        base = dataclasses.replace(base, rounds=rounds, hyperparameters=shorter)
+    space = {rate: values}
+    check_samples(resolve(base))
+    return checked(Sweep(base, space, chosen_search("grid", space, None, 0), by))
+
+
+def check_validation(task: str, problems: Mapping[TaskOptions, Problem]) -> None:
+    """Refuse to choose on the test split."""
+    if any(problem.validation is None for problem in problems.values()):
+        takes = "validation_share" in task_named(task).takes
+        hint = "give --validation-share 0.1" if takes else f"task {task} has none"
+        raise FedpaError(f"tune: there are no validation clients to choose on: {hint}")
+
+
+def _is_free(config: RunConfig, name: str) -> bool:
+    """Whether the method takes what it is told."""
+    value = 1.2345 * getattr(config.hyperparameters, name)
+    asked = dataclasses.replace(config.hyperparameters, **{name: value})
+    resolved = resolve(dataclasses.replace(config, hyperparameters=asked))
+    return bool(getattr(resolved.hyperparameters, name) == value)
+
+
+def check_places(sweeps: Mapping[str, Sweep], out: Path) -> None:
+    """Refuse sweeps of other settings that lie there, before anything is written."""
+    for name, settings in sweeps.items():
+        check_place(out / TUNING / name, settings)
+
+
+def tuned(
+    sweeps: Mapping[str, Sweep],
+    out: Path,
+    problems: Mapping[TaskOptions, Problem],
+    jobs: int,
+    console: Console,
+    quiet: bool,
+    going_on: str,
+) -> dict[str, Tuned]:
+    """Each method's trials; those that are done are not done again."""
+    found: dict[str, Tuned] = {}
+    with interruptible(lambda: f" while choosing rates: {going_on}", going_on) as look:
+        for name, settings in sweeps.items():
+            (rate,) = settings.space
+            options = resolve(settings.base).task_options
+            problem = next(
+                problem
+                for theirs, problem in problems.items()
+                if dataclasses.replace(theirs, eval_split=options.eval_split) == options
+            )
+
+            def begin(
+                trial: Trial, again: bool, name: str = name, rate: str = rate
+            ) -> list[Callback]:
+                if not quiet:
+                    about = f"{rate} {shown(trial.params[rate])}"
+                    console.print(f"choosing {name}'s rate: {about}", highlight=False)
+                return [look]
+
+            watch, trials = Watch(begin), list[Trial]()
+            for part in range(1 + MOST_BEYOND):
+                place = out / TUNING / (f"{name}+{part}" if part else name)
+                trials += sweep(settings, place, problem, jobs=jobs, watch=watch)
+                trials.sort(key=lambda trial, rate=rate: trial.params[rate])  # type: ignore[misc]
+                further = beyond(trials, rate)
+                if further is None:
+                    break
+                space = {rate: (further,)}
+                search = chosen_search("grid", space, None, 0)
+                settings = checked(Sweep(settings.base, space, search, settings.by))
+            if best(trials) is None:
+                raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
+            metric = chosen_on(settings.base.task, problem, settings.by)
+            found[name] = Tuned(name, rate, trials, metric)
+    return found
+
+
+def beyond(trials: Sequence[Trial], rate: str) -> float | None:
+    """The next rate after the best, if that is at an end: as far from it as it is from the last.
+
+    Where none is best, since all diverged, the next below the lowest.
+    """
+    top = best(trials) or trials[0]
+    for end, inner in ((trials[0], trials[1]), (trials[-1], trials[-2])):
+        if trials_equal(top, end):
+            return float(f"{end.params[rate] ** 2 / inner.params[rate]:.3g}")
+    return None
+
+
+def trials_equal(one: Trial | None, other: Trial) -> bool:
+    """Trials of several sweeps may have one number: parameters tell them apart."""
+    return one is not None and one.params == other.params
+
+
+def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
+    """The method's run at the rate that was best."""
+    top = best(choice.trials)
+    assert top is not None
+    chosen = dataclasses.replace(config.hyperparameters, **top.params)
+    return dataclasses.replace(config, hyperparameters=chosen)
+
+
+def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
+    """The grid, as a person reads it."""
+    metric = next(iter(choices.values())).metric
+    sign = -1 if lower_is_better(metric) else 1
+    view = Table(
+        title=f"rates, by {metric}",
+        title_justify="left",
+        caption="* chosen; ! at the end of what was tried",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    view.add_column("method", no_wrap=True)
+    view.add_column("of", no_wrap=True)
+    view.add_column("rate: value")
+    for name, choice in choices.items():
+        top = best(choice.trials)
+        ends = (choice.trials[0], choice.trials[-1])
+        cells = []
+        for trial in choice.trials:
+            at_end = any(trials_equal(trial, end) for end in ends)
+            mark = "" if not trials_equal(top, trial) else ("*!" if at_end else "*")
+            value = "–" if trial.value is None else number(sign * trial.value, ".4f")
+            cells.append(f"{shown(trial.params[choice.rate])}:\u00a0{value}{mark}")
+        view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
+    return view

@@ -1,0 +1,131 @@
+"""StackOverflow's next word: embedding 96, LSTM 670, dense 96, dense over the words (appendix D).
+
+Ids are 0 for padding, 1 … V for words, V + 1 for a word out of vocabulary, V + 2 and V + 3 for a
+sentence's begin and end. A batch is {"x": (b, t), "y": (b, t)}: at every place the word there and
+the word that follows. Padding stands at the end, so that no real target follows it: what the model
+makes of it is in no loss. Initial values are those of Keras, in which the originals were written.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedpa.data.next_word import PAD
+from fedpa.experiments.models.kernels.cross_entropy import cross_entropy
+from fedpa.experiments.models.kernels.dense import dense
+from fedpa.experiments.models.kernels.lstm import before, lstm
+from fedpa.experiments.models.model import Model
+from fedpa.objectives.layer_inputs import layer_input, observing, table_input
+from fedpa.objectives.sparse_table import SparseTable, gathered
+from fedpa.types import Examples, Key, Losses
+
+SPECIAL_IDS = 4
+"""Padding, out of vocabulary, begin and end of a sentence."""
+
+
+class NextWordLSTM(eqx.Module):
+    embedding: Float[Array, "v e"]
+    input_weight: Float[Array, "e 4*h"]
+    recurrent_weight: Float[Array, "h 4*h"]
+    bias: Float[Array, " 4*h"]
+    hidden_weight: Float[Array, "h e"]
+    hidden_bias: Float[Array, " e"]
+    output_weight: Float[Array, "e v"]
+    output_bias: Float[Array, " v"]
+
+    def __init__(
+        self, vocabulary: int = 10_000, embedding: int = 96, hidden: int = 670, *, key: Key
+    ) -> None:
+        ids = vocabulary + SPECIAL_IDS
+        keys = jax.random.split(key, 5)
+        glorot, zeros = jax.nn.initializers.glorot_uniform(), jnp.zeros
+        self.embedding = jax.random.uniform(keys[0], (ids, embedding), minval=-0.05, maxval=0.05)
+        self.input_weight = glorot(keys[1], (embedding, 4 * hidden))
+        self.recurrent_weight = jax.nn.initializers.orthogonal()(keys[2], (hidden, 4 * hidden))
+        # The forget gate begins open.
+        self.bias = zeros(4 * hidden).at[hidden : 2 * hidden].set(1)
+        self.hidden_weight, self.hidden_bias = (
+            glorot(keys[3], (hidden, embedding)),
+            zeros(embedding),
+        )
+        self.output_weight, self.output_bias = glorot(keys[4], (embedding, ids)), zeros(ids)
+
+    def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+        """The logits of every place's next word."""
+        logits = self.logits(self.embedding[tokens.T])
+        return logits.reshape(*tokens.T.shape, -1).swapaxes(0, 1)
+
+    def logits(
+        self, words: Float[Array, "t b e"], real: Bool[Array, "b t"] | None = None
+    ) -> Float[Array, "t*b v"]:
+        """The logits from embedded words; time first, as the recurrence runs.
+
+        real: where there is a target, for those who look at what enters the layers.
+        """
+        h = lstm(words, self.input_weight, self.recurrent_weight, self.bias)
+        hidden = dense(h.reshape(-1, h.shape[-1]), self.hidden_weight, self.hidden_bias)
+        if observing():
+            self._show(words, h, hidden.reshape(*h.shape[:2], -1), real)
+        return dense(hidden, self.output_weight, self.output_bias)
+
+    def _show(
+        self,
+        words: Float[Array, "t b e"],
+        h: Float[Array, "t b h"],
+        hidden: Float[Array, "t b e"],
+        real: Bool[Array, "b t"] | None,
+    ) -> None:
+        """What enters the layers: [x_t, h_{t−1}], h_t and the hidden layer, by sentences."""
+        words, earlier, h, hidden = (a.swapaxes(0, 1) for a in (words, before(h), h, hidden))
+        weights = (self.input_weight, self.recurrent_weight)
+        layer_input((words, earlier), weights, self.bias, real=real)
+        layer_input(h, self.hidden_weight, self.hidden_bias, real=real)
+        layer_input(hidden, self.output_weight, self.output_bias, real=real)
+
+
+class TokenLosses(NamedTuple):
+    losses: Float[Array, "b t"]
+    """0 where the target is padding."""
+    mask: Bool[Array, "b t"]
+    """Where there is a target."""
+
+
+def token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
+    """The cross-entropy of every target. Their mean over a whole batch is Σ losses / Σ mask."""
+    return _token_losses(gathered(SPARSE, params, batch), batch)
+
+
+def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
+    """Per sentence, the mean cross-entropy of its targets; 0 if it has none."""
+    if observing():
+        table_input(batch["x"], params.embedding, real=batch["y"] != PAD)
+    return _loss_of_gathered(gathered(SPARSE, params, batch), batch, key)
+
+
+def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
+    del key
+    losses, mask = _token_losses(params, batch)
+    return jnp.sum(losses, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1).astype(losses.dtype)
+
+
+def _token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
+    targets = batch["y"].T
+    mask = batch["y"] != PAD
+    losses = cross_entropy(params.logits(params.embedding, mask), targets.reshape(-1))
+    return TokenLosses(jnp.where(mask, losses.reshape(targets.shape).T, 0), mask)
+
+
+SPARSE = SparseTable(
+    table=lambda params: params.embedding,
+    rows=lambda batch: batch["x"].T,
+    loss=_loss_of_gathered,
+)
+
+MODEL = Model(
+    "next word of a sentence: embedding 96, LSTM 670, dense 96, dense 10,004",
+    lambda key: NextWordLSTM(key=key),
+    parameters=4_050_748,
+)

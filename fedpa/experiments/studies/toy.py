@@ -1,0 +1,375 @@
+"""Figure 1: two clients, two dimensions. Where the methods go, and how close they come.
+
+Least squares with 100 points each; the designs' covariances have eigenvalues (10, 0.5) rotated by
+π/6 and (8, 0.5) by −π/4, the true optima are (−3, 2) and (4, 3), labels have unit noise. Batch 10
+and client rate 0.01, so that 10 local steps are one epoch. FedPA makes 100 steps of burn-in and a
+sample of every 10 (ρ = 1), so that 100 samples take 1,100 steps: FedAvg with as many is the fair
+pair, and `mean-IASG-100`, which sends θ₀ − x̄ of the same samples, the control.
+
+Every method's server rate is tuned over `GRID` by the mean distance to the global optimum over the
+last 20 rounds: the largest rate within 1 % of the best. (So the control has its longer step, too.)
+The grid has no rate so small that a method would still be on its way: passing by the optimum is not
+arriving there.
+
+MB-SGD averages the 10 mini-batch gradients of one epoch, which is the full gradient: it has neither
+bias nor noise here, and makes one step a round.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.exact_posterior import exact_posterior
+from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.local_training import LocalTraining
+from fedpa.algorithms.mb_sgd import mb_sgd
+from fedpa.algorithms.mean import mean
+from fedpa.experiments.report.figures import COLOURS, STYLES, new_figure, tidy
+from fedpa.experiments.studies.simulation import equal_clients, simulate
+from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.objectives import least_squares
+from fedpa.objectives.client_data import client_data
+from fedpa.objectives.global_posterior import global_posterior
+from fedpa.objectives.objective import Objective
+from fedpa.objectives.quadratic import Quadratic
+from fedpa.samplers.exact import exact
+from fedpa.server import optimizers
+from fedpa.server.update import Server
+
+POINTS, BATCH, RATE = 100, 10, 0.01
+DESIGNS = [((10, 0.5), np.pi / 6, (-3, 2)), ((8, 0.5), -np.pi / 4, (4, 3))]
+"""Eigenvalues, rotation and true optimum of each client."""
+STARTS = [(-10, -10), (10, -10), (-10, 10), (10, 10), (0, -12)]
+GRID = (0.01, 0.03, 0.1, 0.3, 1.0)
+QUICK_GRIDS = {"FedPA": (0.03, 0.1, 0.3), "FedAvg": (1.0,), "": (0.3, 1.0)}
+"""By the first letters of the method: in fewer rounds FedAvg needs large rates to arrive."""
+LAST = 20
+ROUNDS, QUICK_ROUNDS = 1_000, 80
+EVERY = 20
+"""Rounds between the stored points of a curve."""
+PATHS = {"FedAvg-1100": "FedAvg", "FedPA-IASG-100": "FedPA"}
+"""Whose paths the animation shows, and what it calls them."""
+PATH_ROUNDS = 120
+
+
+class Entry(NamedTuple):
+    local_steps: int
+    build: Callable[[Server], Method]
+
+
+def clients(seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """Client by client: a 100×2 normal array, scaled and rotated; then 100 normals of noise."""
+    rng = np.random.default_rng(seed)
+    drawn = {}
+    for index, (eigenvalues, angle, optimum) in enumerate(DESIGNS):
+        c, s = np.cos(angle), np.sin(angle)
+        x = rng.standard_normal((POINTS, 2)) * np.sqrt(eigenvalues) @ np.array([[c, s], [-s, c]])
+        y = x @ np.array(optimum) + rng.standard_normal(POINTS)
+        drawn[f"client-{index}"] = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
+    return drawn
+
+
+def methods() -> dict[str, Entry]:
+    def local(burn_in: int, samples: int) -> LocalTraining:
+        # An epoch is 10 steps: one sample per epoch is one per 10 steps.
+        return LocalTraining(
+            optax.sgd(RATE), batch_size=BATCH, epochs=burn_in + samples, samples=samples
+        )
+
+    def with_iasg(samples: int) -> Callable[[Server], Method]:
+        return lambda server: fedpa(local(10, samples), server, rho=1.0)
+
+    def with_exact(samples: int) -> Callable[[Server], Method]:
+        def sampler(objective: Objective, rate: Any) -> Any:
+            return exact(least_squares.posterior)
+
+        return lambda server: fedpa(local(0, samples), server, rho=1.0, sampler=sampler)
+
+    return {
+        "MB-SGD": Entry(10, lambda server: mb_sgd(local(0, 1), server)),
+        "FedAvg-10": Entry(10, lambda server: fedavg(local(0, 1), server)),
+        "FedAvg-100": Entry(100, lambda server: fedavg(local(0, 10), server)),
+        "FedAvg-1100": Entry(1100, lambda server: fedavg(local(0, 110), server)),
+        "FedPA-IASG-10": Entry(200, with_iasg(10)),
+        "FedPA-IASG-100": Entry(1100, with_iasg(100)),
+        "FedPA-exact-10": Entry(0, with_exact(10)),
+        "FedPA-exact-100": Entry(0, with_exact(100)),
+        "mean-IASG-100": Entry(1100, lambda server: mean(local(10, 100), server)),
+        "exact deltas": Entry(0, lambda server: exact_posterior(least_squares.posterior, server)),
+    }
+
+
+def measure(settings: Settings) -> list[Row]:
+    examples = clients(settings.seed)
+    quadratics = [least_squares.posterior(client_data(c)) for c in examples.values()]
+    optimum = global_posterior(quadratics).mean
+    rounds = QUICK_ROUNDS if settings.quick else ROUNDS
+    rows = _landscape(quadratics, np.asarray(optimum))
+    entries = methods()
+    federation = equal_clients(examples)
+    # A run is a pair (start, seed): every seed from the first start, and each with its own start.
+    runs = [(0, k) for k in range(settings.repeats)]
+    runs += [(k, k) for k in range(1, min(settings.repeats, len(STARTS)))]
+
+    def trace(name: str, grid: Sequence[float]) -> np.ndarray:
+        def one(start: jax.Array, seed: jax.Array, rate: jax.Array) -> jax.Array:
+            server = Server(optimizers.sgd(1.0), schedule=lambda t: rate)
+            algorithm = entries[name].build(server)(Objective(least_squares.loss))
+            return simulate(algorithm, start, federation, jax.random.key(seed), rounds).theta
+
+        pairs = [(run, rate) for run in runs for rate in grid]
+        starts = jnp.asarray([STARTS[start] for (start, _), _ in pairs], jnp.float32)
+        seeds = jnp.asarray([settings.seed + seed for (_, seed), _ in pairs], jnp.uint32)
+        rates = jnp.asarray([rate for _, rate in pairs], jnp.float32)
+        paths = np.asarray(jax.jit(jax.vmap(one))(starts, seeds, rates))
+        return paths.reshape(len(runs), len(grid), rounds, 2)
+
+    work = sum(_work(entry) for entry in entries.values())
+    done = 0
+    for name, entry in entries.items():
+        grid: Sequence[float] = GRID
+        if settings.quick:
+            grid = next(found for start, found in QUICK_GRIDS.items() if name.startswith(start))
+        settings.tell(done / work, f"{name}: {len(runs)} runs × {len(grid)} server rate(s)")
+        paths = trace(name, grid)
+        done += _work(entry)
+        about = {"method": name, "local_steps": entry.local_steps}
+        rows += _rows(about, paths, runs, grid, np.asarray(optimum))
+    return rows
+
+
+def _work(entry: Entry) -> int:
+    """Time, roughly, in local steps."""
+    return 20 + entry.local_steps
+
+
+def _landscape(quadratics: Sequence[Quadratic], optimum: np.ndarray) -> list[Row]:
+    """What the contours need: optima and Hessians."""
+    rows: list[Row] = []
+    for index, q in enumerate(quadratics):
+        h = np.asarray(q.hessian)
+        values = {"x": q.mean[0], "y": q.mean[1], "h11": h[0, 0], "h12": h[0, 1], "h22": h[1, 1]}
+        for quantity, value in values.items():
+            rows.append(
+                {"method": f"client {index + 1}", "quantity": quantity, "value": float(value)}
+            )
+    for quantity, value in zip(("x", "y"), optimum, strict=True):
+        rows.append({"method": "global", "quantity": quantity, "value": float(value)})
+    return rows
+
+
+def _rows(
+    about: Row,
+    paths: np.ndarray,
+    runs: Sequence[tuple[int, int]],
+    grid: Sequence[float],
+    optimum: np.ndarray,
+) -> list[Row]:
+    """Final distances at every rate; curves and paths at the best."""
+    paths = paths.astype(np.float64)  # what diverges may do so
+    distances = np.linalg.norm(paths - optimum, axis=-1)  # (runs, rates, rounds)
+    distances = np.where(np.isfinite(distances), distances, np.inf)
+    final = distances[:, :, -LAST:].mean(-1)
+    scores = final.mean(0)
+    best = int(np.flatnonzero(scores <= 1.01 * scores.min())[-1])
+    rows: list[Row] = []
+    for r, (start, seed) in enumerate(runs):
+        run = about | {"start": start, "run": seed}
+        for g, rate in enumerate(grid):
+            value = float(min(final[r, g], 1e9))
+            rows.append(run | {"server_rate": rate, "quantity": "final_distance", "value": value})
+        if start != seed:
+            continue  # the curves are those of the runs with a start of their own
+        tuned = run | {"server_rate": grid[best]}
+        for t in range(distances.shape[-1]):
+            if t < 20 or (t + 1) % EVERY == 0:
+                value = float(distances[r, best, t])
+                rows.append(tuned | {"round": t + 1, "quantity": "distance", "value": value})
+        if about["method"] in PATHS and start == 0:
+            for t in range(min(PATH_ROUNDS, paths.shape[2])):
+                for axis, quantity in enumerate(("x", "y")):
+                    value = float(paths[r, best, t, axis])
+                    rows.append(tuned | {"round": t + 1, "quantity": quantity, "value": value})
+    return rows
+
+
+# --- drawing: from the rows alone ---
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    figure = new_figure(10.5, 3.6)
+    left, middle, right = figure.subplots(1, 3)
+    _contours(left, rows)
+    left.plot(*STARTS[0], marker="P", color="0.2", linestyle="none", label="first start")
+    left.legend(fontsize=7, frameon=True, framealpha=0.9, loc="lower right")
+    tidy(left, "client objectives and their optima", "θ₁", "θ₂")
+    names = [m for m in distinct(rows, "method") if where(rows, method=m, quantity="distance")]
+    groups = {
+        "MB-SGD and FedAvg": [n for n in names if n.startswith(("MB", "FedAvg"))],
+        "FedPA (ρ = 1) and its control": [n for n in names if n.startswith(("FedPA", "mean"))],
+    }
+    for axes, (title, members) in zip((middle, right), groups.items(), strict=True):
+        for index, name in enumerate(members):
+            _curve(axes, rows, name, index)
+        tidy(axes, title, "round", "distance to the global optimum\n(mean and 95 % band)")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(0.001, 100)
+        axes.legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
+    return figure
+
+
+def _curve(axes: Axes, rows: Sequence[Row], name: str, index: int) -> None:
+    found = where(rows, method=name, quantity="distance")
+    rounds = sorted(set(distinct(found, "round")))
+    runs = distinct(found, "run")
+    values = np.array(
+        [[r["value"] for r in sorted(where(found, run=k), key=lambda r: r["round"])] for k in runs]
+    )
+    colour, style = COLOURS[index], STYLES[index]
+    low, high = bootstrap(values)
+    axes.plot(rounds, values.mean(0), color=colour, linestyle=style, linewidth=1.5, label=name)
+    axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _point(rows: Sequence[Row], method: str) -> tuple[float, float]:
+    x, y = (where(rows, method=method, quantity=q)[0]["value"] for q in ("x", "y"))
+    return x, y
+
+
+def _contours(axes: Axes, rows: Sequence[Row]) -> None:
+    grid = np.stack(np.meshgrid(np.linspace(-13, 13, 150), np.linspace(-13, 13, 150)), axis=-1)
+    names = [m for m in distinct(rows, "method") if str(m).startswith("client")]
+    for index, name in enumerate(names):
+        mean = np.array(_point(rows, name))
+        a, b, c = (where(rows, method=name, quantity=q)[0]["value"] for q in ("h11", "h12", "h22"))
+        offset = grid - mean
+        value = 0.5 * np.einsum("ijk,kl,ijl->ij", offset, np.array([[a, b], [b, c]]), offset)
+        levels = np.max(value) * np.array([0.0015, 0.01, 0.04, 0.1, 0.25, 0.5])
+        axes.contour(
+            grid[..., 0],
+            grid[..., 1],
+            value,
+            levels=levels,
+            colors=COLOURS[index],
+            linewidths=0.8,
+            linestyles=["-", "--"][index],
+        )
+        axes.plot(*mean, "o^"[index], color=COLOURS[index], label=f"{name}'s optimum", ls="none")
+    axes.plot(*_point(rows, "global"), "*k", markersize=11, label="global optimum", ls="none")
+    axes.set_aspect("equal")
+    axes.set_xlim(-13, 13)
+    axes.set_ylim(-13, 13)
+
+
+def findings(rows: Sequence[Row]) -> list[Table | str]:
+    table = Table(
+        title=f"distance to the global optimum, mean of the last {LAST} rounds, by server rate",
+        title_justify="left",
+    )
+    grid = sorted(distinct(rows, "server_rate"))
+    for column in ["method", *(f"{rate:g}" for rate in grid), "tuned", "at"]:
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for result in results(rows):
+        cells = [_shown(result.by_rate[rate]) if rate in result.by_rate else "" for rate in grid]
+        edge = "*" if result.rate == min(result.by_rate) else ""
+        table.add_row(result.method, *cells, _shown(result.tuned), f"{result.rate:g}{edge}")
+    runs = len(distinct(where(rows, quantity="final_distance", start=0), "run"))
+    return [
+        table,
+        f"By server rate: from the first start, mean over {runs} seed(s). Tuned: at the tuned "
+        "rate, each seed from a start of its own; div.: diverges; *: the smallest rate tried. "
+        "FedAvg-1100 and FedPA-IASG-100 make equally many local steps; mean-IASG-100 is "
+        "FedPA-IASG-100 without the covariance.",
+    ]
+
+
+def _shown(value: float) -> str:
+    if value > 1e3:
+        return "div."
+    return f"{value:.2g}" if value >= 1e-3 else "<0.001"
+
+
+class Result(NamedTuple):
+    method: str
+    local_steps: int
+    by_rate: dict[float, float]
+    """Server rate → final distance from the first start, mean over seeds."""
+    tuned: float
+    """At the tuned rate, every seed from a start of its own."""
+    rate: float
+
+
+def results(rows: Sequence[Row]) -> list[Result]:
+    found = []
+    for name in distinct(where(rows, quantity="final_distance"), "method"):
+        final = where(rows, method=name, quantity="final_distance")
+        first = {
+            rate: float(np.mean([r["value"] for r in where(final, start=0, server_rate=rate)]))
+            for rate in distinct(final, "server_rate")
+        }
+        rate = where(rows, method=name, quantity="distance")[0]["server_rate"]
+        own = [r["value"] for r in where(final, server_rate=rate) if r["start"] == r["run"]]
+        found.append(Result(name, final[0]["local_steps"], first, float(np.mean(own)), rate))
+    return found
+
+
+def animation(rows: Sequence[Row]) -> dict[str, bytes]:
+    """`toy.gif`: the server's path over the contours, FedAvg against FedPA."""
+    from PIL import Image  # with matplotlib, which draws with it
+
+    figure = new_figure(7.6, 4.3)
+    optimum = np.array(_point(rows, "global"))
+    drawn = []
+    for axes, name in zip(figure.subplots(1, 2), PATHS, strict=True):
+        _contours(axes, rows)
+        tidy(axes, "", "θ₁", "θ₂")
+        line = axes.plot([], [], "o-", color=COLOURS[3], linewidth=2.0, markersize=3)[0]
+        drawn.append((axes, line, PATHS[name], np.array([STARTS[0], *_path(rows, name)])))
+    longest = max(len(path) for *_, path in drawn)
+    images = []
+    for t in [*range(30), *range(30, longest, 3)]:
+        for axes, line, title, path in drawn:
+            line.set_data(path[: t + 1, 0], path[: t + 1, 1])
+            away = np.linalg.norm(path[t] - optimum)
+            words = f"{title}, 1,100 local steps a round\nround {t}: {away:.2f} from the optimum ★"
+            axes.set_title(words, fontsize=9, loc="left")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=80)
+        image = Image.open(buffer).convert("RGB")
+        images.append(image.quantize(64, dither=Image.Dither.NONE))
+    output = io.BytesIO()
+    times = [90] * (len(images) - 1) + [2_500]
+    images[0].save(
+        output, format="GIF", save_all=True, append_images=images[1:], duration=times, loop=0
+    )
+    return {"toy.gif": output.getvalue()}
+
+
+def _path(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    x, y = (
+        sorted(where(rows, method=name, quantity=q), key=lambda r: r["round"]) for q in ("x", "y")
+    )
+    return [(a["value"], b["value"]) for a, b in zip(x, y, strict=True)]
+
+
+STUDY = Study(
+    summary="figure 1: two clients in two dimensions",
+    columns=("method", "local_steps", "server_rate", "start", "run", "round"),
+    knob="seeds",
+    repeats=(5, 2),
+    measure=measure,
+    draw=draw,
+    findings=findings,
+    extras=animation,
+)

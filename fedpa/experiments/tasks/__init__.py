@@ -1,0 +1,25 @@
+"""One file per task: data, model, metrics and defaults."""
+
+from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.experiments.tasks.task import (
+    Defaults,
+    Preset,
+    Problem,
+    Task,
+    own_task,
+    register,
+    task_named,
+    tasks,
+)
+
+__all__ = [
+    "Defaults",
+    "Preset",
+    "Problem",
+    "Task",
+    "TaskOptions",
+    "own_task",
+    "register",
+    "task_named",
+    "tasks",
+]

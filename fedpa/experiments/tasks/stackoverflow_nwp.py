@@ -1,0 +1,107 @@
+"""StackOverflow's next-word prediction: the next word of a user's sentences (appendix D).
+
+10,000 words; a sentence is cut to 20 words between a begin and an end (`fedpa.data.next_word`).
+The loss is the mean over the targets of a mini-batch, whichever sentence they are of. Accuracy
+leaves out padding, unknown words, begin and end.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.data.catalogue import counts_files, open_dataset
+from fedpa.data.federated import mapped
+from fedpa.data.next_word import inputs_and_targets
+from fedpa.data.vocabulary import words
+from fedpa.errors import refuse
+from fedpa.experiments.models import lstm
+from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
+from fedpa.metrics.next_word import next_words
+from fedpa.types import Examples, Losses
+
+SIZES = {"lstm": (96, 670), "small-lstm": (64, 128)}
+"""Embedding and hidden units."""
+
+
+def load(options: TaskOptions) -> Problem:
+    name = options.model or "lstm"
+    if name not in SIZES:
+        raise refuse("model", name, f"task stackoverflow-nwp has {', '.join(SIZES)}")
+    if options.dataset not in (None, "stackoverflow"):
+        raise refuse("dataset", options.dataset, "task stackoverflow-nwp has stackoverflow")
+    splits = open_dataset("stackoverflow", options.data_dir, features=["tokens"])
+    vocabulary = words(counts_files(options.data_dir)[0], options.vocabulary or 10_000)
+
+    def sentences(client: str, raw: dict[str, Any]) -> Any:
+        del client
+        return inputs_and_targets(raw["tokens"], vocabulary)
+
+    return Problem(
+        mapped(splits.train, sentences, options.max_examples),
+        lambda key: lstm.NextWordLSTM(vocabulary.size, *SIZES[name], key=key),
+        lstm.loss,
+        next_words(vocabulary.size),
+        mapped(splits.test, sentences),
+        None if splits.validation is None else mapped(splits.validation, sentences),
+        dataset="stackoverflow",
+        sparse=lstm.SPARSE,
+        weight=targets,
+    )
+
+
+def targets(batch: Examples) -> Losses:
+    """How many words of each sentence are to be told."""
+    return jnp.sum((batch["y"] != lstm.PAD).astype(jnp.float32), axis=1)
+
+
+PAPER = Hyperparameters(
+    epochs=5,
+    batch_size=16,
+    burn_in_rounds=800,
+    rho=0.01,
+    client_learning_rate=0.1,
+    server_optimizer="adam",
+    server_learning_rate=1.0,
+    server_b1=0.9,
+    server_b2=0.99,
+    server_tau=1e-3,
+)
+
+
+PAPER_RUN = Defaults(1500, 10, PAPER, TaskOptions(max_examples=128, eval_split="test"))
+
+# Few rounds on few words: momentum at the server learns faster than Adam.
+LAPTOP_RUN = Defaults(
+    120,
+    20,
+    dataclasses.replace(
+        PAPER,
+        epochs=2,
+        burn_in_rounds=60,
+        client_learning_rate=1.0,
+        server_optimizer="sgd",
+        server_momentum=0.9,
+    ),
+    TaskOptions(model="small-lstm", max_examples=64, eval_examples=1_000),
+    eval_every=5,
+)
+
+
+TASK = Task(
+    summary="the next of 10,000 words in users' sentences",
+    load=load,
+    presets={
+        "laptop": Preset(
+            "a small LSTM, 20 users a round, 120 rounds", LAPTOP_RUN, (0.08,), last=10
+        ),
+        "paper": Preset("appendix D", PAPER_RUN, (0.22, 0.23), last=100),
+    },
+    compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
+    metric="accuracy",
+    takes=("data_dir", "dataset", "model", "max_examples", "vocabulary"),
+    datasets=("stackoverflow",),
+    models={"small-lstm": 1_397_588, "lstm": lstm.MODEL.parameters},
+)

@@ -1,0 +1,70 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpa.experiments.models.kernels.cross_entropy import cross_entropy
+from fedpa.experiments.models.kernels.dense import dense
+
+
+def plain(logits, targets):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+
+def value_and_gradient(function):
+    def both(logits, targets, weights):
+        value, pull = jax.vjp(lambda z: function(z, targets), logits)
+        return value, pull(weights)[0]
+
+    return jax.jit(both)
+
+
+BOTH = [value_and_gradient(f) for f in (cross_entropy, plain)]
+
+
+@given(st.integers(0, 999), st.sampled_from([0.1, 1.0, 30.0, 1e4]))
+def test_values_and_gradients_are_those_of_log_softmax(seed, scale):
+    rng = np.random.default_rng(seed)
+    logits = jnp.asarray(scale * rng.standard_normal((5, 7)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 7, 5), jnp.int32)
+    weights = jnp.asarray(rng.standard_normal(5), jnp.float32)
+    both = [f(logits, targets, weights) for f in BOTH]
+    for ours, theirs in zip(*both, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-6 * scale + 1e-6)
+
+
+def test_vectorizes():
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 5)), jnp.float32)
+    targets = jnp.asarray([[0, 1, 2], [4, 4, 0]])
+    of_one = jax.grad(lambda z, y: jnp.sum(cross_entropy(z, y)))
+    gradient = jax.jit(jax.vmap(of_one))(logits, targets)
+    expected = jax.nn.softmax(logits) - jax.nn.one_hot(targets, 5)
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_narrow_logits_are_summed_wide_and_keep_their_dtype():
+    logits = jnp.zeros((1, 10_000), jnp.bfloat16)
+    value, pull = jax.vjp(lambda z: cross_entropy(z, jnp.asarray([3])), logits)
+    np.testing.assert_allclose(value, [np.log(10_000)], rtol=1e-6)
+    assert pull(jnp.ones(1))[0].dtype == jnp.bfloat16
+
+
+def test_a_dense_layers_bias_is_a_row_of_its_weight():
+    rng = np.random.default_rng(0)
+    x, w, b, dy = (
+        jnp.asarray(rng.standard_normal(s), jnp.float32) for s in [(4, 3), (3, 5), (5,), (4, 5)]
+    )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradients(function, x, w, b, dy):
+        value, pull = jax.vjp(function, x, w, b)
+        return value, *pull(dy)
+
+    ours = value_and_gradients(dense, x, w, b, dy)
+    theirs = value_and_gradients(lambda x, w, b: x @ w + b[None], x, w, b, dy)
+    for a, e, atol in zip(ours, theirs, (1e-5, 1e-4, 1e-4, 1e-4), strict=True):
+        np.testing.assert_allclose(a, e, atol=atol)

@@ -1,0 +1,298 @@
+import csv
+import errno
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from rich.console import Console
+
+from fedpa.experiments.report.bootstrap import interval_of_mean, student_quantile
+from fedpa.experiments.report.curves import draw_curves
+from fedpa.experiments.report.figures import line_of
+from fedpa.experiments.report.published import PUBLISHED
+from fedpa.experiments.report.summary import (
+    Curve,
+    curve,
+    final,
+    mean_over_seeds,
+    rounds_to,
+    running_average,
+    split_shown,
+    switch_round,
+)
+from fedpa.experiments.report.table import Measured, as_csv, less, on_test, printed, rows
+
+
+def history(values, switch=None):
+    return [
+        {
+            "round": t,
+            "phase": "sampling" if switch and t >= switch else "burn-in",
+            "seconds": 0.5,
+            "eval/accuracy": value,
+        }
+        for t, value in enumerate(values, start=1)
+    ]
+
+
+def measured(**runs):
+    return [Measured(method, own, range(len(own))) for method, own in runs.items()]
+
+
+def as_printed(table, width=120, rounds=20, reference=None, published=()):
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(printed(table, "title", "accuracy", 5, rounds, reference, published))
+    return console.export_text()
+
+
+def test_final_is_the_mean_of_the_last_rounds():
+    c = curve(history([0.0, 0.2, 0.4, 0.6]), "eval/accuracy")
+    assert final(c, 2) == pytest.approx(0.5)
+    assert final(c, 100) == pytest.approx(0.3)
+
+
+def test_rounds_to_uses_the_ten_round_average():
+    c = curve(history([0.0] * 10 + [1.0] * 10), "eval/accuracy")
+    assert rounds_to(c, 0.5) == 15
+    assert rounds_to(c, 1.0) == 20
+    assert rounds_to(c, 1.1) is None
+    assert running_average(c).rounds[0] == 10
+
+
+def test_rounds_without_an_evaluation_are_left_out():
+    records = history([0.1, 0.2, 0.3])
+    del records[1]["eval/accuracy"]
+    records[2]["eval/accuracy"] = None
+    c = curve(records, "eval/accuracy")
+    assert c.rounds.tolist() == [1, 3]
+    assert np.isnan(c.values[1])
+
+
+def test_the_switch_is_found():
+    assert switch_round(history([0.0] * 5, switch=3)) == 3
+    assert switch_round(history([0.0] * 5)) is None
+
+
+def test_table_in_both_forms():
+    runs = measured(A=[history([0.5] * 20), history([0.7] * 20)], B=[history([0.1] * 20)])
+    table = rows(runs, "accuracy", [0.6], last=5)
+    parsed = list(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))
+    assert float(parsed[0]["accuracy"]) == pytest.approx(0.6)
+    wide = interval_of_mean([0.5, 0.7])
+    assert float(parsed[0]["accuracy_low"]) == pytest.approx(wide.low, abs=1e-6)
+    assert float(parsed[0]["accuracy_high"]) == pytest.approx(wide.high, abs=1e-6)
+    assert parsed[0]["rounds_to_0.6"] == ""  # not every seed got there
+    assert parsed[0]["rounds_to_0.6_by_seed"] == "–;10"
+    assert parsed[1]["accuracy_low"] == ""
+    text = as_printed(table)
+    assert "two seeds make a very wide one" in " ".join(text.split())
+    assert "at round" not in text
+    assert f"± {wide.half:.4f}" in text
+    assert "10 (1 of 2 seeds)" in " ".join(text.split())
+    assert "–" in text
+
+
+def test_differences_are_paired_by_seed():
+    """Seeds differ a lot, the methods little: the difference has a narrow interval all the same."""
+    base = [0.2, 0.5, 0.8]
+    runs = measured(
+        A=[history([value] * 20) for value in base],
+        B=[history([value + 0.01] * 20) for value in base],
+    )
+    one, other = rows(runs, "accuracy", [], 5, reference=0)
+    assert one.difference is None
+    assert other.difference.mean == pytest.approx(0.01)
+    assert other.difference.interval.half < 1e-9
+    assert other.interval.half > 0.1
+    published = PUBLISHED["emnist"]
+    text = as_printed([one, other], width=80, reference="A", published=published)
+    assert "+0.0100" in text
+    assert text.count("(published)") == len(published)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_seed_has_no_interval_and_the_table_says_so():
+    (row,) = rows(measured(A=[history([0.5] * 20)]), "accuracy", [], 5)
+    assert row.interval is None
+    assert "one seed: no interval" in " ".join(as_printed([row]).split())
+
+
+def test_seeds_of_unequal_length_are_averaged_at_the_rounds_all_have():
+    climbing = list(np.linspace(0, 1, 12))
+    runs = measured(A=[history(climbing), history(climbing[:8])])
+    (row,) = rows(runs, "accuracy", [], last=2)
+    assert row.round == 8
+    assert row.final == pytest.approx(np.mean(climbing[6:8]))
+    assert row.interval.half == pytest.approx(0)
+    assert row.seconds == 8 * 0.5
+    text = " ".join(as_printed([row], rounds=12).split())
+    assert "(at round 8 of 12)" in text
+    assert "the last that all seeds have" in text
+    assert next(csv.DictReader(io.StringIO(as_csv([row], "accuracy"))))["round"] == "8"
+
+
+def test_a_seed_without_a_round_leaves_nothing_to_average():
+    (row,) = rows(measured(A=[history([0.5] * 12), []]), "accuracy", [0.4], last=2)
+    assert np.isnan(row.final)
+    assert row.round == 0
+    assert "nan" not in as_printed([row], rounds=12)
+
+
+def test_differences_are_of_the_same_rounds():
+    """Climbing alike: cut, the one is no worse than the other."""
+    climbing = list(np.linspace(0, 1, 12))
+    runs = measured(A=[history(climbing)] * 3, B=[history(climbing), *[history(climbing[:8])] * 2])
+    table = rows(runs, "accuracy", [], 2, reference=0)
+    assert table[1].difference.mean == pytest.approx(0)
+    assert (table[1].round, table[1].difference.round) == (8, 8)
+    assert less(table[1]).startswith("+0.0000 ± ")  # the row says already that it is at round 8
+    table = rows(runs, "accuracy", [], 2, reference=1)
+    assert less(table[0]).endswith("(at round 8)")
+    assert table[0].final > table[1].final
+    parsed = list(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))
+    assert [row["difference_round"] for row in parsed] == ["8", ""]
+
+
+def test_rounds_that_only_one_evaluated_do_not_count():
+    often, seldom = history(np.linspace(0, 1, 12)), history(np.linspace(0, 1, 12))
+    for record in seldom:
+        if record["round"] % 5:
+            del record["eval/accuracy"]
+    _, row = rows(measured(A=[often], B=[seldom]), "accuracy", [], 6, reference=0)
+    assert row.difference.mean == pytest.approx(0)
+    assert (row.round, row.difference.round) == (10, 10)
+
+
+def test_what_can_not_be_paired_is_not():
+    runs = [history([0.5] * 12)] * 2
+    table = rows(
+        [
+            Measured("A", runs, [0, 1], {"clients_per_round": "10"}),
+            Measured("B", runs, [0, 2], {"clients_per_round": "10"}),
+            Measured("C", runs, [0, 1], {"clients_per_round": "20"}),
+            Measured("D", [[], []], [0, 1], {"clients_per_round": "10"}),
+        ],
+        *("accuracy", [], 5, 0),
+    )
+    assert [less(row) for row in table] == ["", "–", "–", "–"]
+    text = " ".join(as_printed(table, rounds=12, reference="A").split())
+    assert "no difference from A: B has other seeds" in text
+    assert "no difference from A: C differs in clients_per_round" in text
+    assert "no difference from A: D has no evaluated round in common" in text
+
+
+def test_the_test_split_says_of_which_rounds_it_is():
+    ends = [history([0.5] * n) for n in (8, 12)]
+    for run in ends:
+        run[-1]["test/accuracy"] = 0.6
+    (row,) = rows(measured(A=ends), "accuracy", [], 5)
+    assert on_test(row) == "0.6000 (rounds 8 to 12)"
+
+
+def test_published_rows_are_empty_where_the_paper_says_nothing():
+    table = rows(measured(A=[history([0.5] * 20)]), "accuracy", [0.25, 0.86], 5)
+    shown = printed(table, "title", "accuracy", 5, 20, None, PUBLISHED["emnist"])
+    unknown, known = ([*column.cells] for column in shown.columns[3:5])
+    assert unknown[1:] == [""] * 5
+    assert known[1:] == ["1291", "–", "1360", "–", "92"]
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8))
+def test_an_interval_is_symmetric_about_the_mean_and_the_same_every_time(values):
+    interval = interval_of_mean(values)
+    low, high = interval
+    assert (low + high) / 2 == pytest.approx(np.mean(values), abs=1e-12)
+    assert interval.half == pytest.approx(high - np.mean(values), abs=1e-12)  # what ± says
+    assert interval_of_mean(values) == interval
+    shifted = interval_of_mean([value + 1 for value in values])
+    assert shifted.low == pytest.approx(low + 1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_an_interval_covers_as_often_as_it_says(n):
+    """Means of normal numbers; of two the bootstrap knows too little, however it is widened."""
+    rng = np.random.default_rng(0)
+    trials = 400
+    covered = 0
+    for _ in range(trials):
+        low, high = interval_of_mean(rng.normal(size=n).tolist())
+        covered += low <= 0 <= high
+    assert (0.9 if n == 2 else 0.93) <= covered / trials <= 0.985
+
+
+def test_students_quantiles():
+    known = {1: 12.7062, 2: 4.30265, 4: 2.77645, 9: 2.26216, 30: 2.04227}
+    for freedom, value in known.items():
+        assert student_quantile(freedom, 0.95) == pytest.approx(value, rel=1e-5)
+
+
+def test_seeds_of_unequal_length_have_a_mean_where_all_are():
+    short, long = (
+        Curve(np.array([1, 2]), np.array([0.0, 1.0])),
+        Curve(np.array([1, 2, 3]), np.array([1.0, 2.0, 5.0])),
+    )
+    mean = mean_over_seeds([short, long])
+    assert mean.rounds.tolist() == [1, 2]
+    assert mean.values.tolist() == [0.5, 1.5]
+
+
+def test_curves_are_drawn(tmp_path):
+    path = tmp_path / "curves.png"
+    histories = {"A": [history(np.linspace(0, 1, 30), switch=9)], "B": [history([0.3] * 30)]}
+    draw_curves(histories, "accuracy", (0.5,), "title", path)
+    image = imread(path)
+    assert image.shape[1] > 900
+    colours = {tuple(np.round(c[:3] * 255).astype(int)) for c in image.reshape(-1, image.shape[2])}
+    assert (0, 114, 178) in colours  # both lines are there
+    assert (213, 94, 0) in colours
+
+
+def test_the_names_of_many_methods_stand_below_the_curves(tmp_path):
+    """Among the curves, a dozen would cover them."""
+    few, many = tmp_path / "few.png", tmp_path / "many.png"
+    low = [history([0.3] * 30)]
+    draw_curves({"FedAvg": low}, "accuracy", (0.9,), "title", few)
+    draw_curves({f"method {k}": low for k in range(12)}, "accuracy", (0.9,), "title", many)
+    assert imread(many).shape[0] > imread(few).shape[0] + 100
+    above_the_line = imread(many)[100:500, 700:1000, :3]
+    assert (above_the_line > 0.99).all()
+
+
+def test_curves_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"before")
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        draw_curves({"A": [history([0.3] * 12)]}, "accuracy", (), "title", path)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_the_curve_says_whose_examples_it_is_of():
+    plain = history([0.1, 0.2])
+    assert split_shown(plain, "accuracy") == "test"
+    assert split_shown([r | {"valid/accuracy": r["eval/accuracy"]} for r in plain], "accuracy") == (
+        "validation"
+    )
+    assert split_shown([r | {"valid/accuracy": 0.7} for r in plain], "accuracy") == "test"
+
+
+def test_the_table_has_the_test_split_of_the_last_round():
+    first, last = history([0.1, 0.2])
+    table = rows(measured(A=[[first, last | {"test/accuracy": 0.75}]]), "accuracy", (), 1)
+    assert table[0].test == 0.75
+    assert (
+        next(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))["test_accuracy"] == "0.750000"
+    )
+    assert np.isnan(rows(measured(A=[[first, last]]), "accuracy", (), 1)[0].test)
+
+
+def test_no_two_of_many_methods_look_alike():
+    assert len({(colour, str(style)) for colour, style in map(line_of, range(40))}) == 40

@@ -1,0 +1,116 @@
+"""The paper's hyperparameters, and what every task promises."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from fedpa import FedpaError
+from fedpa.algorithms.method import methods
+from fedpa.experiments.models import models
+from fedpa.experiments.tasks import TaskOptions, task_named, tasks
+from fedpa.training.config import default_config, read_toml, resolve, write_toml
+
+# Appendix D: server (optimizer, rate, momentum, τ, β₁, β₂), client (rate, momentum), M, burn-in,
+# ρ, batch, examples, clients per round. A dash is a value that does not matter.
+PAPER = {
+    "emnist": ("sgd", 0.5, 0.9, "-", "-", "-", 0.01, 0.9, 5, 100, 0.1, 20, None, 100),
+    "cifar100": ("sgd", 0.5, 0.9, "-", "-", "-", 0.01, 0.9, 10, 400, 0.01, 20, None, 20),
+    "stackoverflow-nwp": ("adam", 1.0, 0.0, 1e-3, 0.9, 0.99, 0.1, 0.0, 5, 800, 0.01, 16, 128, 10),
+    "stackoverflow-lr": (
+        *("adagrad", 5.0, 0.0, 1e-5, "-", "-", 50.0, 0.9, 5, 800, 0.01, 100, 1000, 10),
+    ),
+}
+FIELDS = (
+    *("server_optimizer", "server_learning_rate", "server_momentum", "server_tau", "server_b1"),
+    *("server_b2", "client_learning_rate", "client_momentum", "epochs", "burn_in_rounds", "rho"),
+    "batch_size",
+)
+FULL_SIZE = {
+    "emnist": ("cnn", 1_206_590),
+    "cifar100": ("resnet18", 11_227_812),
+    "stackoverflow-nwp": ("lstm", 4_050_748),
+    "stackoverflow-lr": ("bag-of-words", 5_000_500),
+}
+
+
+@pytest.mark.parametrize("task", PAPER)
+def test_the_papers_hyperparameters(task):
+    config = resolve(default_config(task, "fedpa", "paper"))
+    found = [getattr(config.hyperparameters, name) for name in FIELDS]
+    found += [config.task_options.max_examples, config.clients_per_round]
+    expected = [f if e == "-" else e for f, e in zip(found, PAPER[task], strict=True)]
+    assert found == expected
+    assert config.hyperparameters.samples == config.hyperparameters.epochs
+    assert config.rounds == 1500
+    assert config.task_options.eval_split == "test"
+    # All of EMNIST's test split; the first 10,000 of the others'.
+    assert config.task_options.eval_examples == (100_000 if task == "emnist" else 10_000)
+    assert tasks()[task].presets["paper"].last == 100
+
+
+@pytest.mark.parametrize("task", FULL_SIZE)
+def test_models_are_the_papers(task):
+    name, parameters = FULL_SIZE[task]
+    assert tasks()[task].models[name] == parameters
+
+
+def test_models_have_the_sizes_that_are_told():
+    from fedpa.experiments.models.lstm import NextWordLSTM
+    from fedpa.experiments.tasks.stackoverflow_nwp import SIZES
+
+    small = jax.eval_shape(lambda key: NextWordLSTM(10_000, *SIZES["small-lstm"], key=key), KEY)
+    told = tasks()["stackoverflow-nwp"].models["small-lstm"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(small)) == told
+    assert tasks()["cifar100"].models["small-resnet"] == models()["small-resnet"].parameters
+
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("task", tasks())
+def test_laptop_is_the_default_and_every_preset_suits_every_method(task, tmp_path):
+    assert next(iter(tasks()[task].presets)) == "laptop"
+    for preset in tasks()[task].presets:
+        for method in methods():
+            config = resolve(default_config(task, method, preset))
+            path = tmp_path / "config.toml"
+            path.write_text(write_toml(config))
+            assert resolve(read_toml(path)) == config
+    assert default_config(task, "fedpa").preset == "laptop"
+
+
+def test_sampling_is_reached_by_every_preset():
+    for name, task in tasks().items():
+        for preset in task.presets:
+            config = default_config(name, "fedpa", preset)
+            assert config.hyperparameters.burn_in_rounds < config.rounds
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "says"),
+    [
+        ("digits", {"data_dir": "x"}, "data_dir = 'x': does not apply to task digits"),
+        ("emnist", {"vocabulary": 5}, "vocabulary = 5: does not apply to task emnist; it takes"),
+        ("emnist", {"max_examples": 0}, "max_examples = 0"),
+        ("emnist", {"validation_share": 1.0}, "validation_share = 1.0: must be a share"),
+        ("emnist", {"eval_examples": 0}, "eval_examples = 0"),
+        ("cifar100", {"partition_seed": -1}, "partition_seed = -1"),
+    ],
+)
+def test_options_are_refused(task, options, says):
+    config = default_config(task, "fedpa")
+    changed = dataclasses.replace(config.task_options, **options)
+    with pytest.raises(FedpaError, match=says):
+        resolve(dataclasses.replace(config, task_options=changed))
+
+
+@pytest.mark.parametrize("task", ["cifar100", "stackoverflow-nwp"])
+def test_unknown_models_are_refused(task):
+    with pytest.raises(FedpaError, match=f"model = 'vgg': task {task} has "):
+        task_named(task).load(TaskOptions(model="vgg"))
+
+
+def test_unknown_presets_are_refused():
+    with pytest.raises(FedpaError, match="preset = 'paper': task digits has laptop"):
+        default_config("digits", "fedpa", "paper")
