@@ -44,13 +44,13 @@ if TYPE_CHECKING:
         Stop,
         early_stopping,
         export,
-        fit,
         load,
         max_minutes,
         resume,
         stop_at,
         train,
     )
+    from fedpa.training.fit import fit
 
 _NAMES = {
     "fedpa.algorithms": (

@@ -8,21 +8,17 @@ from fedpa.algorithms.fedexp import fedexp
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.global_precision import global_precision
-from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
-from fedpa.algorithms.method import NamedMethod, methods
 from fedpa.algorithms.mime import mime, mime_lite, moments, momentum
 from fedpa.algorithms.scaffold import scaffold
 
 __all__ = [
     "Algorithm",
     "ClientResult",
-    "Hyperparameters",
     "LocalTraining",
     "Method",
-    "NamedMethod",
     "centralized",
     "exact_posterior",
     "fedavg",
@@ -32,7 +28,6 @@ __all__ = [
     "global_precision",
     "mb_sgd",
     "mean",
-    "methods",
     "mime",
     "mime_lite",
     "moments",

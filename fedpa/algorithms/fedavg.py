@@ -7,9 +7,7 @@ terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientUpdate, Method
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.generalized import generalized
-from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, one_epoch, server_side
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
-from fedpa.algorithms.method import NamedMethod
 from fedpa.deltas.last_iterate import last_iterate
 from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
@@ -35,15 +33,3 @@ def fedavg_client(objective: Objective, local: LocalTraining, server: Server) ->
         local_work(local).samples,
         server.weighting,
     )
-
-
-def _fedavg(h: Hyperparameters) -> Method:
-    return fedavg(local_training(h), server_side(h))
-
-
-METHODS = {
-    "fedavg-1": NamedMethod(
-        "FedAvg[1]", "FedAvg with one local epoch", _fedavg, one_epoch, cost="1/M"
-    ),
-    "fedavg": NamedMethod("FedAvg[M]", "FedAvg: Δ = θ₀ − last of M epochs' iterates", _fedavg),
-}

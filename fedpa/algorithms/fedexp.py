@@ -9,7 +9,6 @@ the mean of the last two iterates is evaluated, as they jump about: `averaging.l
 command line's choice unless told otherwise. Clients are sent the last iterate.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -19,14 +18,7 @@ from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
 from fedpa.algorithms.client_update import Broadcast
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
 from fedpa.algorithms.generalized import generalized
-from fedpa.algorithms.hyperparameters import (
-    Hyperparameters,
-    local_training,
-    server_side,
-    unless_given,
-)
 from fedpa.algorithms.local_training import LocalTraining
-from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import check_number
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -75,38 +67,3 @@ def step_length(square: Scalar, delta: Params, epsilon: float) -> Scalar:
     """η_g from the mean of ‖Δ_i‖² and the mean delta; 1 where nothing moved."""
     twice = 2 * (optax.tree.norm(delta, squared=True) + epsilon)
     return jnp.maximum(1, square / jnp.where(twice > 0, twice, 1))
-
-
-def _fedexp(h: Hyperparameters) -> Method:
-    epsilon = EPSILON if h.fedexp_epsilon is None else h.fedexp_epsilon
-    check_number("fedexp_epsilon", epsilon)
-    return fedexp(local_training(h), server_side(h), epsilon=epsilon)
-
-
-def _adjust(h: Hyperparameters) -> Hyperparameters:
-    """η_g is the server's only rate."""
-    h = dataclasses.replace(
-        h, server_optimizer="sgd", server_learning_rate=1.0, server_momentum=0.0
-    )
-    return unless_given(h, fedexp_epsilon=EPSILON)
-
-
-def _defaults(h: Hyperparameters) -> Hyperparameters:
-    plain = h.iterate_averaging == "none"
-    return dataclasses.replace(h, iterate_averaging="last-two") if plain else h
-
-
-EPSILON = 1e-3
-
-METHODS = {
-    "fedexp": NamedMethod(
-        "FedExP[M]",
-        "FedAvg; the more clients disagree, the longer the step",
-        _fedexp,
-        _adjust,
-        _defaults,
-        takes=("fedexp_epsilon",),
-        sends="θ / Δ, ‖Δ‖²",
-        keeps="last θ",
-    )
-}

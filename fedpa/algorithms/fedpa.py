@@ -5,7 +5,6 @@ then:            Δ_i = Σ̂_i⁻¹ (θ − μ̂_i)  from ℓ posterior samples 
 server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,20 +13,12 @@ from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.generalized import generalized, phase_after
-from fedpa.algorithms.hyperparameters import (
-    Hyperparameters,
-    local_training,
-    sampler_factory,
-    server_side,
-    unset,
-)
 from fedpa.algorithms.local_training import (
     LocalTraining,
     SamplerFactory,
     local_work,
     sampler_for,
 )
-from fedpa.algorithms.method import NamedMethod
 from fedpa.deltas.posterior import SampleScale, posterior
 from fedpa.deltas.shrinkage import shrinkage
 from fedpa.objectives.objective import Objective
@@ -71,37 +62,3 @@ def fedpa(
         return generalized(server, clients, phase, local.schedule)
 
     return build
-
-
-def _fedpa(h: Hyperparameters) -> Method:
-    return fedpa(
-        local_training(h),
-        server_side(h),
-        rho=h.rho if h.shrinkage == "fixed" else h.shrinkage,
-        burn_in_rounds=h.burn_in_rounds,
-        target=h.shrinkage_target,
-        sample_scale=h.sample_scale,
-        form=h.delta_form,
-        sampler=sampler_factory(h),
-    )
-
-
-METHODS = {
-    "fedpa": NamedMethod(
-        "FedPA[M]",
-        "FedPA: Δ̂ = Σ̂⁻¹(θ₀ − mean of ℓ posterior samples)",
-        _fedpa,
-        samples=True,
-        sends="θ / Δ̂",
-        cost="1, and Δ̂",
-    ),
-    "fedpa-oas": NamedMethod(
-        "FedPA-OAS[M]",
-        "FedPA, ρ chosen from each client's samples",
-        _fedpa,
-        lambda h: dataclasses.replace(unset(h, ("rho",)), shrinkage="oas"),
-        samples=True,
-        sends="θ / Δ̂",
-        cost="1, and Δ̂",
-    ),
-}

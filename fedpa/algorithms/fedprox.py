@@ -15,14 +15,7 @@ import optax
 
 from fedpa.algorithms.algorithm import Method
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.hyperparameters import (
-    Hyperparameters,
-    local_training,
-    server_side,
-    unless_given,
-)
 from fedpa.algorithms.local_training import LocalTraining, local_work
-from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import check_number
 from fedpa.server.update import Server
 from fedpa.types import Params
@@ -48,21 +41,3 @@ def pull(mu: float) -> optax.GradientTransformation:
         return pulled, theta0
 
     return optax.GradientTransformation(lambda theta0: theta0, update)
-
-
-def _fedprox(h: Hyperparameters) -> Method:
-    mu = PROXIMAL if h.proximal is None else h.proximal
-    return fedprox(local_training(h), server_side(h), proximal=mu)
-
-
-PROXIMAL = 0.01
-
-METHODS = {
-    "fedprox": NamedMethod(
-        "FedProx[M]",
-        "FedAvg whose clients are pulled back to θ₀ by μ/2 ‖θ − θ₀‖²",
-        _fedprox,
-        lambda h: unless_given(h, proximal=PROXIMAL),
-        takes=("proximal",),
-    )
-}

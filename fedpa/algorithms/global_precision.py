@@ -13,7 +13,6 @@ and D goes to the server optimizer in Δ̄'s place. Δ_i is what any method's cl
 """
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,18 +31,6 @@ from fedpa.algorithms.algorithm import (
     State,
 )
 from fedpa.algorithms.client_update import Broadcast
-from fedpa.algorithms.fedavg import METHODS as FEDAVG
-from fedpa.algorithms.fedpa import METHODS as FEDPA
-from fedpa.algorithms.hyperparameters import (
-    COVARIANCE_FIELDS,
-    SAMPLING_FIELDS,
-    Hyperparameters,
-    unless_given,
-    unset,
-)
-from fedpa.algorithms.mb_sgd import METHODS as MB_SGD
-from fedpa.algorithms.mean import METHODS as MEAN
-from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.input_factor import Factor, input_factors
@@ -62,15 +49,6 @@ MEMORY = 0.95
 """β of a round: what is remembered for k rounds is multiplied by β^k."""
 WITH_PRECISION = f"{WITH}precision"
 """Phases in which clients send a sketch are named after those in which they don't."""
-NUMERATORS: Mapping[str, Callable[[Hyperparameters], Method]] = {
-    name: named[name].build
-    for name, named in [
-        ("fedavg", FEDAVG),
-        ("fedpa", FEDPA),
-        ("mean", MEAN),
-        ("mb-sgd", MB_SGD),
-    ]
-}
 
 
 class PrecisionState(NamedTuple):
@@ -112,7 +90,7 @@ def global_precision(
     batch_size: examples that a client looks at at a time; changes no expected value.
     """
     check_integer("batch_size", batch_size, 1)
-    _check(every, epsilon, decay, block, rank)
+    check_settings(every, epsilon, decay, block, rank)
     beta = MEMORY**every if decay is None else decay
 
     def build(objective: Objective) -> Algorithm:
@@ -191,7 +169,7 @@ def _check_delta(mean: Any, theta: Params) -> None:
         )
 
 
-def _check(
+def check_settings(
     every: Any = EVERY,
     epsilon: Any = EPSILON,
     decay: Any = None,
@@ -245,59 +223,3 @@ def _info(skipped: Any, step: Params, mean: Params, steepest: Scalar) -> Precisi
     cosine = jnp.where(both > 0, optax.tree.vdot(step, mean) / jnp.where(both > 0, both, 1), 1)
     ratio = jnp.where(plain > 0, norm / jnp.where(plain > 0, plain, 1), 1)
     return PrecisionInfo(skipped, ratio, cosine, steepest)
-
-
-def _named(h: Hyperparameters, block: int | None) -> Method:
-    settings: dict[str, Any] = {
-        "every": h.precision_every,
-        "epsilon": h.precision_epsilon,
-        "decay": h.precision_decay,
-        "block": block,
-        "rank": h.precision_rank,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    _check(prefix="precision_", **given)
-    numerator = NUMERATORS[h.numerator or "fedavg"](h)
-    return global_precision(numerator, **given, batch_size=h.batch_size)
-
-
-def _filled(h: Hyperparameters) -> Hyperparameters:
-    every = EVERY if h.precision_every is None else h.precision_every
-    h = unless_given(
-        h,
-        numerator="fedavg",
-        precision_every=every,
-        precision_epsilon=EPSILON,
-        precision_decay=MEMORY**every,
-    )
-    unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
-    return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
-
-
-TAKES = ("numerator", "precision_every", "precision_epsilon", "precision_decay")
-METHODS = {
-    "global-precision": NamedMethod(
-        "Precision[M]",
-        "FedAvg's or --numerator's Δ̄, divided by the precision",
-        lambda h: _named(h, h.precision_block),
-        lambda h: unless_given(_filled(h), precision_block=BLOCK),
-        samples=True,
-        begins_as_fedavg=False,
-        takes=(*TAKES, "precision_block", "precision_rank"),
-        sends="θ / Δ, at times Z",
-        keeps="A, L",
-        cost="1 + 1/(kM)",
-    ),
-    "global-precision-diagonal": NamedMethod(
-        "Precision-diagonal[M]",
-        "its control: the precision's diagonal alone",
-        lambda h: _named(h, 1),
-        _filled,
-        samples=True,
-        begins_as_fedavg=False,
-        takes=TAKES,
-        sends="θ / Δ, at times Z",
-        keeps="A, L",
-        cost="1 + 1/(kM)",
-    ),
-}

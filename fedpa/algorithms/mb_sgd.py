@@ -13,14 +13,12 @@ import optax
 from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
 from fedpa.algorithms.client_update import Broadcast, client_info
 from fedpa.algorithms.generalized import generalized
-from fedpa.algorithms.hyperparameters import local_training, server_side
 from fedpa.algorithms.local_training import (
     LocalTraining,
     local_sampler,
     local_work,
     run_locally,
 )
-from fedpa.algorithms.method import NamedMethod
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
@@ -67,13 +65,3 @@ def _gradient_mean() -> optax.GradientTransformation:
         return jax.tree.map(jnp.zeros_like, gradient), _GradientMean(mean, steps)
 
     return optax.GradientTransformation(init, update)
-
-
-METHODS = {
-    "mb-sgd": NamedMethod(
-        "MB-SGD",
-        "mini-batch SGD: the mean of as many gradients, all at θ",
-        lambda h: mb_sgd(local_training(h), server_side(h)),
-        sends="θ / ∇f̂",
-    )
-}

@@ -13,24 +13,14 @@ from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.generalized import generalized, phase_after
-from fedpa.algorithms.hyperparameters import (
-    COVARIANCE_FIELDS,
-    Hyperparameters,
-    local_training,
-    sampler_factory,
-    server_side,
-    unset,
-)
 from fedpa.algorithms.local_training import (
     LocalTraining,
     SamplerFactory,
     local_work,
     sampler_for,
 )
-from fedpa.algorithms.method import NamedMethod
 from fedpa.deltas.mean import mean as mean_delta
 from fedpa.deltas.shrinkage import fixed
-from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.update import Server, check_server
@@ -68,45 +58,3 @@ def mean(
         )
 
     return build
-
-
-def _mean(h: Hyperparameters) -> Method:
-    return mean(
-        local_training(h),
-        server_side(h),
-        burn_in_rounds=h.burn_in_rounds,
-        sampler=sampler_factory(h),
-    )
-
-
-def _mean_scaled(h: Hyperparameters) -> Method:
-    if (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
-        raise refuse(
-            "shrinkage",
-            f"{h.shrinkage}, {h.shrinkage_target}",
-            "method mean-scaled takes the step of a fixed ρ and the identity target; leave it out",
-        )
-    return mean(
-        local_training(h),
-        server_side(h),
-        burn_in_rounds=h.burn_in_rounds,
-        rho=h.rho,
-        sampler=sampler_factory(h),
-    )
-
-
-METHODS = {
-    "mean": NamedMethod(
-        "mean[M]",
-        "control: Δ = θ₀ − mean of FedPA's samples",
-        _mean,
-        lambda h: unset(h, COVARIANCE_FIELDS),
-        samples=True,
-    ),
-    "mean-scaled": NamedMethod(
-        "mean-scaled[M]",
-        "control: mean with FedPA's longer step, rate × (1+(ℓ−1)ρ)",
-        _mean_scaled,
-        samples=True,
-    ),
-}

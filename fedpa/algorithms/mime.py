@@ -16,7 +16,6 @@ so a round has two round trips: clients are asked for their gradients first (`Al
 one trip; its clients send ∇f_i(x) with x − y. s begins at 0, without bias correction.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,9 +25,7 @@ import optax
 
 from fedpa.algorithms.algorithm import TRAINING, Algorithm, ClientResult, Inquiry, Method
 from fedpa.algorithms.client_update import client_info
-from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
 from fedpa.algorithms.local_training import LocalTraining, local_work, run_locally, scaled
-from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_gradient
@@ -230,70 +227,3 @@ def _algorithm(
         server=step,
         parameters=lambda state: server_update.parameters(server, state.server),
     )
-
-
-def _base(h: Hyperparameters) -> Base:
-    match h.server_optimizer:
-        case "sgd":
-            return momentum(h.server_momentum)
-        case "adam":
-            return moments(optimizers.decaying(h.server_b2), h.server_b1, h.server_tau)
-        case "adagrad":
-            return moments(optimizers.growing, 0.0, h.server_tau)
-        case "yogi":
-            return moments(optimizers.yogis(h.server_b2), h.server_b1, h.server_tau)
-
-
-def _mean_of_clients(h: Hyperparameters) -> Server:
-    plain = dataclasses.replace(h, server_optimizer="sgd", server_momentum=0.0)
-    return server_side(dataclasses.replace(plain, server_learning_rate=1.0))
-
-
-def _adjust(h: Hyperparameters) -> Hyperparameters:
-    """Clients have no momentum of their own, and x is their mean."""
-    return dataclasses.replace(
-        h, client_optimizer="sgd", client_momentum=0.0, server_learning_rate=1.0
-    )
-
-
-def _defaults(h: Hyperparameters) -> Hyperparameters:
-    """The rates are local SGD's, so the base is SGDm unless another is asked for.
-
-    FedAvg's clients and server lengthen a step by their momentum, 1/(1 − β) each, and the server by
-    its rate. Here there is one normalized momentum, and one rate, which makes up for it.
-    """
-    longer = 1 / (1 - h.client_momentum)
-    if h.server_optimizer == "sgd":
-        longer *= h.server_learning_rate / (1 - h.server_momentum)
-    return dataclasses.replace(
-        h,
-        client_learning_rate=float(f"{h.client_learning_rate * longer:.6g}"),
-        server_optimizer="sgd",
-        server_momentum=h.server_momentum or MOMENTUM,
-    )
-
-
-MOMENTUM = 0.9
-
-METHODS = {
-    "mime": NamedMethod(
-        "MIME[M]",
-        "local steps with the server's momentum, and c − ∇f̂(θ)",
-        lambda h: mime(local_training(h), _mean_of_clients(h), base=_base(h)),
-        _adjust,
-        _defaults,
-        sends="θ / ∇f; θ, s, c / Δ",
-        keeps="s",
-        cost="2 + 1/M",
-    ),
-    "mime-lite": NamedMethod(
-        "MimeLite[M]",
-        "local steps with the server's momentum, or Adam's moments",
-        lambda h: mime_lite(local_training(h), _mean_of_clients(h), base=_base(h)),
-        _adjust,
-        _defaults,
-        sends="θ, s / Δ, ∇f",
-        keeps="s",
-        cost="1 + 1/M",
-    ),
-}

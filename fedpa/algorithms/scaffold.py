@@ -24,14 +24,12 @@ from fedpa.algorithms.algorithm import (
     OfPopulation,
 )
 from fedpa.algorithms.client_update import client_info
-from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
 from fedpa.algorithms.local_training import (
     LocalTraining,
     local_sampler,
     local_work,
     run_locally,
 )
-from fedpa.algorithms.method import NamedMethod
 from fedpa.errors import check_number, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -153,19 +151,3 @@ def _shifted(shift: Params) -> optax.GradientTransformation:
         return optax.tree.add(gradient, shift), _Met(mean, steps)
 
     return optax.GradientTransformation(init, update)
-
-
-def _scaffold(h: Hyperparameters) -> Method:
-    return scaffold(local_training(h), server_side(h))
-
-
-METHODS = {
-    "scaffold": NamedMethod(
-        "SCAFFOLD[M]",
-        "FedAvg, its gradients corrected by c − c_i",
-        _scaffold,
-        sends="θ, c / Δ, Δc_i",
-        keeps="c_i, c",
-        cost="1",
-    )
-}

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, OfPopulation
-from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
 from fedpa.engines import compilation_cache, engines
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.per_client import per_client
 from fedpa.errors import FedpaError
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import task_named
 from fedpa.flower.settings import Holding, held
 from fedpa.objectives.client_data import ClientData
@@ -67,7 +67,7 @@ def _with_all_clients(config: RunConfig, population: float) -> Node:
     # A process may live for one message: it should compile nothing that another has compiled.
     compilation_cache.switch_on(worth_keeping=0.0)
     problem = task_named(config.task).load(config.task_options)
-    method = methods()[config.method].build(config.hyperparameters)
+    method = METHODS[config.method].build(config.hyperparameters)
     if isinstance(method, OfPopulation):
         method = method.method(population)
     # Clients in turn, if nobody says otherwise: a process may live for one round, and programs

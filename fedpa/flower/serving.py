@@ -19,9 +19,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedpa.algorithms.algorithm import Algorithm, OfPopulation
-from fedpa.algorithms.method import methods
 from fedpa.engines.engine import Engine, RoundResult
 from fedpa.errors import FedpaError
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.flower.engine import Told, flower, with_tokens
 from fedpa.flower.examples_kind import as_text, remote
@@ -150,7 +150,7 @@ def begun(out: Path) -> Begun | None:
 
 def _message_shapes(config: RunConfig, problem: Problem) -> dict[str, str]:
     """What nodes compare with what they would expect to be sent."""
-    method = methods()[config.method].build(config.hyperparameters)
+    method = METHODS[config.method].build(config.hyperparameters)
     if isinstance(method, OfPopulation):
         method = method.method(1.0)
     params = problem.init(jax.random.key(config.seed))
@@ -160,7 +160,7 @@ def _message_shapes(config: RunConfig, problem: Problem) -> dict[str, str]:
 
 def _population(config: RunConfig, sizes: Mapping[str, int]) -> float:
     """Σ q_i of all clients, where the method asks for it."""
-    method = methods()[config.method].build(config.hyperparameters)
+    method = METHODS[config.method].build(config.hyperparameters)
     if not isinstance(method, OfPopulation):
         return 0.0
     return total_weight(method.weighting, sizes.values())

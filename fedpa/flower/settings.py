@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
 from fedpa.errors import FedpaError, check_integer, check_number, refuse
+from fedpa.experiments.methods import METHODS
 from fedpa.training.config import RunConfig, from_table, resolve, typed
 
 OWN = "app."
@@ -78,7 +78,7 @@ def run_settings(table: Mapping[str, Any]) -> tuple[RunConfig, Connection]:
         else:
             raise _unknown("run config", key, [*homes, *connection])
     config = resolve(from_table(values, "run config", of_run=False))
-    if methods()[config.method].pooled:
+    if METHODS[config.method].pooled:
         raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
     return config, _checked(Connection(**about))
 

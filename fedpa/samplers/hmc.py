@@ -9,7 +9,6 @@ from fedpa.objectives.objective import Objective
 from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.minibatch_chain import Epochs, Window
-from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import Rate
 
@@ -43,11 +42,3 @@ def hmc(
         temperature=temperature,
         target_acceptance=target_acceptance,
     )
-
-
-SAMPLER = named(
-    "Hamiltonian Monte Carlo on full gradients",
-    hmc,
-    ("temperature", "integration_steps", "target_acceptance"),
-    minibatches=False,
-)

@@ -24,7 +24,6 @@ from jaxtyping import Array, Float
 from fedpa.errors import check_type
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.named import NamedSampler
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.sparse_step import sparse_walk
 from fedpa.types import Count, Key, Params, Scalar
@@ -82,6 +81,3 @@ def averaged_covariance(
     k = per_sample
     averaged = iterate / k * ((1 + phi) / (1 - phi) - 2 * phi * (1 - phi**k) / (k * (1 - phi) ** 2))
     return (basis * averaged[None, :]) @ basis.T
-
-
-SAMPLER = NamedSampler("averages of local SGD's iterates (the paper's)", None)

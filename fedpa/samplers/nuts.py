@@ -10,7 +10,6 @@ from fedpa.objectives.objective import Objective
 from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.minibatch_chain import Epochs, Window
-from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import Rate
 
@@ -44,11 +43,3 @@ def nuts(
         temperature=temperature,
         target_acceptance=target_acceptance,
     )
-
-
-SAMPLER = named(
-    "the no-U-turn sampler on full gradients",
-    nuts,
-    ("temperature", "max_doublings", "target_acceptance"),
-    minibatches=False,
-)

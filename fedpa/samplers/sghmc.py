@@ -27,7 +27,6 @@ from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
@@ -111,10 +110,3 @@ def underdamped_covariance(
     variance = (2 * relative_temperature + learning_rate * c / friction) * (2 - friction)
     variance = variance / (curvature * (4 - 2 * friction - learning_rate * curvature))
     return (basis * variance[None, :]) @ basis.T
-
-
-SAMPLER = named(
-    "SGD with momentum and noise",
-    sghmc,
-    ("temperature", "friction"),
-)

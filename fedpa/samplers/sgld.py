@@ -20,7 +20,6 @@ from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.named import named
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
@@ -87,6 +86,3 @@ def langevin_covariance(
         curvature * (2 - learning_rate * curvature)
     )
     return (basis * variance[None, :]) @ basis.T
-
-
-SAMPLER = named("local SGD with Langevin noise", sgld, ("temperature",))

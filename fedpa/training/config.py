@@ -11,11 +11,16 @@ from typing import Annotated, Any, Literal
 import tomli_w
 import tyro
 
-from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters, resolved, unset
-from fedpa.algorithms.method import check_own, methods
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.hyperparameters import (
+    SAMPLING_FIELDS,
+    Hyperparameters,
+    resolve_hyperparameters,
+    unset,
+)
+from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.tasks.options import TaskOptions, check_task_options
 from fedpa.experiments.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
@@ -32,7 +37,7 @@ def _listed(what: str, summaries: dict[str, str]) -> str:
 
 
 _TASKS = {name: task.summary for name, task in tasks().items()}
-_METHODS = {name: method.summary for name, method in methods().items()}
+_METHODS = {name: method.summary for name, method in METHODS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +102,14 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
         defaults.clients_per_round,
         eval_every=defaults.eval_every,
         task_options=defaults.options,
-        hyperparameters=methods()[method].defaults(defaults.hyperparameters),
+        hyperparameters=METHODS[method].defaults(defaults.hyperparameters),
     )
 
 
 def check_names(task: str, method: str) -> None:
     task_named(task)
-    if method not in methods():
-        raise refuse("method", method, f"unknown method; choose from {', '.join(methods())}")
+    if method not in METHODS:
+        raise refuse("method", method, f"unknown method; choose from {', '.join(METHODS)}")
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -132,12 +137,12 @@ def resolve(config: RunConfig) -> RunConfig:
         config = dataclasses.replace(config, init=path)
     elif config.init_round != "last":
         raise refuse("init_round", config.init_round, "needs --init")
-    method = methods()[config.method]
+    method = METHODS[config.method]
     check_own(config.method, config.hyperparameters)
     hyperparameters = method.adjust(config.hyperparameters)
     if not method.samples:
         hyperparameters = unset(hyperparameters, SAMPLING_FIELDS)
-    hyperparameters = resolved(hyperparameters)
+    hyperparameters = resolve_hyperparameters(hyperparameters)
     method.build(hyperparameters)  # refuses what the method can't do; nothing is compiled
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 

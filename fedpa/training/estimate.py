@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.algorithm import of_population
-from fedpa.algorithms.method import methods
 from fedpa.data.federated import FederatedData
 from fedpa.data.pooled import pooled
 from fedpa.engines.blocks import blocks, capacities
@@ -19,6 +18,7 @@ from fedpa.engines.per_client import width as one_by_one
 from fedpa.engines.program import compiled
 from fedpa.engines.vectorized import gains
 from fedpa.engines.vectorized import width as side_by_side
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.metrics.streaming import streamed
 from fedpa.training.config import RunConfig
@@ -42,7 +42,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     if problem is None:
         problem = task_named(config.task).load(config.task_options)
     data, per_round = problem.clients, config.clients_per_round
-    if methods()[config.method].pooled:
+    if METHODS[config.method].pooled:
         data, per_round = pooled(data, per_round, config.seed), 1
     params = problem.init(jax.random.key(config.seed))
     objective, theta, assemble = bind(
@@ -54,7 +54,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
         problem.weight,
     )
     objective = objective._replace(like=some_examples(data))
-    method = methods()[config.method].build(config.hyperparameters)
+    method = METHODS[config.method].build(config.hyperparameters)
     algorithm = of_population(method, map(data.num_examples, data.ids))(objective)
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from fedpa.algorithms.algorithm import Algorithm
-from fedpa.algorithms.method import labelled, methods
 from fedpa.data.pooled import pooled
 from fedpa.engines import engines
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
@@ -200,7 +200,7 @@ def _about(config: RunConfig) -> dict[str, Any]:
     return {
         "task": config.task,
         "method": config.method,
-        "label": labelled(config.method, config.hyperparameters),
+        "label": label_method(config.method, config.hyperparameters),
         "seed": config.seed,
     }
 
@@ -223,7 +223,7 @@ def _training(
 ) -> Training:
     task = task_named(config.task)
     options = config.task_options
-    named = methods()[config.method]
+    named = METHODS[config.method]
     clients, clients_per_round = problem.clients, config.clients_per_round
     if named.pooled:
         clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1

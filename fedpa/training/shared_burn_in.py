@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from fedpa.algorithms.method import methods, without_others
 from fedpa.errors import refuse
+from fedpa.experiments.methods import METHODS, drop_others
 from fedpa.training.config import RunConfig, resolve
 
 K = TypeVar("K", bound=Hashable)
@@ -19,7 +19,7 @@ BEGINS_AS = "fedavg"
 def burn_in(config: RunConfig) -> RunConfig | None:
     """The run that is this one's burn-in; None if it has none, or nothing after it."""
     h = config.hyperparameters
-    method = methods()[config.method]
+    method = METHODS[config.method]
     if not (method.samples and method.begins_as_fedavg and 0 < h.burn_in_rounds < config.rounds):
         return None
     return as_burn_in(config, h.burn_in_rounds)
@@ -28,7 +28,7 @@ def burn_in(config: RunConfig) -> RunConfig | None:
 def check_samples(config: RunConfig) -> None:
     """Refuse a comparison of samples in which none are drawn."""
     burn_in_rounds = config.hyperparameters.burn_in_rounds
-    if methods()[config.method].samples and burn_in_rounds >= config.rounds:
+    if METHODS[config.method].samples and burn_in_rounds >= config.rounds:
         raise refuse(
             "burn_in_rounds",
             burn_in_rounds,
@@ -38,7 +38,7 @@ def check_samples(config: RunConfig) -> None:
 
 def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
     """So many rounds of FedAvg with these settings."""
-    h = without_others(BEGINS_AS, config.hyperparameters, among=[config.method])
+    h = drop_others(BEGINS_AS, config.hyperparameters, among=[config.method])
     return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 
 

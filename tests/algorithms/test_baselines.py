@@ -11,12 +11,12 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms import Hyperparameters, methods
 from fedpa.algorithms.algorithm import of_population
 from fedpa.algorithms.fedprox import pull
-from fedpa.algorithms.hyperparameters import resolved
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import from_mapping
+from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.models import BagOfWords, bag_of_words
 from fedpa.experiments.tasks import tasks
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
@@ -421,14 +421,14 @@ def test_the_family_is_fedavg_with_that_server():
         "fedavgm": Server(server.sgd(1.0, 0.9)),
         "fedadam": Server(server.adam(1.0)),
     }.items():
-        named = methods()[name]
-        found, *_ = play(named.build(resolved(named.adjust(h))), 2)
+        named = METHODS[name]
+        found, *_ = play(named.build(resolve_hyperparameters(named.adjust(h))), 2)
         np.testing.assert_array_equal(found, play(fedpa.fedavg(LOCAL, side), 2)[0])
 
 
 def test_afo_decays_the_clients_rates():
-    h = methods()["afo"].adjust(Hyperparameters())
-    message = methods()["afo"].build(h)(OBJECTIVE)
+    h = METHODS["afo"].adjust(Hyperparameters())
+    message = METHODS["afo"].build(h)(OBJECTIVE)
     rate = message.broadcast(message.init(jnp.zeros(3)), 500).rate
     np.testing.assert_allclose(rate, 0.1, rtol=1e-5)
 
@@ -485,10 +485,10 @@ def test_controls_stay_together_when_the_server_skips_a_round():
 def test_what_a_method_fixes_is_stated():
     h = dataclasses.replace(Hyperparameters(), client_momentum=0.9, server_learning_rate=0.5)
     for name in ("mime", "mime-lite"):
-        fixed = methods()[name].adjust(h)
+        fixed = METHODS[name].adjust(h)
         assert (fixed.client_momentum, fixed.server_learning_rate) == (0.0, 1.0)
-    assert methods()["fedexp"].adjust(h).server_learning_rate == 1.0
-    assert methods()["fedexp"].defaults(h).iterate_averaging == "last-two"
+    assert METHODS["fedexp"].adjust(h).server_learning_rate == 1.0
+    assert METHODS["fedexp"].defaults(h).iterate_averaging == "last-two"
 
 
 @pytest.mark.long

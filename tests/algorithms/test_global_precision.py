@@ -8,12 +8,11 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms import Hyperparameters, methods
 from fedpa.algorithms.algorithm import PartedUpdate
-from fedpa.algorithms.hyperparameters import resolved
-from fedpa.algorithms.method import labelled
 from fedpa.data import from_mapping
 from fedpa.engines.engine import num_bytes
+from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
+from fedpa.experiments.methods import METHODS, label_method
 from fedpa.objectives import Objective, client_data, layer_input
 from fedpa.training.config import default_config, resolve
 from fedpa.training.shared_burn_in import burn_in
@@ -255,7 +254,7 @@ def test_bad_settings_are_refused(settings, words):
     fields = {f"precision_{name}": value for name, value in settings.items()}
     if "batch_size" not in settings and settings.get("rank") != "all":
         with pytest.raises(FedpaError, match=f"precision_{words}"):
-            methods()["global-precision"].build(Hyperparameters(**fields))
+            METHODS["global-precision"].build(Hyperparameters(**fields))
 
 
 def test_a_numerator_that_is_no_method_is_refused():
@@ -277,15 +276,17 @@ def test_by_name():
     h = resolve(default_config("digits", "global-precision")).hyperparameters
     assert (h.numerator, h.precision_every, h.precision_epsilon) == ("fedavg", 5, 5.0)
     assert (h.precision_decay, h.precision_block, h.precision_rank) == (0.95**5, 2048, None)
-    diagonal = methods()["global-precision-diagonal"]
+    diagonal = METHODS["global-precision-diagonal"]
     assert "precision_block" not in diagonal.takes
     for numerator in ("fedavg", "fedpa", "mean", "mb-sgd"):
-        for method in (methods()["global-precision"], diagonal):
-            method.build(resolved(method.adjust(Hyperparameters(numerator=numerator))))
-    assert labelled("global-precision", Hyperparameters(epochs=5)) == "Precision[5]"
+        for method in (METHODS["global-precision"], diagonal):
+            method.build(
+                resolve_hyperparameters(method.adjust(Hyperparameters(numerator=numerator)))
+            )
+    assert label_method("global-precision", Hyperparameters(epochs=5)) == "Precision[5]"
     fedpas = Hyperparameters(epochs=5, numerator="fedpa", sampler="sgld", batch_size=5)
-    assert labelled("global-precision", fedpas) == "Precision of fedpa-SGLD[5]"
-    unsampled = methods()["global-precision"].adjust(Hyperparameters(sampler="sgld"))
+    assert label_method("global-precision", fedpas) == "Precision of fedpa-SGLD[5]"
+    unsampled = METHODS["global-precision"].adjust(Hyperparameters(sampler="sgld"))
     assert unsampled.sampler == "iasg"
 
 

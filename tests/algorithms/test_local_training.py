@@ -5,10 +5,9 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms import Hyperparameters, methods
-from fedpa.algorithms.hyperparameters import resolved
 from fedpa.algorithms.local_training import local_work
-from fedpa.algorithms.method import labelled
+from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
+from fedpa.experiments.methods import METHODS, label_method
 from fedpa.samplers import Epochs, Steps
 
 BASE = LocalTraining(optax.sgd(0.1), batch_size=5, epochs=5)
@@ -83,41 +82,40 @@ def test_contradictions_are_refused(changes, words):
 )
 def test_bad_hyperparameters_are_refused(changes, words):
     with pytest.raises(FedpaError, match=words):
-        resolved(dataclasses.replace(Hyperparameters(), **changes))
+        resolve_hyperparameters(dataclasses.replace(Hyperparameters(), **changes))
 
 
 def test_resolving_fills_in_the_samples():
-    assert resolved(Hyperparameters(epochs=7)).samples == 7
-    assert resolved(Hyperparameters(epochs=7, burn_in_epochs=2)).samples == 5
+    assert resolve_hyperparameters(Hyperparameters(epochs=7)).samples == 7
+    assert resolve_hyperparameters(Hyperparameters(epochs=7, burn_in_epochs=2)).samples == 5
 
 
 def test_methods_are_found_and_build():
     known = {"centralized", "fedavg-1", "fedavg", "fedpa", "mb-sgd", "mean", "mean-scaled"}
-    assert known < set(methods())
-    for method in methods().values():
+    assert known < set(METHODS)
+    for method in METHODS.values():
         for optimizer in ("sgd", "adam", "adagrad", "yogi"):
             method.build(Hyperparameters(server_optimizer=optimizer))
-        assert resolved(method.adjust(method.adjust(Hyperparameters()))) == resolved(
-            method.adjust(Hyperparameters())
-        )
+        once = method.adjust(Hyperparameters())
+        assert resolve_hyperparameters(method.adjust(once)) == resolve_hyperparameters(once)
 
 
 def test_fedavg_1_says_what_it_runs():
-    h = methods()["fedavg-1"].adjust(Hyperparameters(epochs=5, samples=2))
-    assert resolved(h).epochs == 1
-    assert resolved(h).samples == 1
+    h = METHODS["fedavg-1"].adjust(Hyperparameters(epochs=5, samples=2))
+    assert resolve_hyperparameters(h).epochs == 1
+    assert resolve_hyperparameters(h).samples == 1
 
 
 def test_the_control_of_a_data_driven_rho_is_refused():
     """Its step length is that of a fixed ρ: beside OAS it would control for something else."""
     with pytest.raises(FedpaError, match="mean-scaled takes the step of a fixed ρ"):
-        methods()["mean-scaled"].build(Hyperparameters(shrinkage="oas"))
+        METHODS["mean-scaled"].build(Hyperparameters(shrinkage="oas"))
 
 
 def test_labels():
-    assert labelled("fedpa", Hyperparameters(epochs=7)) == "FedPA[7]"
+    assert label_method("fedpa", Hyperparameters(epochs=7)) == "FedPA[7]"
     by_steps = Hyperparameters(samples=3, steps_per_sample=10)
-    assert labelled("fedpa", by_steps) == "FedPA[3×10 steps]"
+    assert label_method("fedpa", by_steps) == "FedPA[3×10 steps]"
 
 
 @pytest.mark.parametrize("rho", [-0.1, float("nan"), None])

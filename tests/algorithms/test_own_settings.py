@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from fedpa import FedpaError
-from fedpa.algorithms import Hyperparameters, methods
-from fedpa.algorithms.method import check_own, own_fields, without_others
+from fedpa.experiments.hyperparameters import Hyperparameters
+from fedpa.experiments.methods import METHODS, check_own, drop_others, own_fields
 from fedpa.experiments.sweeps.space import check_space
 from fedpa.training.config import default_config, resolve
 from fedpa.training.shared_burn_in import as_burn_in
@@ -22,7 +22,7 @@ def test_every_one_is_a_field_that_is_none_unless_given():
 
 def test_a_value_that_the_method_does_not_take_is_refused():
     check_own("fedprox", MU)
-    for name in set(methods()) - {"fedprox"}:
+    for name in set(METHODS) - {"fedprox"}:
         with pytest.raises(
             FedpaError, match=f"proximal = 0.3: does not apply to method {name}; only to fedprox"
         ):
@@ -39,9 +39,9 @@ def test_a_configuration_says_what_the_method_takes_where_nothing_is_given():
 
 
 def test_in_a_comparison_each_method_has_its_own():
-    assert without_others("fedavg", MU, ["fedavg", "fedprox"]).proximal is None
-    assert without_others("fedprox", MU, ["fedavg", "fedprox"]).proximal == 0.3
-    assert without_others("fedavg", MU, ["fedavg", "fedpa"]).proximal == 0.3  # to be refused
+    assert drop_others("fedavg", MU, ["fedavg", "fedprox"]).proximal is None
+    assert drop_others("fedprox", MU, ["fedavg", "fedprox"]).proximal == 0.3
+    assert drop_others("fedavg", MU, ["fedavg", "fedpa"]).proximal == 0.3  # to be refused
 
 
 def test_a_shared_burn_in_has_none():

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedpa.algorithms.method import methods
 from fedpa.errors import FedpaError
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import _own, register, tasks
 from fedpa.flower import client_app
 from fedpa.flower.node import _as_keys
@@ -68,7 +68,7 @@ FEW = ("fedpa",)
     "method",
     [
         pytest.param(name, marks=() if name in FEW else pytest.mark.long)
-        for name, method in methods().items()
+        for name, method in METHODS.items()
         if not method.pooled
     ],
 )
@@ -76,7 +76,7 @@ FEW = ("fedpa",)
 def test_every_method_gives_the_local_engines_parameters(tmp_path, method):
     """Over three rounds that cross the burn-in switch, where the method has one."""
     config = settings(tmp_path, method=method)
-    if not methods()[method].samples:
+    if not METHODS[method].samples:
         del config["burn-in-rounds"]
     if method in ("fedavg-1", "afo"):
         del config["epochs"]
@@ -85,7 +85,7 @@ def test_every_method_gives_the_local_engines_parameters(tmp_path, method):
     assert_close(fit.params, alone.params)
     phases = [record["phase"] for record in fit.history]
     assert phases == [record["phase"] for record in alone.history]
-    if methods()[method].samples:
+    if METHODS[method].samples:
         assert phases[0] != phases[-1]
     told = ("train/loss", "train/delta_norm", "train/rejected", "train/skipped")
     for here, there in zip(fit.history, alone.history, strict=True):

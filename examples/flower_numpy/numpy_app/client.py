@@ -4,7 +4,7 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from fedpa.numpy_client import reply
-from numpy_app.model import loss, one_epoch, site_data
+from numpy_app.model import loss, site_data, with_one_epoch
 
 app = ClientApp()
 
@@ -15,4 +15,4 @@ def train(message, context):
     x, y = site_data(site)
     rng = np.random.default_rng([site, int(message.content["config"]["server-round"])])
     before = loss(message.content["arrays"].to_numpy_ndarrays(), x, y)
-    return reply(message, lambda arrays: one_epoch(arrays, x, y, rng), len(x), loss=before)
+    return reply(message, lambda arrays: with_one_epoch(arrays, x, y, rng), len(x), loss=before)

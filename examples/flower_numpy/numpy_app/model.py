@@ -28,7 +28,7 @@ def probabilities(arrays, x):
     return exp / exp.sum(axis=1, keepdims=True)
 
 
-def one_epoch(arrays, x, y, rng, rate=0.05, batch=20):
+def with_one_epoch(arrays, x, y, rng, rate=0.05, batch=20):
     """SGD over the examples once, in a new order."""
     weights, bias = arrays
     for rows in np.array_split(rng.permutation(len(x)), len(x) // batch):

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import tyro
 
-from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters
-from fedpa.algorithms.method import methods
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
+from fedpa.experiments.methods import METHODS
 from fedpa.training.config import RunConfig, default_config, read_toml
 
 C = TypeVar("C")
@@ -58,7 +58,7 @@ def refuse_unused(
     """
 
     def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
-        if field in SAMPLING_FIELDS and not methods()[before.method].samples:
+        if field in SAMPLING_FIELDS and not METHODS[before.method].samples:
             return False
         same = getattr(before.hyperparameters, field) == getattr(after.hyperparameters, field)
         return bool(same)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.algorithms.hyperparameters import Hyperparameters
-from fedpa.algorithms.method import labelled, methods
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.hyperparameters import Hyperparameters
+from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.report.summary import WINDOW
 from fedpa.experiments.tasks.task import Preset, tasks
 from fedpa.training import run_directory
@@ -213,11 +213,11 @@ def _label(run: FoundRun) -> str:
     method = run.settings.get("method")
     if method is None:
         return run.directory.name
-    if method not in methods():
+    if method not in METHODS:
         return str(method)
     known = {field.name for field in dataclasses.fields(Hyperparameters)}
     values = {name.split(".")[-1]: value for name, value in run.settings.items()}
-    return labelled(method, Hyperparameters(**{k: v for k, v in values.items() if k in known}))
+    return label_method(method, Hyperparameters(**{k: v for k, v in values.items() if k in known}))
 
 
 def _told_apart(groups: Sequence[Group]) -> list[str]:

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.training.config import RunConfig, resolve, table_of, typed
 from fedpa.training.shared_burn_in import check_samples
 

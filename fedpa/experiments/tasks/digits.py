@@ -16,11 +16,11 @@ import jax
 import numpy as np
 import optax
 
-from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import from_mapping
 from fedpa.data.held_out import held_out
 from fedpa.data.kept import settle, whole
 from fedpa.data.partition import dirichlet_label_skew
+from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
 from fedpa.metrics.classification import classifier

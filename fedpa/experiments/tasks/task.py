@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import FederatedData
 from fedpa.discovery import defined
 from fedpa.errors import refuse
+from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.metrics.metric import Metric
 from fedpa.objectives.objective import Reduction

@@ -19,8 +19,8 @@ import pytest
 from rich.cells import cell_len
 
 import fedpa
-from fedpa.algorithms import methods
 from fedpa.experiments.cli.main import main
+from fedpa.experiments.methods import METHODS
 
 QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
 
@@ -94,7 +94,7 @@ def test_methods_are_listed_for_narrow_and_wide_terminals(columns, monkeypatch, 
     lines = capsys.readouterr().out.splitlines()
     table = lines[: next(i for i, line in enumerate(lines) if line.startswith("sends:"))]
     assert max(map(cell_len, lines)) <= columns
-    for name, method in methods().items():
+    for name, method in METHODS.items():
         (line,) = [line for line in table if line.startswith(f" {name} ")]
         assert all(text in line for text in (method.sends, method.keeps, method.cost))
         assert columns == 80 or method.summary in line

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
-from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.sweeps.search import chosen_search
 from fedpa.experiments.sweeps.settings import (
     Sweep,

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from fedpa import FedpaError
-from fedpa.algorithms.method import methods
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.models import models
 from fedpa.experiments.tasks import TaskOptions, task_named, tasks
 from fedpa.training.config import default_config, read_toml, resolve, write_toml
@@ -72,7 +72,7 @@ KEY = jax.random.key(0)
 def test_laptop_is_the_default_and_every_preset_suits_every_method(task, tmp_path):
     assert next(iter(tasks()[task].presets)) == "laptop"
     for preset in tasks()[task].presets:
-        for method in methods():
+        for method in METHODS:
             config = resolve(default_config(task, method, preset))
             path = tmp_path / "config.toml"
             path.write_text(write_toml(config))

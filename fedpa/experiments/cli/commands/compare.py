@@ -11,7 +11,6 @@ import tomli_w
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import labelled, methods, without_others
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import only, parse, refuse_unused, shown, without
 from fedpa.experiments.cli.comparing import Planned, carried_out, check_planned
@@ -26,6 +25,7 @@ from fedpa.experiments.cli.tuning import (
     tuned,
     with_best,
 )
+from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.curves import draw_curves
 from fedpa.experiments.report.found_runs import find_runs, grouped
 from fedpa.experiments.report.page import page
@@ -199,7 +199,7 @@ def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sw
 def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
     config = parse(CompareCommand, argv, "fedpa compare", method=name).run
-    own = without_others(name, config.hyperparameters, among)
+    own = drop_others(name, config.hyperparameters, among)
     return dataclasses.replace(config, hyperparameters=own)
 
 
@@ -270,7 +270,7 @@ def _by_options(configs: dict[tuple[str, int], RunConfig]) -> dict[TaskOptions, 
 
 def _labels(configs: dict[tuple[str, int], RunConfig]) -> dict[str, str]:
     """method → its label, FedPA[5]; with the method's name where two would read the same."""
-    labels = {name: labelled(name, c.hyperparameters) for (name, _), c in configs.items()}
+    labels = {name: label_method(name, c.hyperparameters) for (name, _), c in configs.items()}
     alike = {label for label in labels.values() if list(labels.values()).count(label) > 1}
     return {name: f"{x} ({name})" if x in alike else x for name, x in labels.items()}
 
@@ -280,10 +280,10 @@ def _names(text: str | None, default: tuple[str, ...]) -> list[str]:
         return list(default)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise refuse("methods", text, f"name at least one of {', '.join(methods())}")
+        raise refuse("methods", text, f"name at least one of {', '.join(METHODS)}")
     for name in names:
-        if name not in methods():
-            raise refuse("method", name, f"unknown method; choose from {', '.join(methods())}")
+        if name not in METHODS:
+            raise refuse("method", name, f"unknown method; choose from {', '.join(METHODS)}")
     if len(set(names)) < len(names):
         raise FedpaError(f"methods = {text!r}: each method may be named once")
     return names

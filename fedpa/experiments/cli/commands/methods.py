@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedpa.algorithms.method import NamedMethod, methods
 from fedpa.experiments.cli.arguments import parse_words
+from fedpa.experiments.methods import METHODS, NamedMethod
 
 SUMMARY = "list methods: what they send, keep and cost"
 
@@ -25,7 +25,7 @@ class MethodsCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(MethodsCommand, argv, "fedpa methods", MethodsCommand())
-    described = {name: described_method(method) for name, method in sorted(methods().items())}
+    described = {name: described_method(method) for name, method in sorted(METHODS.items())}
     if command.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))
         return

@@ -8,12 +8,12 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import labelled
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.experiments.cli.arguments import parse_words
 from fedpa.experiments.cli.loading import loaded
 from fedpa.experiments.cli.outcome import tell
 from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import checkpoints, run_directory
@@ -67,7 +67,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         resumable(out) as signals,
         watched(
             console,
-            labelled(config.method, config.hyperparameters),
+            label_method(config.method, config.hyperparameters),
             config.rounds,
             metric=metric,
             past=stored.history if stored else (),

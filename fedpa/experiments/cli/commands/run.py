@@ -8,12 +8,12 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import labelled
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.experiments.cli.arguments import parse, refuse_unused
 from fedpa.experiments.cli.loading import loaded
 from fedpa.experiments.cli.outcome import tell
 from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import run_directory
@@ -65,7 +65,8 @@ def main(argv: Sequence[str], console: Console) -> None:
         run(config, None, problem=problem)  # works for the first process, which writes and tells
         return
     out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
-    label, metric = labelled(config.method, config.hyperparameters), task_named(config.task).metric
+    label = label_method(config.method, config.hyperparameters)
+    metric = task_named(config.task).metric
     with (
         resumable(out) as signals,
         watched(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,

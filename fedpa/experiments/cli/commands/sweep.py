@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from fedpa.algorithms.method import check_own, methods
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import is_given, only, option, parse, refuse_unused, shown
 from fedpa.experiments.cli.loading import loaded
 from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.report.figures import rendered
 from fedpa.experiments.sweeps.paper import (
     STAGES,
@@ -153,7 +153,7 @@ def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) ->
         grid = grid_of(base.task, base.preset)
         if grid is None:
             raise refuse("task", base.task, "has no grid of its own: give --space FILE")
-        whole = grid.sampling if methods()[base.method].samples else grid.training
+        whole = grid.sampling if METHODS[base.method].samples else grid.training
         space = _trimmed(whole, base, argv, remarks)
     search = chosen_search(
         command.search, space, command.trials, command.search_seed, command.prune

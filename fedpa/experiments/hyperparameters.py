@@ -1,29 +1,53 @@
-"""Every algorithm's settings as plain values: one set for the command line and for config files."""
+"""Every method's settings as plain values: one set for the command line and for config files.
+
+Nothing here imports JAX: `fedpa --help` and `fedpa methods` show settings without it.
+"""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import jax
-import optax
 import tyro
 
-from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
-from fedpa.deltas.posterior import Form, check_sample_scale
-from fedpa.deltas.shrinkage import Rule, Target
+import fedpa
 from fedpa.errors import refuse
-from fedpa.objectives.minibatches import Order
-from fedpa.objectives.objective import Objective
-from fedpa.samplers.named import SamplerOptions, sampler_named, samplers
-from fedpa.samplers.sampler import Sampler
-from fedpa.server import averaging, optimizers, schedules
-from fedpa.server.update import Server
-from fedpa.server.weighting import Weighting
 
-_SAMPLERS = (
+if TYPE_CHECKING:
+    from fedpa.algorithms.local_training import LocalTraining, SamplerFactory
+    from fedpa.objectives import Objective
+    from fedpa.samplers import Sampler
+    from fedpa.server import Server
+
+
+class NamedSampler(NamedTuple):
+    """A sampler of `fedpa.samplers`, by its name there."""
+
+    summary: str
+    takes: tuple[str, ...] = ()
+    """The settings of its own that apply to it."""
+    minibatches: bool = True
+    """False: every step is over all of the client's data."""
+
+
+SAMPLERS = {
+    "iasg": NamedSampler("averages of local SGD's iterates (the paper's)"),
+    "sgld": NamedSampler("local SGD with Langevin noise", ("temperature",)),
+    "sghmc": NamedSampler("SGD with momentum and noise", ("temperature", "friction")),
+    "hmc": NamedSampler(
+        "Hamiltonian Monte Carlo on full gradients",
+        ("temperature", "integration_steps", "target_acceptance"),
+        minibatches=False,
+    ),
+    "nuts": NamedSampler(
+        "the no-U-turn sampler on full gradients",
+        ("temperature", "max_doublings", "target_acceptance"),
+        minibatches=False,
+    ),
+}
+_SAMPLERS_HELP = (
     "How a client's posterior is sampled: "
-    + "; ".join(f"{name} ({sampler.summary})" for name, sampler in samplers().items())
+    + "; ".join(f"{name} ({sampler.summary})" for name, sampler in SAMPLERS.items())
     + "."
 )
 SAMPLER_FIELDS = (
@@ -62,17 +86,17 @@ class Hyperparameters:
     """B of Algorithm 4, with --steps-per-sample."""
     discard_steps: int = 0
     """Steps dropped before each sample, with --steps-per-sample."""
-    shrinkage: Rule = "fixed"
+    shrinkage: Literal["fixed", "oas", "rblw"] = "fixed"
     """ρ as given (fixed), or chosen from each client's samples."""
-    shrinkage_target: Target = "identity"
+    shrinkage_target: Literal["identity", "scaled"] = "identity"
     """What the covariance is shrunk towards: I (the paper) or (tr S/d) I."""
     sample_scale: Literal["none", "sqrt-n"] | float = "none"
     """Multiplies the samples' deviations from their mean: none (the paper), √n_i, or a number."""
-    delta_form: Form = "auto"
+    delta_form: Literal["auto", "gram", "recurrence"] = "auto"
     """How the posterior delta is computed; the forms give the same numbers."""
-    order: Order = "shuffle"
+    order: Literal["shuffle", "replacement"] = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with replacement."""
-    sampler: Annotated[str, tyro.conf.arg(metavar="SAMPLER", help=_SAMPLERS)] = "iasg"
+    sampler: Annotated[str, tyro.conf.arg(metavar="SAMPLER", help=_SAMPLERS_HELP)] = "iasg"
     temperature: float | None = None
     """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i); n_i, the scale FedPA needs, if not
     given. (Not for iasg, whose spread follows from rate and batch.)"""
@@ -104,7 +128,7 @@ class Hyperparameters:
     """τ of adam, adagrad and yogi."""
     server_schedule: str = "constant"
     """The server's rate by round, written as the client's."""
-    weighting: Weighting = "examples"
+    weighting: Literal["examples", "uniform"] = "examples"
     """Client weights q_i."""
     iterate_averaging: str = "none"
     """Evaluate a mean of server iterates: none, polyak[:START], exponential:DECAY or last-two."""
@@ -127,7 +151,7 @@ class Hyperparameters:
     """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
 
 
-def resolved(h: Hyperparameters) -> Hyperparameters:
+def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
     """Check every value and fill in what follows from others (the number of samples)."""
     for name in ("client_learning_rate", "server_learning_rate"):
         value = getattr(h, name)
@@ -152,14 +176,16 @@ def resolved(h: Hyperparameters) -> Hyperparameters:
             h.delta_form,
             "commits to ρ early: needs a fixed ρ and the identity target",
         )
+    from fedpa.algorithms.local_training import local_work
+    from fedpa.deltas.posterior import check_sample_scale
+
     check_sample_scale(h.sample_scale)
     _check_sampler(h)
-    schedules.parse(h.client_schedule, 1.0, "client_schedule")
-    server_side(h)
-    return dataclasses.replace(h, samples=local_work(local_training(h)).samples)
+    build_server(h)
+    return dataclasses.replace(h, samples=local_work(build_local(h)).samples)
 
 
-def one_epoch(h: Hyperparameters) -> Hyperparameters:
+def with_one_epoch(h: Hyperparameters) -> Hyperparameters:
     """The same settings with a single local epoch."""
     return dataclasses.replace(
         h,
@@ -172,7 +198,7 @@ def one_epoch(h: Hyperparameters) -> Hyperparameters:
     )
 
 
-def unless_given(h: Hyperparameters, **own: Any) -> Hyperparameters:
+def fill_missing(h: Hyperparameters, **own: Any) -> Hyperparameters:
     """The same settings, with these in the place of those that are None."""
     missing = {name: value for name, value in own.items() if getattr(h, name) is None}
     return dataclasses.replace(h, **missing)
@@ -180,25 +206,26 @@ def unless_given(h: Hyperparameters, **own: Any) -> Hyperparameters:
 
 def _check_sampler(h: Hyperparameters) -> None:
     """Refuse an unknown sampler, what does not apply to it, and values it would not take."""
-    chosen = sampler_named(h.sampler)
+    if h.sampler not in SAMPLERS:
+        raise refuse("sampler", h.sampler, f"unknown sampler; choose from {', '.join(SAMPLERS)}")
+    chosen = SAMPLERS[h.sampler]
     for name in SAMPLER_FIELDS:
         if getattr(h, name) is not None and name not in chosen.takes:
-            takers = [other for other, sampler in samplers().items() if name in sampler.takes]
+            takers = [other for other, sampler in SAMPLERS.items() if name in sampler.takes]
             raise refuse(
                 name,
                 getattr(h, name),
                 f"does not apply to sampler {h.sampler}; only to {', '.join(takers)}",
             )
-    if chosen.build is None:
+    factory = build_sampler(h)
+    if factory is None:
         return
     for name, plain in [("client_optimizer", "sgd"), ("client_momentum", 0.0)]:
         if getattr(h, name) != plain:
             raise refuse(name, getattr(h, name), f"applies to sampler iasg only, not {h.sampler}")
     if not chosen.minibatches and h.order != "shuffle":
         raise refuse("order", h.order, f"does not apply to sampler {h.sampler}, which takes all")
-    factory = sampler_factory(h)
-    if factory is not None:
-        factory(Objective(lambda params, batch, key: batch), 1.0)
+    factory(fedpa.Objective(lambda params, batch, key: batch), 1.0)
 
 
 def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
@@ -207,28 +234,33 @@ def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
     return dataclasses.replace(h, **{name: getattr(plain, name) for name in fields})
 
 
-def sampler_factory(h: Hyperparameters) -> SamplerFactory | None:
+def build_sampler(h: Hyperparameters) -> "SamplerFactory | None":
     """The sampler that `sampler` names; None for IASG, which local training itself is."""
-    build = sampler_named(h.sampler).build
-    if build is None:
-        return None
-    window = local_work(local_training(h)).window
-    fields = {name: getattr(h, name) for name in SAMPLER_FIELDS}
+    from fedpa.algorithms.local_training import local_work
 
-    def factory(objective: Objective, rate: jax.Array | float) -> Sampler:
-        learning_rate = h.client_learning_rate * rate
-        options = SamplerOptions(learning_rate, h.batch_size, window, h.order, **fields)
-        return build(objective, options)
+    if h.sampler == "iasg":
+        return None
+    chosen, build = SAMPLERS[h.sampler], getattr(fedpa.samplers, h.sampler)
+    own = {name: getattr(h, name) for name in chosen.takes if getattr(h, name) is not None}
+    if chosen.minibatches:
+        own |= {"batch_size": h.batch_size, "order": h.order}
+    window = local_work(build_local(h)).window
+
+    def factory(objective: "Objective", rate: Any) -> "Sampler":
+        return build(objective, h.client_learning_rate * rate, window=window, **own)
 
     return factory
 
 
-def local_training(h: Hyperparameters) -> LocalTraining:
+def build_local(h: Hyperparameters) -> "LocalTraining":
+    """The client's side: ClientOpt and how much local work there is."""
+    import optax
+
     if h.client_optimizer == "adam":
         optimizer = optax.adam(h.client_learning_rate)
     else:
         optimizer = optax.sgd(h.client_learning_rate, momentum=h.client_momentum or None)
-    return LocalTraining(
+    return fedpa.LocalTraining(
         optimizer,
         batch_size=h.batch_size,
         epochs=h.epochs,
@@ -238,24 +270,25 @@ def local_training(h: Hyperparameters) -> LocalTraining:
         burn_in_steps=h.burn_in_steps,
         discard_steps=h.discard_steps,
         order=h.order,
-        schedule=schedules.parse(h.client_schedule, 1.0, "client_schedule"),
+        schedule=fedpa.server.schedules.parse(h.client_schedule, 1.0, "client_schedule"),
     )
 
 
-def server_side(h: Hyperparameters) -> Server:
-    rate = h.server_learning_rate
+def build_server(h: Hyperparameters) -> "Server":
+    """The server's side: ServerOpt, weights, schedule and averaging."""
+    server, rate = fedpa.server, h.server_learning_rate
     match h.server_optimizer:
         case "sgd":
-            optimizer = optimizers.sgd(rate, h.server_momentum)
+            optimizer = server.sgd(rate, h.server_momentum)
         case "adam":
-            optimizer = optimizers.adam(rate, h.server_tau, h.server_b1, h.server_b2)
+            optimizer = server.adam(rate, h.server_tau, h.server_b1, h.server_b2)
         case "adagrad":
-            optimizer = optimizers.adagrad(rate, h.server_tau)
+            optimizer = server.adagrad(rate, h.server_tau)
         case "yogi":
-            optimizer = optimizers.yogi(rate, h.server_tau, h.server_b1, h.server_b2)
-    return Server(
+            optimizer = server.yogi(rate, h.server_tau, h.server_b1, h.server_b2)
+    return fedpa.Server(
         optimizer,
         h.weighting,
-        averaging.parse(h.iterate_averaging),
-        schedules.parse(h.server_schedule, 1.0, "server_schedule"),
+        server.averaging.parse(h.iterate_averaging),
+        server.schedules.parse(h.server_schedule, 1.0, "server_schedule"),
     )

@@ -1,0 +1,475 @@
+"""Methods by name: one registry that maps the command's names to the library's builders.
+
+A method is an algorithm of `fedpa.algorithms` and an entry here. Nothing here imports JAX until a
+method is built.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import fedpa
+from fedpa.errors import check_number, refuse
+from fedpa.experiments.hyperparameters import (
+    COVARIANCE_FIELDS,
+    SAMPLING_FIELDS,
+    Hyperparameters,
+    build_local,
+    build_sampler,
+    build_server,
+    fill_missing,
+    unset,
+    with_one_epoch,
+)
+
+if TYPE_CHECKING:
+    from fedpa.algorithms.algorithm import Method
+    from fedpa.algorithms.mime import Base
+
+Adjust = Callable[[Hyperparameters], Hyperparameters]
+
+
+class NamedMethod(NamedTuple):
+    label: str
+    """As in the paper's tables, [M] standing for the number of local epochs."""
+    summary: str
+    build: "Callable[[Hyperparameters], Method]"
+    adjust: Adjust = lambda h: h
+    """What the method itself fixes: FedAvg[1] has one epoch whatever else is said."""
+    defaults: Adjust = lambda h: h
+    """A task's settings → what the method takes of them by default."""
+    samples: bool = False
+    """Whether it draws posterior samples, by the sampler that is chosen."""
+    begins_as_fedavg: bool = True
+    """Whether, if it samples, the rounds of its burn-in are FedAvg's to the bit."""
+    pooled: bool = False
+    """Whether a round's clients put their examples together: no federation at all."""
+    takes: tuple[str, ...] = ()
+    """The settings of its own: fields of `Hyperparameters` that are None for other methods."""
+    sends: str = "θ / Δ"
+    """Down to a client / up from it."""
+    keeps: str = "–"
+    """State beside θ and the server optimizer's."""
+    cost: str = "1"
+    """Of a client's round, relative to FedAvg's."""
+
+
+# FedAvg, FedPA and its controls
+
+
+def build_fedavg(h: Hyperparameters) -> "Method":
+    return fedpa.fedavg(build_local(h), build_server(h))
+
+
+def build_fedpa(h: Hyperparameters) -> "Method":
+    return fedpa.fedpa(
+        build_local(h),
+        build_server(h),
+        rho=h.rho if h.shrinkage == "fixed" else h.shrinkage,
+        burn_in_rounds=h.burn_in_rounds,
+        target=h.shrinkage_target,
+        sample_scale=h.sample_scale,
+        form=h.delta_form,
+        sampler=build_sampler(h),
+    )
+
+
+def build_mean(h: Hyperparameters, rho: float = 0.0) -> "Method":
+    return fedpa.mean(
+        build_local(h),
+        build_server(h),
+        burn_in_rounds=h.burn_in_rounds,
+        rho=rho,
+        sampler=build_sampler(h),
+    )
+
+
+def build_mean_scaled(h: Hyperparameters) -> "Method":
+    if (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
+        raise refuse(
+            "shrinkage",
+            f"{h.shrinkage}, {h.shrinkage_target}",
+            "method mean-scaled takes the step of a fixed ρ and the identity target; leave it out",
+        )
+    return build_mean(h, h.rho)
+
+
+# FedAvg's family: another server optimizer (Hsu et al. 2019; Reddi et al. 2021)
+
+Adaptive = Literal["adam", "yogi", "adagrad"]
+RATES = {"adam": 0.01, "yogi": 0.01, "adagrad": 0.1}
+"""Server rates where the task's own is another optimizer's: the middle of Reddi et al.'s best."""
+MOMENTUM = 0.9
+DECAY = "exponential:0.1:500"
+"""AFO's client rates: by 0.1 over 500 rounds (theirs fall in steps, once every 500)."""
+
+
+def use_momentum(h: Hyperparameters) -> Hyperparameters:
+    momentum = h.server_momentum or MOMENTUM
+    return dataclasses.replace(h, server_optimizer="sgd", server_momentum=momentum)
+
+
+def shorten_for_momentum(h: Hyperparameters) -> Hyperparameters:
+    """Momentum β lengthens steps by 1/(1 − β): a rate that was chosen without is shortened by it.
+
+    That of another optimizer means nothing here; FedAvg's own is 1.
+    """
+    if h.server_optimizer == "sgd" and h.server_momentum:
+        return h
+    rate = h.server_learning_rate if h.server_optimizer == "sgd" else 1.0
+    return dataclasses.replace(h, server_learning_rate=round(rate * (1 - MOMENTUM), 12))
+
+
+def use_rate_of(optimizer: str) -> Adjust:
+    """A rate of this optimizer's, unless the task's is one."""
+
+    def defaults(h: Hyperparameters) -> Hyperparameters:
+        if h.server_optimizer == optimizer:
+            return h
+        return dataclasses.replace(h, server_learning_rate=RATES[optimizer], server_momentum=0.0)
+
+    return defaults
+
+
+def use_adaptive_and_decay(h: Hyperparameters) -> Hyperparameters:
+    """The server's optimizer if it is adaptive, else Adam; the client's schedule if it has one."""
+    if h.server_optimizer == "sgd":
+        h = dataclasses.replace(h, server_optimizer="adam")
+    if h.client_schedule == "constant":
+        h = dataclasses.replace(h, client_schedule=DECAY)
+    return h
+
+
+def default_afo(h: Hyperparameters) -> Hyperparameters:
+    h = with_one_epoch(h)
+    return use_rate_of("adam")(h) if h.server_optimizer == "sgd" else h
+
+
+def name_adaptive(label: str, optimizer: Adaptive) -> NamedMethod:
+    return NamedMethod(
+        f"{label}[M]",
+        f"FedAvg with {optimizer.capitalize()} on the server",
+        build_fedavg,
+        lambda h: dataclasses.replace(h, server_optimizer=optimizer),
+        use_rate_of(optimizer),
+    )
+
+
+# Centralised training
+
+
+def remove_server(h: Hyperparameters) -> Hyperparameters:
+    """There is no server to set up: its fields say what happens."""
+    return dataclasses.replace(
+        h,
+        server_optimizer="sgd",
+        server_learning_rate=1.0,
+        server_momentum=0.0,
+        server_schedule="constant",
+        iterate_averaging="none",
+        burn_in_rounds=0,
+    )
+
+
+# FedExP and FedProx
+
+PROXIMAL = 0.01
+FEDEXP_EPSILON = 1e-3
+
+
+def build_fedexp(h: Hyperparameters) -> "Method":
+    epsilon = FEDEXP_EPSILON if h.fedexp_epsilon is None else h.fedexp_epsilon
+    check_number("fedexp_epsilon", epsilon)
+    return fedpa.fedexp(build_local(h), build_server(h), epsilon=epsilon)
+
+
+def adjust_fedexp(h: Hyperparameters) -> Hyperparameters:
+    """η_g is the server's only rate."""
+    h = dataclasses.replace(
+        h, server_optimizer="sgd", server_learning_rate=1.0, server_momentum=0.0
+    )
+    return fill_missing(h, fedexp_epsilon=FEDEXP_EPSILON)
+
+
+def default_fedexp(h: Hyperparameters) -> Hyperparameters:
+    plain = h.iterate_averaging == "none"
+    return dataclasses.replace(h, iterate_averaging="last-two") if plain else h
+
+
+def build_fedprox(h: Hyperparameters) -> "Method":
+    mu = PROXIMAL if h.proximal is None else h.proximal
+    return fedpa.fedprox(build_local(h), build_server(h), proximal=mu)
+
+
+# MIME and MimeLite
+
+
+def build_base(h: Hyperparameters) -> "Base":
+    """The base algorithm that clients mimic, from the server's settings."""
+    from fedpa.algorithms import moments, momentum
+    from fedpa.server import optimizers
+
+    match h.server_optimizer:
+        case "sgd":
+            return momentum(h.server_momentum)
+        case "adam":
+            return moments(optimizers.decaying(h.server_b2), h.server_b1, h.server_tau)
+        case "adagrad":
+            return moments(optimizers.growing, 0.0, h.server_tau)
+        case "yogi":
+            return moments(optimizers.yogis(h.server_b2), h.server_b1, h.server_tau)
+
+
+def build_mime(h: Hyperparameters, lite: bool = False) -> "Method":
+    """The server's optimizer is the clients' base; the server itself takes their mean."""
+    plain = dataclasses.replace(h, server_optimizer="sgd", server_momentum=0.0)
+    server = build_server(dataclasses.replace(plain, server_learning_rate=1.0))
+    build = fedpa.mime_lite if lite else fedpa.mime
+    return build(build_local(h), server, base=build_base(h))
+
+
+def adjust_mime(h: Hyperparameters) -> Hyperparameters:
+    """Clients have no momentum of their own, and x is their mean."""
+    return dataclasses.replace(
+        h, client_optimizer="sgd", client_momentum=0.0, server_learning_rate=1.0
+    )
+
+
+def default_mime(h: Hyperparameters) -> Hyperparameters:
+    """The rates are local SGD's, so the base is SGDm unless another is asked for.
+
+    FedAvg's clients and server lengthen a step by their momentum, 1/(1 − β) each, and the server by
+    its rate. Here there is one normalized momentum, and one rate, which makes up for it.
+    """
+    longer = 1 / (1 - h.client_momentum)
+    if h.server_optimizer == "sgd":
+        longer *= h.server_learning_rate / (1 - h.server_momentum)
+    return dataclasses.replace(
+        h,
+        client_learning_rate=float(f"{h.client_learning_rate * longer:.6g}"),
+        server_optimizer="sgd",
+        server_momentum=h.server_momentum or MOMENTUM,
+    )
+
+
+# Global precision
+
+NUMERATORS = {
+    "fedavg": build_fedavg,
+    "fedpa": build_fedpa,
+    "mean": build_mean,
+    "mb-sgd": lambda h: fedpa.mb_sgd(build_local(h), build_server(h)),
+}
+PRECISION_FIELDS = ("numerator", "precision_every", "precision_epsilon", "precision_decay")
+
+
+def build_precision(h: Hyperparameters, block: int | None) -> "Method":
+    from fedpa.algorithms.global_precision import check_settings
+
+    settings: dict[str, Any] = {
+        "every": h.precision_every,
+        "epsilon": h.precision_epsilon,
+        "decay": h.precision_decay,
+        "block": block,
+        "rank": h.precision_rank,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    check_settings(prefix="precision_", **given)
+    numerator = NUMERATORS[h.numerator or "fedavg"](h)
+    return fedpa.global_precision(numerator, **given, batch_size=h.batch_size)
+
+
+def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparameters:
+    from fedpa.algorithms.global_precision import BLOCK, EPSILON, EVERY, MEMORY
+
+    every = EVERY if h.precision_every is None else h.precision_every
+    h = fill_missing(
+        h,
+        numerator="fedavg",
+        precision_every=every,
+        precision_epsilon=EPSILON,
+        precision_decay=MEMORY**every,
+        **({} if diagonal else {"precision_block": BLOCK}),
+    )
+    unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
+    return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
+
+
+METHODS = {
+    "afo": NamedMethod(
+        "AFO[M]",
+        "adaptive server optimizer, decaying client rates, one epoch",
+        build_fedavg,
+        use_adaptive_and_decay,
+        default_afo,
+        cost="1/M",
+    ),
+    "fedavgm": NamedMethod(
+        "FedAvgM[M]",
+        "FedAvg with momentum on the server",
+        build_fedavg,
+        use_momentum,
+        shorten_for_momentum,
+    ),
+    "fedadam": name_adaptive("FedAdam", "adam"),
+    "fedyogi": name_adaptive("FedYogi", "yogi"),
+    "fedadagrad": name_adaptive("FedAdagrad", "adagrad"),
+    "centralized": NamedMethod(
+        "centralized[M]",
+        "no federation: SGD on a round's clients put together",
+        lambda h: fedpa.centralized(build_local(h)),
+        remove_server,
+        with_one_epoch,
+        pooled=True,
+        sends="–",
+        cost="1/M",
+    ),
+    "fedavg-1": NamedMethod(
+        "FedAvg[1]", "FedAvg with one local epoch", build_fedavg, with_one_epoch, cost="1/M"
+    ),
+    "fedavg": NamedMethod("FedAvg[M]", "FedAvg: Δ = θ₀ − last of M epochs' iterates", build_fedavg),
+    "fedexp": NamedMethod(
+        "FedExP[M]",
+        "FedAvg; the more clients disagree, the longer the step",
+        build_fedexp,
+        adjust_fedexp,
+        default_fedexp,
+        takes=("fedexp_epsilon",),
+        sends="θ / Δ, ‖Δ‖²",
+        keeps="last θ",
+    ),
+    "fedpa": NamedMethod(
+        "FedPA[M]",
+        "FedPA: Δ̂ = Σ̂⁻¹(θ₀ − mean of ℓ posterior samples)",
+        build_fedpa,
+        samples=True,
+        sends="θ / Δ̂",
+        cost="1, and Δ̂",
+    ),
+    "fedpa-oas": NamedMethod(
+        "FedPA-OAS[M]",
+        "FedPA, ρ chosen from each client's samples",
+        build_fedpa,
+        lambda h: dataclasses.replace(unset(h, ("rho",)), shrinkage="oas"),
+        samples=True,
+        sends="θ / Δ̂",
+        cost="1, and Δ̂",
+    ),
+    "fedprox": NamedMethod(
+        "FedProx[M]",
+        "FedAvg whose clients are pulled back to θ₀ by μ/2 ‖θ − θ₀‖²",
+        build_fedprox,
+        lambda h: fill_missing(h, proximal=PROXIMAL),
+        takes=("proximal",),
+    ),
+    "global-precision": NamedMethod(
+        "Precision[M]",
+        "FedAvg's or --numerator's Δ̄, divided by the precision",
+        lambda h: build_precision(h, h.precision_block),
+        adjust_precision,
+        samples=True,
+        begins_as_fedavg=False,
+        takes=(*PRECISION_FIELDS, "precision_block", "precision_rank"),
+        sends="θ / Δ, at times Z",
+        keeps="A, L",
+        cost="1 + 1/(kM)",
+    ),
+    "global-precision-diagonal": NamedMethod(
+        "Precision-diagonal[M]",
+        "its control: the precision's diagonal alone",
+        lambda h: build_precision(h, 1),
+        lambda h: adjust_precision(h, diagonal=True),
+        samples=True,
+        begins_as_fedavg=False,
+        takes=PRECISION_FIELDS,
+        sends="θ / Δ, at times Z",
+        keeps="A, L",
+        cost="1 + 1/(kM)",
+    ),
+    "mb-sgd": NamedMethod(
+        "MB-SGD",
+        "mini-batch SGD: the mean of as many gradients, all at θ",
+        NUMERATORS["mb-sgd"],
+        sends="θ / ∇f̂",
+    ),
+    "mean": NamedMethod(
+        "mean[M]",
+        "control: Δ = θ₀ − mean of FedPA's samples",
+        build_mean,
+        lambda h: unset(h, COVARIANCE_FIELDS),
+        samples=True,
+    ),
+    "mean-scaled": NamedMethod(
+        "mean-scaled[M]",
+        "control: mean with FedPA's longer step, rate × (1+(ℓ−1)ρ)",
+        build_mean_scaled,
+        samples=True,
+    ),
+    "mime": NamedMethod(
+        "MIME[M]",
+        "local steps with the server's momentum, and c − ∇f̂(θ)",
+        build_mime,
+        adjust_mime,
+        default_mime,
+        sends="θ / ∇f; θ, s, c / Δ",
+        keeps="s",
+        cost="2 + 1/M",
+    ),
+    "mime-lite": NamedMethod(
+        "MimeLite[M]",
+        "local steps with the server's momentum, or Adam's moments",
+        lambda h: build_mime(h, lite=True),
+        adjust_mime,
+        default_mime,
+        sends="θ, s / Δ, ∇f",
+        keeps="s",
+        cost="1 + 1/M",
+    ),
+    "scaffold": NamedMethod(
+        "SCAFFOLD[M]",
+        "FedAvg, its gradients corrected by c − c_i",
+        lambda h: fedpa.scaffold(build_local(h), build_server(h)),
+        sends="θ, c / Δ, Δc_i",
+        keeps="c_i, c",
+    ),
+}
+
+
+def own_fields() -> dict[str, list[str]]:
+    """Each setting that only some methods have → those methods."""
+    found: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        for field in method.takes:
+            found.setdefault(field, []).append(name)
+    return found
+
+
+def check_own(name: str, h: Hyperparameters) -> None:
+    """Refuse a setting of other methods' than this one."""
+    for field, takers in own_fields().items():
+        value = getattr(h, field)
+        if value is not None and name not in takers:
+            raise refuse(
+                field, value, f"does not apply to method {name}; only to {', '.join(takers)}"
+            )
+
+
+def drop_others(name: str, h: Hyperparameters, among: Iterable[str]) -> Hyperparameters:
+    """The same settings for this method, without those that others of `among` alone have."""
+    others: dict[str, Any] = {
+        field: None
+        for field, takers in own_fields().items()
+        if name not in takers and set(takers) & set(among)
+    }
+    return dataclasses.replace(h, **others)
+
+
+def label_method(name: str, h: Hyperparameters) -> str:
+    """The method's label with sampler and local work: FedPA[5], FedPA-SGLD[3×10 steps]."""
+    work = f"{h.epochs}"
+    if h.steps_per_sample is not None:
+        work = f"{h.samples}×{h.steps_per_sample} steps"
+    method = METHODS[name]
+    named = "" if h.numerator in (None, "fedavg") else f" of {h.numerator}"
+    named += f"-{h.sampler.upper()}" if method.samples and h.sampler != "iasg" else ""
+    return method.label.replace("[M]", f"{named}[{work}]")
