@@ -10,7 +10,6 @@ if TYPE_CHECKING:
         data,
         deltas,
         engines,
-        experiments,
         objectives,
         samplers,
         server,
@@ -33,8 +32,15 @@ if TYPE_CHECKING:
     )
     from fedpa.deltas import posterior_delta
     from fedpa.errors import FedpaError
-    from fedpa.experiments.models import convolution_input
-    from fedpa.objectives import Objective, layer_input, over_examples, per_example, table_input
+    from fedpa.experiments.run import resume
+    from fedpa.objectives import (
+        Objective,
+        convolution_input,
+        layer_input,
+        over_examples,
+        per_example,
+        table_input,
+    )
     from fedpa.server import Server
     from fedpa.training import (
         Best,
@@ -46,7 +52,6 @@ if TYPE_CHECKING:
         export,
         load,
         max_minutes,
-        resume,
         stop_at,
         train,
     )
@@ -70,9 +75,10 @@ _NAMES = {
     ),
     "fedpa.deltas": ("posterior_delta",),
     "fedpa.errors": ("FedpaError",),
-    "fedpa.experiments.models": ("convolution_input",),
+    "fedpa.experiments.run": ("resume",),
     "fedpa.objectives": (
         "Objective",
+        "convolution_input",
         "layer_input",
         "over_examples",
         "per_example",
@@ -90,7 +96,6 @@ _NAMES = {
         "fit",
         "load",
         "max_minutes",
-        "resume",
         "stop_at",
         "train",
     ),
@@ -139,7 +144,6 @@ __all__ = [
     "early_stopping",
     "engines",
     "exact_posterior",
-    "experiments",
     "export",
     "fedavg",
     "fedexp",

@@ -1,6 +1,5 @@
 """Federated data sets, read by client."""
 
-from fedpa.data.catalogue import open_dataset
 from fedpa.data.federated import FederatedData, Splits, from_mapping, mapped
 from fedpa.data.held_out import held_out
 from fedpa.data.partition import by_column, by_quantity, dirichlet_label_skew, pachinko
@@ -15,7 +14,6 @@ __all__ = [
     "from_mapping",
     "held_out",
     "mapped",
-    "open_dataset",
     "pachinko",
     "pooled",
 ]

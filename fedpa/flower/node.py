@@ -21,12 +21,12 @@ from fedpa.engines import compilation_cache, engines
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.per_client import per_client
 from fedpa.errors import FedpaError
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import task_named
 from fedpa.flower.settings import Holding, held
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
-from fedpa.training.config import RunConfig
 from fedpa.training.fit import prepared_task, some_examples
 from fedpa.types import Keys, Params
 

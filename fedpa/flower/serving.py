@@ -21,7 +21,9 @@ from flwr.supercore import log
 from fedpa.algorithms.algorithm import Algorithm, OfPopulation
 from fedpa.engines.engine import Engine, RoundResult
 from fedpa.errors import FedpaError
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
+from fedpa.experiments.run import run_or_resume
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.flower.engine import Told, flower, with_tokens
 from fedpa.flower.examples_kind import as_text, remote
@@ -32,10 +34,8 @@ from fedpa.flower.settings import run_settings
 from fedpa.server.weighting import total_weight
 from fedpa.training import checkpoints
 from fedpa.training.callbacks import Event
-from fedpa.training.config import RunConfig
 from fedpa.training.fit import prepared_task
 from fedpa.training.loop import Fit
-from fedpa.training.run import run_or_resume
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
 from fedpa.training.whole_files import write_atomically
 from fedpa.types import Params

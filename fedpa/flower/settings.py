@@ -15,8 +15,8 @@ from typing import Any
 
 from fedpa.data.federated import FederatedData
 from fedpa.errors import FedpaError, check_integer, check_number, refuse
+from fedpa.experiments.config import RunConfig, from_table, resolve, typed
 from fedpa.experiments.methods import METHODS
-from fedpa.training.config import RunConfig, from_table, resolve, typed
 
 OWN = "app."
 """Begins the names of settings that are the app's, not ours."""

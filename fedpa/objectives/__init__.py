@@ -2,6 +2,7 @@
 
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData, client_data
+from fedpa.objectives.convolution_inputs import convolution_input
 from fedpa.objectives.global_posterior import global_posterior
 from fedpa.objectives.laplace import laplace
 from fedpa.objectives.layer_inputs import layer_input, observing, over_examples, table_input
@@ -18,6 +19,7 @@ __all__ = [
     "SparseTable",
     "client_data",
     "client_loss",
+    "convolution_input",
     "global_posterior",
     "laplace",
     "layer_input",

@@ -1,7 +1,6 @@
 """The round loop, callbacks, checkpoints, run directories."""
 
 from fedpa.training.callbacks import Callback, Event, Remembering, Stop
-from fedpa.training.config import RunConfig
 from fedpa.training.evaluation import evaluation
 from fedpa.training.fit import fit
 from fedpa.training.history import History
@@ -9,7 +8,6 @@ from fedpa.training.loading import Run, load
 from fedpa.training.loop import Fit, train
 from fedpa.training.parameter_files import export
 from fedpa.training.recording_options import RecordingOptions
-from fedpa.training.run import resume, run
 from fedpa.training.stopping import Best, early_stopping, max_minutes, stop_at
 
 __all__ = [
@@ -21,7 +19,6 @@ __all__ = [
     "RecordingOptions",
     "Remembering",
     "Run",
-    "RunConfig",
     "Stop",
     "early_stopping",
     "evaluation",
@@ -29,8 +26,6 @@ __all__ = [
     "fit",
     "load",
     "max_minutes",
-    "resume",
-    "run",
     "stop_at",
     "train",
 ]

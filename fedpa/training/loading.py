@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedpa.experiments.config import RunConfig, read_toml, resolve
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import run_directory
-from fedpa.training.config import RunConfig, read_toml, resolve
 from fedpa.training.history import History
 from fedpa.training.parameter_files import warmed, which_round
 from fedpa.training.run_directory import CONFIG, METRICS

@@ -26,7 +26,6 @@ import tomli_w
 from fedpa.errors import FedpaError, refuse
 from fedpa.training import checkpoints
 from fedpa.training.checkpoints import CHECKPOINTS
-from fedpa.training.config import ENVIRONMENT
 from fedpa.training.history import History, Record, from_line, line
 from fedpa.training.lock import LOCK, locked
 from fedpa.training.loggers.logger import loggers
@@ -35,6 +34,8 @@ from fedpa.training.named_arrays import named, portable
 from fedpa.training.whole_files import PART, read_npz, write_atomically, write_npz
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
+ENVIRONMENT = "environment"
+"""The table of `config.toml` that says what a run was made with and of."""
 INIT = "init.npz"
 """The parameters a warm start began with."""
 TABLE, CURVES, REPORT = "table.csv", "curves.png", "report.html"

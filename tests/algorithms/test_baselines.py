@@ -15,6 +15,7 @@ from fedpa.algorithms.algorithm import of_population
 from fedpa.algorithms.fedprox import pull
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import from_mapping
+from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.models import BagOfWords, bag_of_words
@@ -23,7 +24,6 @@ from fedpa.objectives import Objective, client_data, client_loss, least_squares
 from fedpa.objectives.objective import client_gradient
 from fedpa.samplers.scaling import scaling
 from fedpa.server.optimizers import decaying, growing
-from fedpa.training.config import default_config, resolve
 from fedpa.training.loop import train
 from tests.compiling import QUICK
 from tests.federations import distance, least_squares_clients, trees_equal

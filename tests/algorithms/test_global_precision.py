@@ -11,11 +11,11 @@ from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.algorithms.algorithm import PartedUpdate
 from fedpa.data import from_mapping
 from fedpa.engines.engine import num_bytes
+from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
+from fedpa.experiments.shared_burn_in import burn_in
 from fedpa.objectives import Objective, client_data, layer_input
-from fedpa.training.config import default_config, resolve
-from fedpa.training.shared_burn_in import burn_in
 from tests.algorithms.ill_conditioned import Problem, adam_server, full_batches, plain_server
 from tests.federations import trees_equal
 

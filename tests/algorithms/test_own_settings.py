@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from fedpa import FedpaError
+from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.methods import METHODS, check_own, drop_others, own_fields
+from fedpa.experiments.shared_burn_in import as_burn_in
 from fedpa.experiments.sweeps.space import check_space
-from fedpa.training.config import default_config, resolve
-from fedpa.training.shared_burn_in import as_burn_in
 
 MU = Hyperparameters(proximal=0.3)
 

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from fedpa.experiments.run import run
 from fedpa.flower.settings import run_settings
-from fedpa.training.run import run
 from tests.flower.deployment import APP, Deployment, environment, free_port, until
 
 SETTINGS = {

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedpa.errors import FedpaError
 from fedpa.experiments.methods import METHODS
+from fedpa.experiments.run import run
 from fedpa.experiments.tasks.task import _own, register, tasks
 from fedpa.flower import client_app
 from fedpa.flower.node import _as_keys
@@ -22,7 +23,6 @@ from fedpa.flower.serving import serve
 from fedpa.flower.settings import run_settings
 from fedpa.flower.states import in_context, in_directory, put, taken
 from fedpa.training.checkpoints import entry
-from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid
 
 SETTINGS = {

@@ -15,10 +15,11 @@ import fedpa
 from fedpa import FedpaError
 from fedpa.experiments.models import bag_of_words, cnn, lstm, resnet18, small_resnet
 from fedpa.experiments.models import residual as residual_parts
-from fedpa.experiments.models.kernels.convolution import by_xla, convolution_input, convolve
+from fedpa.experiments.models.kernels.convolution import by_xla, convolve
 from fedpa.experiments.models.residual import GroupNorm
 from fedpa.experiments.tasks import digits
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
+from fedpa.objectives.convolution_inputs import convolution_input
 from fedpa.objectives.layer_inputs import layers_of, observed, observing, stacked, unstacked
 from tests.compiling import QUICK
 

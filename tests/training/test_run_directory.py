@@ -9,11 +9,12 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError
+from fedpa.experiments import config as configuration
+from fedpa.experiments.config import as_table, default_config, read_toml, resolve, write_toml
+from fedpa.experiments.estimate import estimate
+from fedpa.experiments.run import run
 from fedpa.metrics.streaming import streamed
-from fedpa.training import config as configuration
-from fedpa.training import history, run, run_directory
-from fedpa.training.config import as_table, default_config, read_toml, resolve, write_toml
-from fedpa.training.estimate import estimate
+from fedpa.training import history, run_directory
 from tests.federations import trees_equal
 
 SMALL = dataclasses.replace(default_config("digits", "fedpa"), rounds=3, clients_per_round=2)

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import tyro
 
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
-from fedpa.training.config import RunConfig, default_config, read_toml
 
 C = TypeVar("C")
 

@@ -13,16 +13,16 @@ from rich.console import Console
 from fedpa.errors import FedpaError
 from fedpa.experiments.cli.arguments import shown
 from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.report.live import watched
+from fedpa.experiments.run import check_goes_on, run_or_resume
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.workers import workers
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback
-from fedpa.training.config import RunConfig
 from fedpa.training.history import History
 from fedpa.training.lock import wait_for
-from fedpa.training.run import check_goes_on, run_or_resume
-from fedpa.training.workers import workers
 
 
 class Planned(NamedTuple):

@@ -12,7 +12,10 @@ import tyro
 from rich.console import Console
 
 from fedpa import places
-from fedpa.data.catalogue import (
+from fedpa.data.readers.cifar import read_cifar100
+from fedpa.data.statistics import Sizes, num_labels, sizes
+from fedpa.errors import FedpaError
+from fedpa.experiments.catalogue import (
     CIFAR,
     DATA_SETS,
     cifar_files,
@@ -22,12 +25,9 @@ from fedpa.data.catalogue import (
     open_dataset,
     url_of,
 )
-from fedpa.data.download import download
-from fedpa.data.readers.cifar import read_cifar100
-from fedpa.data.statistics import Sizes, num_labels, sizes
-from fedpa.errors import FedpaError
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
+from fedpa.experiments.download import download
 from fedpa.experiments.report.data_tables import data_sets_table, splits_table
 from fedpa.experiments.report.file_progress import in_bytes, shown_on
 

@@ -2,9 +2,9 @@
 
 from rich.console import Console
 
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.report.file_progress import shown_on
 from fedpa.experiments.tasks.task import Problem, task_named
-from fedpa.training.config import RunConfig
 from fedpa.training.evaluation import curve_split
 
 

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from fedpa.experiments.cli.arguments import shown
 from fedpa.experiments.cli.resumable import how_to_go_on
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.report.summary import at_the_end, curve, final
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training import run_directory
-from fedpa.training.config import RunConfig
 from fedpa.training.loop import Fit
 
 

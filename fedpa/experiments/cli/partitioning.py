@@ -11,7 +11,6 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from fedpa.data.catalogue import CIFAR, cifar_files
 from fedpa.data.cifar100 import ALPHA, BETA, CLIENTS, EACH, stream
 from fedpa.data.dealt import Dealt, numbered, write_clients
 from fedpa.data.kept import whole
@@ -26,6 +25,7 @@ from fedpa.data.readers.central import read_central
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import sizes_of, table_of
 from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.experiments.catalogue import CIFAR, cifar_files
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
 from fedpa.experiments.report.data_tables import splits_table

@@ -17,7 +17,9 @@ from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.report.table import number
+from fedpa.experiments.shared_burn_in import check_samples
 from fedpa.experiments.sweeps.search import Trial, best, chosen_search
 from fedpa.experiments.sweeps.settings import Sweep, check_place, checked
 from fedpa.experiments.sweeps.space import shown
@@ -27,8 +29,6 @@ from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Callback
-from fedpa.training.config import RunConfig, resolve
-from fedpa.training.shared_burn_in import check_samples
 
 TUNING = "tuning"
 """Where the sweeps are, one for each method."""

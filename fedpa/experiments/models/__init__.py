@@ -2,7 +2,6 @@
 
 from fedpa.experiments.models.bag_of_words import BagOfWords
 from fedpa.experiments.models.cnn import CNN
-from fedpa.experiments.models.kernels.convolution import convolution_input
 from fedpa.experiments.models.lstm import NextWordLSTM
 from fedpa.experiments.models.model import Model, models
 from fedpa.experiments.models.resnet18 import ResNet18
@@ -15,6 +14,5 @@ __all__ = [
     "NextWordLSTM",
     "ResNet18",
     "SmallResNet",
-    "convolution_input",
     "models",
 ]

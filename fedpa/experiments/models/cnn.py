@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 
 from fedpa.experiments.models.kernels.convolution import (
     Images,
-    convolution_input,
     convolve,
     max_pool,
 )
 from fedpa.experiments.models.kernels.dropout import dropout
 from fedpa.experiments.models.model import Model
+from fedpa.objectives.convolution_inputs import convolution_input
 from fedpa.objectives.layer_inputs import layer_input
 from fedpa.types import Examples, Key, Losses
 

@@ -18,9 +18,9 @@ from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.report.summary import WINDOW
 from fedpa.experiments.tasks.task import Preset, tasks
 from fedpa.training import run_directory
-from fedpa.training.config import ENVIRONMENT
 from fedpa.training.history import History
 from fedpa.training.loggers.logger import flat
+from fedpa.training.run_directory import ENVIRONMENT
 
 OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedpa.errors import FedpaError
+from fedpa.experiments.config import table_of
 from fedpa.experiments.sweeps.search import Trial, best
 from fedpa.experiments.sweeps.settings import (
     NOT_COMPARED,
@@ -24,7 +25,6 @@ from fedpa.experiments.sweeps.settings import (
 )
 from fedpa.experiments.sweeps.space import Space
 from fedpa.experiments.sweeps.sweep import BEST
-from fedpa.training.config import table_of
 from fedpa.training.lock import locked
 from fedpa.training.run_directory import check_free, writing
 from fedpa.training.whole_files import write_atomically

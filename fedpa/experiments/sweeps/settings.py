@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedpa.errors import FedpaError
+from fedpa.experiments.config import RunConfig, from_table, table_of
+from fedpa.experiments.config import as_table as run_table
 from fedpa.experiments.sweeps import space as spaces
 from fedpa.experiments.sweeps.search import Search, chosen_search
 from fedpa.experiments.sweeps.space import Space
-from fedpa.training.config import RunConfig, from_table, table_of
-from fedpa.training.config import as_table as run_table
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import check_free, writing
 from fedpa.training.whole_files import write_atomically

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.config import RunConfig, resolve, table_of, typed
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.training.config import RunConfig, resolve, table_of, typed
-from fedpa.training.shared_burn_in import check_samples
+from fedpa.experiments.shared_burn_in import check_samples
 
 MOST_CHECKED = 3_000
 """Combinations that are checked one by one; of larger spaces each value is, with the others' first.

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpa.errors import check_integer
+from fedpa.experiments.config import RunConfig, write_toml
 from fedpa.experiments.sweeps.search import Outcome, Trial, begun, best, ended, opened, trials
 from fedpa.experiments.sweeps.settings import Sweep, check_place, write_settings
 from fedpa.experiments.sweeps.space import configured
 from fedpa.experiments.sweeps.trial_run import Job, chosen_on, performed, performed_alone
 from fedpa.experiments.tasks.task import Problem
+from fedpa.experiments.workers import workers
 from fedpa.training.callbacks import Callback
-from fedpa.training.config import RunConfig, write_toml
 from fedpa.training.lock import locked
 from fedpa.training.run_directory import TRIALS, writing
 from fedpa.training.whole_files import write_atomically
-from fedpa.training.workers import workers
 
 BEST, TABLE = "best.toml", "trials.csv"
 

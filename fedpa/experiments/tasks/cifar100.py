@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedpa.data.catalogue import found, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.held_out import held_out
 from fedpa.errors import refuse
+from fedpa.experiments.catalogue import found, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.models import resnet18, small_resnet
 from fedpa.experiments.tasks.options import TaskOptions

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedpa.data.catalogue import first_found, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.held_out import held_out
 from fedpa.data.label_skew import dealt_by_label
 from fedpa.errors import refuse
+from fedpa.experiments.catalogue import first_found, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.models import cnn
 from fedpa.experiments.tasks.options import TaskOptions

@@ -9,10 +9,10 @@ import dataclasses
 from typing import Any
 
 from fedpa.data.bag_of_words import WIDTH, bags
-from fedpa.data.catalogue import counts_files, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.vocabulary import tags, words
 from fedpa.errors import refuse
+from fedpa.experiments.catalogue import counts_files, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.models import bag_of_words
 from fedpa.experiments.tasks.options import TaskOptions

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedpa.data.catalogue import counts_files, open_dataset
 from fedpa.data.federated import mapped
 from fedpa.data.next_word import inputs_and_targets
 from fedpa.data.vocabulary import words
 from fedpa.errors import refuse
+from fedpa.experiments.catalogue import counts_files, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.models import lstm
 from fedpa.experiments.tasks.options import TaskOptions

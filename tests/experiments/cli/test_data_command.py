@@ -16,11 +16,11 @@ import pytest
 from matplotlib.image import imread
 
 from fedpa.data import catalogue
-from fedpa.data.catalogue import DATA_SETS, open_dataset
 from fedpa.data.readers.hdf5 import open_hdf5
+from fedpa.experiments.catalogue import DATA_SETS, open_dataset
 from fedpa.experiments.cli.main import main
 from tests.data import tiny
-from tests.data.test_download import Answer, serving
+from tests.experiments.test_download import Answer, serving
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fedpa.experiments.config import as_table, default_config, resolve
 from fedpa.training import run_directory
-from fedpa.training.config import as_table, default_config, resolve
 
 
 def record(t: int, value: float, sampling: bool) -> dict[str, Any]:

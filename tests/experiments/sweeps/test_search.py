@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
+from fedpa.experiments.config import default_config, read_toml, resolve
 from fedpa.experiments.sweeps import search as searching
 from fedpa.experiments.sweeps.search import (
     JOURNAL,
@@ -25,7 +26,6 @@ from fedpa.experiments.sweeps.search import (
 from fedpa.experiments.sweeps.settings import Sweep, check_place, write_settings
 from fedpa.experiments.sweeps.space import Interval, point, size
 from fedpa.experiments.sweeps.sweep import BEST, TABLE, holding, searched
-from fedpa.training.config import default_config, read_toml, resolve
 from tests.experiments.sweeps.objective import done, outcome_of, value_of
 
 LISTS = {"epochs": (1, 2, 5), "rho": (0.01, 0.1, 1.0)}

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
+from fedpa.experiments.config import default_config
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.sweeps.search import chosen_search
 from fedpa.experiments.sweeps.settings import (
@@ -30,7 +31,6 @@ from fedpa.experiments.sweeps.space import (
 from fedpa.experiments.sweeps.space import as_table as space_table
 from fedpa.experiments.tasks import tasks
 from fedpa.experiments.tasks.grids import GRIDS, grid_of
-from fedpa.training.config import default_config
 
 RATES = st.floats(1e-4, 1e2, allow_subnormal=False)
 CHOICES = {

@@ -15,6 +15,7 @@ from rich.console import Console
 import fedpa
 from fedpa.errors import TooFewClientsError
 from fedpa.experiments.cli.main import main
+from fedpa.experiments.config import default_config, read_toml
 from fedpa.experiments.sweeps import sweep as sweeping
 from fedpa.experiments.sweeps import trial_run
 from fedpa.experiments.sweeps.search import Trial, chosen_search
@@ -24,9 +25,8 @@ from fedpa.experiments.sweeps.space import Interval, parsed, point, size
 from fedpa.experiments.sweeps.sweep import Watch, sweep
 from fedpa.experiments.tasks import TaskOptions
 from fedpa.experiments.tasks.task import task_named
+from fedpa.experiments.workers import default_jobs
 from fedpa.training import checkpoints, run_directory
-from fedpa.training.config import default_config, read_toml
-from fedpa.training.workers import default_jobs
 from tests.experiments.sweeps.objective import outcome_of
 
 QUICK = ["--rounds", "3", "--clients-per-round", "2", "--epochs", "1", "--checkpoint-every", "1"]
@@ -381,12 +381,12 @@ def _params(rho, rate, optimizer, epochs):
 
 def test_small_models_share_the_cores(monkeypatch):
     problem = task_named("digits").load(TaskOptions())
-    monkeypatch.setattr("fedpa.training.workers.cores", lambda: 8)
+    monkeypatch.setattr("fedpa.experiments.workers.cores", lambda: 8)
     assert default_jobs(problem) == 4
-    monkeypatch.setattr("fedpa.training.workers.cores", lambda: 2)
+    monkeypatch.setattr("fedpa.experiments.workers.cores", lambda: 2)
     assert default_jobs(problem) == 1
     big = problem._replace(init=lambda key: {"w": jax.numpy.zeros(200_000)})
-    monkeypatch.setattr("fedpa.training.workers.cores", lambda: 8)
+    monkeypatch.setattr("fedpa.experiments.workers.cores", lambda: 8)
     assert default_jobs(big) == 1
 
 

@@ -230,7 +230,7 @@ def test_a_broken_test_split_costs_nothing_but_itself(tmp_path, capsys, monkeypa
     command = ["run", "stackoverflow-lr", "--data-dir", "data", "--method", "fedavg"]
     for looked_at in (True, False):
         if not looked_at:  # as if the split were large
-            running = importlib.import_module("fedpa.training.run")  # the function has its name
+            running = importlib.import_module("fedpa.experiments.run")  # the function has its name
             monkeypatch.setattr(running, "data_fingerprint", lambda splits: "none")
         said = refused([*command, "--rounds", "2", "--out", "out"], capsys)
         assert "stackoverflow_test.h5" in said

@@ -6,10 +6,10 @@ import jax
 import pytest
 
 from fedpa import FedpaError
+from fedpa.experiments.config import default_config, read_toml, resolve, write_toml
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.models import models
 from fedpa.experiments.tasks import TaskOptions, task_named, tasks
-from fedpa.training.config import default_config, read_toml, resolve, write_toml
 
 # Appendix D: server (optimizer, rate, momentum, τ, β₁, β₂), client (rate, momentum), M, burn-in,
 # ρ, batch, examples, clients per round. A dash is a value that does not matter.

@@ -8,12 +8,12 @@ import os
 import jax
 import pytest
 
-from fedpa.data.catalogue import found
+from fedpa.experiments.catalogue import found
+from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.models.lstm import SPECIAL_IDS
+from fedpa.experiments.run import run
 from fedpa.experiments.tasks import task_named
 from fedpa.metrics.guessing import most_frequent_label, most_frequent_tags, most_frequent_word
-from fedpa.training.config import default_config, resolve
-from fedpa.training.run import run
 
 pytestmark = [
     pytest.mark.long,

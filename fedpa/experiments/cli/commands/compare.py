@@ -25,6 +25,7 @@ from fedpa.experiments.cli.tuning import (
     tuned,
     with_best,
 )
+from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.curves import draw_curves
 from fedpa.experiments.report.found_runs import find_runs, grouped
@@ -32,15 +33,14 @@ from fedpa.experiments.report.page import page
 from fedpa.experiments.report.parts import parts
 from fedpa.experiments.report.published import PUBLISHED
 from fedpa.experiments.report.table import Histories, Measured, as_csv, printed, rows
+from fedpa.experiments.run import check_run
+from fedpa.experiments.shared_burn_in import check_samples, shared
 from fedpa.experiments.sweeps.settings import SWEEP, Sweep
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
-from fedpa.training.config import RunConfig, resolve, table_of
-from fedpa.training.run import check_run
-from fedpa.training.shared_burn_in import check_samples, shared
 from fedpa.training.whole_files import write_atomically
-from fedpa.training.workers import default_jobs
 
 SUMMARY = "run several methods on one task and compare them"
 

@@ -15,9 +15,9 @@ from fedpa.experiments.cli.outcome import tell
 from fedpa.experiments.cli.resumable import resumable
 from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
+from fedpa.experiments.run import resume, resumed_config
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import checkpoints, run_directory
-from fedpa.training.run import resume, resumed_config
 from fedpa.training.stopping import max_minutes
 
 SUMMARY = "go on with a run that was interrupted, or give it more rounds"

@@ -13,13 +13,13 @@ from fedpa.experiments.cli.arguments import parse, refuse_unused
 from fedpa.experiments.cli.loading import loaded
 from fedpa.experiments.cli.outcome import tell
 from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.config import RunConfig, resolve, write_toml
+from fedpa.experiments.estimate import estimate
 from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
+from fedpa.experiments.run import check_run, run
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import run_directory
-from fedpa.training.config import RunConfig, resolve, write_toml
-from fedpa.training.estimate import estimate
-from fedpa.training.run import check_run, run
 from fedpa.training.stopping import max_minutes
 
 SUMMARY = "train one method on one task"

@@ -14,8 +14,10 @@ from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import is_given, only, option, parse, refuse_unused, shown
 from fedpa.experiments.cli.loading import loaded
 from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.run import check_run
 from fedpa.experiments.sweeps.paper import (
     STAGES,
     Stages,
@@ -41,13 +43,11 @@ from fedpa.experiments.sweeps.sweep import BEST, TABLE, Watch, sweep
 from fedpa.experiments.sweeps.trial_run import chosen_on, goal
 from fedpa.experiments.tasks.grids import grid_of
 from fedpa.experiments.tasks.task import Problem, preset_named, task_named
+from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
-from fedpa.training.config import RunConfig
-from fedpa.training.run import check_run
 from fedpa.training.run_directory import TRIALS
 from fedpa.training.whole_files import write_atomically
-from fedpa.training.workers import default_jobs
 
 SUMMARY = "search for a method's hyperparameters on a task"
 _GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedpa.data.catalogue import found
+from fedpa.experiments.catalogue import found
 from fedpa.experiments.cli.arguments import parse_words
 from fedpa.experiments.tasks.task import Task, tasks
 

@@ -12,19 +12,22 @@ thin for that: its convolution is k² multiples of the shifted image, summed in 
 """
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpa.objectives.layer_inputs import layer_input, observing
+from fedpa.objectives.convolution_inputs import (
+    Images,
+    Kernel,
+    Padding,
+    image_patches,
+    pad_images,
+    shift_images,
+)
 
-Images = Float[Array, "n h w c"]
 Smaller = Float[Array, "n h2 w2 d"]
 """What is left of images: fewer pixels, other channels."""
-Kernel = Float[Array, "k k c d"]
-Padding = Literal["VALID", "SAME"]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -69,50 +72,15 @@ def by_xla(x: Images, kernel: Kernel, stride: int = 1, padding: Padding = "VALID
 
 def by_patches(x: Images, kernel: Kernel, stride: int = 1, padding: Padding = "VALID") -> Smaller:
     """Patches × matrix; for one channel, forwards, a sum of shifted images."""
-    x = _padded(x, kernel.shape[0], stride, padding, 0.0)
+    x = pad_images(x, kernel.shape[0], stride, padding, 0.0)
     if x.shape[-1] == 1:
         return _single_channel(x, kernel, stride)
     return _product(x, kernel, stride)
 
 
-def _padded(
-    x: Images, k: int, stride: int, padding: Padding, value: float
-) -> Float[Array, "n h2 w2 c"]:
-    sides = jax.lax.padtype_to_pads(x.shape[1:3], (k, k), (stride, stride), padding)
-    if not any(before or after for before, after in sides):
-        return x
-    widths = [(0, 0, 0), *((before, after, 0) for before, after in sides), (0, 0, 0)]
-    return jax.lax.pad(x, jnp.asarray(value, x.dtype), widths)
-
-
-def _shifted(x: Images, k: int, stride: int) -> list[Array]:
-    height, width = x.shape[1] - k + 1, x.shape[2] - k + 1
-    return [
-        x[:, a : a + height : stride, b : b + width : stride] for a in range(k) for b in range(k)
-    ]
-
-
-def convolution_input(
-    x: Images,
-    kernel: Kernel,
-    bias: Float[Array, " d"] | None = None,
-    stride: int = 1,
-    padding: Padding = "VALID",
-) -> Images:
-    """`fedpa.layer_input` of a convolution, whose inputs are patches; gives x back."""
-    if observing():
-        whole = _padded(x, kernel.shape[0], stride, padding, 0.0)
-        layer_input(_patches(whole, kernel.shape[0], stride), kernel, bias)
-    return x
-
-
-def _patches(x: Images, k: int, stride: int) -> Float[Array, "n h2 w2 p"]:
-    return jnp.concatenate(_shifted(x, k, stride), axis=-1)
-
-
 def _product(x: Images, kernel: Kernel, stride: int) -> Smaller:
     k, _, _, channels = kernel.shape
-    patches = _patches(x, k, stride)
+    patches = image_patches(x, k, stride)
     rows = patches.reshape(-1, patches.shape[-1])
     return (rows @ kernel.reshape(-1, channels)).reshape(*patches.shape[:-1], channels)
 
@@ -121,7 +89,7 @@ def _product(x: Images, kernel: Kernel, stride: int) -> Smaller:
 def _single_channel(x: Images, kernel: Kernel, stride: int) -> Smaller:
     k, _, _, channels = kernel.shape
     weights = kernel.reshape(k * k, 1, 1, 1, channels)
-    return sum(image * w for image, w in zip(_shifted(x, k, stride), weights, strict=True))
+    return sum(image * w for image, w in zip(shift_images(x, k, stride), weights, strict=True))
 
 
 _single_channel.defvjp(
@@ -143,7 +111,7 @@ def max_pool(x: Images) -> Float[Array, "n h2 w2 c"]:
 
 def overlapping_max_pool(x: Images, k: int = 3, stride: int = 2) -> Float[Array, "n h2 w2 c"]:
     """The largest of each k×k window, one every `stride` pixels, "SAME" padding left out of it."""
-    x = _padded(x, k, stride, "SAME", -jnp.inf)
+    x = pad_images(x, k, stride, "SAME", -jnp.inf)
     height, width = x.shape[1] - k + 1, x.shape[2] - k + 1
     # First down, then across: 2 (k − 1) maxima in place of k² − 1.
     rows = functools.reduce(jnp.maximum, [x[:, a : a + height : stride] for a in range(k)])

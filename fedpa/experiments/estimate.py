@@ -18,10 +18,10 @@ from fedpa.engines.per_client import width as one_by_one
 from fedpa.engines.program import compiled
 from fedpa.engines.vectorized import gains
 from fedpa.engines.vectorized import width as side_by_side
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.metrics.streaming import streamed
-from fedpa.training.config import RunConfig
 from fedpa.training.evaluation import evaluated_splits
 from fedpa.training.fit import bind, some_examples
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fedpa.data import download as module
-from fedpa.data.download import Patience, checksum_of, download
 from fedpa.data.progress import shown_by
 from fedpa.errors import DataError, FedpaError
+from fedpa.experiments.download import Patience, checksum_of, download
 
 CONTENT = np.random.default_rng(0).bytes(3 * 10**6)
 SUM = "sha256:" + hashlib.sha256(CONTENT).hexdigest()

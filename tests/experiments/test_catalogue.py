@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from fedpa.data import catalogue, cifar100
-from fedpa.data.catalogue import (
+from fedpa.data.readers.hdf5 import write_hdf5
+from fedpa.data.statistics import num_labels, sizes
+from fedpa.errors import DataError, FedpaError
+from fedpa.experiments.catalogue import (
     BASE,
     DATA_SETS,
     cifar_files,
@@ -18,9 +21,6 @@ from fedpa.data.catalogue import (
     open_dataset,
     url_of,
 )
-from fedpa.data.readers.hdf5 import write_hdf5
-from fedpa.data.statistics import num_labels, sizes
-from fedpa.errors import DataError, FedpaError
 from tests.data import tiny
 
 REAL = os.environ.get("FEDPA_DATA")

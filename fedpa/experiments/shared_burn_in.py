@@ -9,8 +9,8 @@ from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 from fedpa.errors import refuse
+from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.methods import METHODS, drop_others
-from fedpa.training.config import RunConfig, resolve
 
 K = TypeVar("K", bound=Hashable)
 BEGINS_AS = "fedavg"

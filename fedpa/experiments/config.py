@@ -25,10 +25,8 @@ from fedpa.experiments.tasks.options import TaskOptions, check_task_options
 from fedpa.experiments.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
 from fedpa.training.recording_options import RecordingOptions, check_recording
+from fedpa.training.run_directory import ENVIRONMENT
 from fedpa.training.stopping import StoppingOptions, check_stopping
-
-ENVIRONMENT = "environment"
-"""The table of a run's `config.toml` that says what it was made with and of."""
 
 
 def _listed(what: str, summaries: dict[str, str]) -> str:

@@ -11,13 +11,13 @@ import numpy as np
 from fedpa import places
 from fedpa.data import archives
 from fedpa.data.cifar100 import write_pachinko
-from fedpa.data.download import check_url
 from fedpa.data.federated import FederatedData, Splits, mapped
 from fedpa.data.kept import settle, stamp, unwritable, whole
 from fedpa.data.readers.hdf5 import open_hdf5
 from fedpa.data.readers.leaf import open_leaf
 from fedpa.data.readers.sqlite import open_sqlite
 from fedpa.errors import DataError, FedpaError, check_integer, refuse
+from fedpa.experiments.download import check_url
 
 BASE = "https://storage.googleapis.com/tff-datasets-public/"
 CIFAR = "cifar-100-binary"

@@ -16,10 +16,10 @@ import jax
 
 from fedpa.cores import cores
 from fedpa.errors import FedpaError
+from fedpa.experiments.config import RunConfig
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training.callbacks import Answer, Callback, Event, Stop
-from fedpa.training.config import RunConfig
 from fedpa.training.signals import WAITING, held_back
 
 SMALL = 100_000

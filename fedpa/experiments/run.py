@@ -16,12 +16,12 @@ from fedpa.engines import engines
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.config import RunConfig, as_table, read_toml, resolve
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
-from fedpa.training.config import RunConfig, as_table, read_toml, resolve
 from fedpa.training.directories import branched, go_on, new_directory
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.fit import prepared_task

@@ -7,8 +7,8 @@ import optax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.experiments.models.kernels.cross_entropy import cross_entropy
 from fedpa.experiments.models.kernels.dense import dense
+from fedpa.metrics.cross_entropy import cross_entropy
 
 
 def plain(logits, targets):
