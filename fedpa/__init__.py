@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     )
     from fedpa.deltas import posterior_delta
     from fedpa.errors import FedpaError
-    from fedpa.experiments.run import resume
     from fedpa.objectives import (
         Objective,
         convolution_input,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         export,
         load,
         max_minutes,
+        resume,
         stop_at,
         train,
     )
@@ -75,7 +75,6 @@ _NAMES = {
     ),
     "fedpa.deltas": ("posterior_delta",),
     "fedpa.errors": ("FedpaError",),
-    "fedpa.experiments.run": ("resume",),
     "fedpa.objectives": (
         "Objective",
         "convolution_input",
@@ -96,6 +95,7 @@ _NAMES = {
         "fit",
         "load",
         "max_minutes",
+        "resume",
         "stop_at",
         "train",
     ),

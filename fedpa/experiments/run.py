@@ -159,6 +159,13 @@ def resumed_config(out: Path, rounds: int | None) -> RunConfig:
     return config
 
 
+def load_model(out: Path) -> tuple[RunConfig, Problem, Any]:
+    """Configuration, problem and an untrained model of the run in `out`, for `fedpa.load`."""
+    config = resolve(read_toml(out / run_directory.CONFIG))
+    problem = task_named(config.task).load(config.task_options)
+    return config, problem, problem.init(jax.random.key(config.seed))
+
+
 def check_run(config: RunConfig, problem: Problem) -> dict[str, np.ndarray] | None:
     """Refuse what the task's data and model don't have; the arrays of a warm start, if it is one.
 
@@ -193,7 +200,7 @@ def _made(config: RunConfig, problem: Problem) -> Made:
         "validation": problem.validation,
         "test": problem.test,
     }
-    return Made(as_table(config), environment(data=data_fingerprint(splits)))
+    return Made(as_table(config), environment(made_by=__name__, data=data_fingerprint(splits)))
 
 
 def _about(config: RunConfig) -> dict[str, Any]:

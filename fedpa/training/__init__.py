@@ -4,7 +4,7 @@ from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.evaluation import evaluation
 from fedpa.training.fit import fit
 from fedpa.training.history import History
-from fedpa.training.loading import Run, load
+from fedpa.training.loading import Run, load, resume
 from fedpa.training.loop import Fit, train
 from fedpa.training.parameter_files import export
 from fedpa.training.recording_options import RecordingOptions
@@ -26,6 +26,7 @@ __all__ = [
     "fit",
     "load",
     "max_minutes",
+    "resume",
     "stop_at",
     "train",
 ]

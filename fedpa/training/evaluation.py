@@ -7,7 +7,7 @@ on validation.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -15,13 +15,25 @@ import numpy as np
 
 from fedpa.data.federated import FederatedData
 from fedpa.errors import check_integer, refuse
-from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Problem
 from fedpa.metrics.streaming import PERCENTILES, distribution, streamed
 from fedpa.training.callbacks import Callback, Event
+from fedpa.training.problem import Problem
 
 Evaluate = Callable[[Any], Mapping[str, Any]]
 """params → metrics by name."""
+
+
+@runtime_checkable
+class EvaluationOptions(Protocol):
+    """What is evaluated during a run."""
+
+    @property
+    def eval_split(self) -> str:
+        """What curves show: `validation` clients, the `test` split; `auto`: validation if any."""
+
+    @property
+    def eval_examples(self) -> int:
+        """At most this many examples."""
 
 
 def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
@@ -56,7 +68,7 @@ def evaluated(evaluate: Evaluate, params: Any) -> dict[str, Any]:
 
 
 def task_evaluation(
-    problem: Problem, metric: str, options: TaskOptions
+    problem: Problem, metric: str, options: EvaluationOptions
 ) -> Callable[[Any], dict[str, float]]:
     """params → `eval/…` on the split of the curves and `valid/…` on validation, if there is any."""
     split = curve_split(problem, options)
@@ -73,7 +85,7 @@ def task_evaluation(
     return measure
 
 
-def reported(problem: Problem, metric: str, options: TaskOptions) -> list[str]:
+def reported(problem: Problem, metric: str, options: EvaluationOptions) -> list[str]:
     """The names of the metrics that rounds report, known before anything is computed."""
     data = problem.clients
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
@@ -100,7 +112,7 @@ def reported(problem: Problem, metric: str, options: TaskOptions) -> list[str]:
     ]
 
 
-def evaluated_splits(problem: Problem, options: TaskOptions) -> dict[str, FederatedData]:
+def evaluated_splits(problem: Problem, options: EvaluationOptions) -> dict[str, FederatedData]:
     """What is evaluated during a run."""
     there = {"validation": problem.validation, "test": problem.test}
     wanted = (curve_split(problem, options), "validation")
@@ -108,7 +120,11 @@ def evaluated_splits(problem: Problem, options: TaskOptions) -> dict[str, Federa
 
 
 def on_all_of_test(
-    problem: Problem, metric: str, options: TaskOptions, params: Any, record: Mapping[str, Any]
+    problem: Problem,
+    metric: str,
+    options: EvaluationOptions,
+    params: Any,
+    record: Mapping[str, Any],
 ) -> dict[str, float]:
     """`test/…` of the final parameters; `record` is their round's."""
     sizes = (problem.test.num_examples(name) for name in problem.test.ids)
@@ -119,7 +135,7 @@ def on_all_of_test(
     return _prefixed("test", _measured(problem, problem.test, metric, None)(params))
 
 
-def curve_split(problem: Problem, options: TaskOptions) -> str:
+def curve_split(problem: Problem, options: EvaluationOptions) -> str:
     """The split that curves show."""
     if options.eval_split == "auto":
         return "test" if problem.validation is None else "validation"

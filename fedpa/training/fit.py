@@ -17,7 +17,6 @@ from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.tasks.task import Problem
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
 from fedpa.training.callbacks import Callback
@@ -25,6 +24,7 @@ from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
 from fedpa.training.evaluation import Evaluate, at_rounds, evaluated
 from fedpa.training.loop import Fit, check_counts, check_share
+from fedpa.training.problem import Problem
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,

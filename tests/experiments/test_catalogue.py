@@ -7,10 +7,11 @@ import h5py
 import numpy as np
 import pytest
 
-from fedpa.data import catalogue, cifar100
+from fedpa.data import cifar100
 from fedpa.data.readers.hdf5 import write_hdf5
 from fedpa.data.statistics import num_labels, sizes
 from fedpa.errors import DataError, FedpaError
+from fedpa.experiments import catalogue
 from fedpa.experiments.catalogue import (
     BASE,
     DATA_SETS,

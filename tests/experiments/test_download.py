@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedpa.data import download as module
 from fedpa.data.progress import shown_by
 from fedpa.errors import DataError, FedpaError
+from fedpa.experiments import download as module
 from fedpa.experiments.download import Patience, checksum_of, download
 
 CONTENT = np.random.default_rng(0).bytes(3 * 10**6)

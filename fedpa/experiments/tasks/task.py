@@ -1,38 +1,13 @@
 """A task ties data, model, metrics and default settings together; one file per task."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedpa.data.federated import FederatedData
 from fedpa.discovery import defined
 from fedpa.errors import refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.metrics.metric import Metric
-from fedpa.objectives.objective import Reduction
-from fedpa.objectives.sparse_table import SparseTable
-from fedpa.types import Examples, Key, Loss, Losses, Regularizer
-
-
-class Problem(NamedTuple):
-    """A task's data and model, loaded."""
-
-    clients: FederatedData
-    """Who trains."""
-    init: Callable[[Key], Any]
-    """key → a fresh model, any pytree."""
-    loss: Loss
-    metric: Metric
-    test: FederatedData
-    validation: FederatedData | None = None
-    """Who decides what is chosen."""
-    regularizer: Regularizer | None = None
-    reduction: Reduction = "mean"
-    sparse: SparseTable | None = None
-    weight: Callable[[Examples], Losses] | None = None
-    eval_batch_size: int = 100
-    dataset: str | None = None
-    """Which of the task's data sets it is; None if the task brings its own."""
+from fedpa.training.problem import Problem
 
 
 class Defaults(NamedTuple):

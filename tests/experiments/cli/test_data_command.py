@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedpa.data import catalogue
 from fedpa.data.readers.hdf5 import open_hdf5
+from fedpa.experiments import catalogue
 from fedpa.experiments.catalogue import DATA_SETS, open_dataset
 from fedpa.experiments.cli.main import main
 from tests.data import tiny
