@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import fedpa
 from benchmarks.models import MODELS
@@ -17,7 +16,7 @@ from benchmarks.works import initial_parameters
 def method_of(spec: dict[str, Any]) -> Any:
     """FedAvg, or FedPA that samples from the first round on, with as many local steps."""
     local = fedpa.LocalTraining(
-        optax.sgd(spec["learning_rate"]), batch_size=spec["batch_size"], epochs=spec["epochs"]
+        spec["learning_rate"], batch_size=spec["batch_size"], epochs=spec["epochs"]
     )
     server = fedpa.Server(fedpa.server.sgd(1.0))
     if spec["method"] == "fedavg":

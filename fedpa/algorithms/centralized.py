@@ -5,9 +5,9 @@ federated round visits (`fedpa.data.pooled`), and a server that takes its last i
 A round makes one pass over them unless more epochs are asked for. ClientOpt is fresh each round.
 """
 
-from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.local_training import LocalTraining
+from fedpa.algorithms.fedopt import Method
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server
 

@@ -9,9 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedpa.algorithms.algorithm import SAMPLING, Algorithm, ClientResult, Method
-from fedpa.algorithms.client_update import Broadcast, client_info
-from fedpa.algorithms.generalized import generalized
+from fedpa.algorithms.client import client_info
+from fedpa.algorithms.fedopt import SAMPLING, Algorithm, Broadcast, ClientResult, Method, fedopt
 from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -34,6 +33,6 @@ def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server
             info = client_info(delta, delta, loss)
             return ClientResult(delta, client_weight(server.weighting, data.n), state, info)
 
-        return generalized(server, {SAMPLING: client}, lambda _: SAMPLING)
+        return fedopt(server, {SAMPLING: client}, lambda _: SAMPLING)
 
     return build

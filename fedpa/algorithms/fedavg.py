@@ -4,10 +4,8 @@ FedAvgM, FedAdam, FedYogi and FedAdagrad are this with another server optimizer.
 terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 """
 
-from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientUpdate, Method
-from fedpa.algorithms.client_update import client_update
-from fedpa.algorithms.generalized import generalized
-from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
+from fedpa.algorithms.client import LocalTraining, client_update, local_sampler, local_work
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientUpdate, Method, fedopt
 from fedpa.deltas.last_iterate import last_iterate
 from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
@@ -20,7 +18,7 @@ def fedavg(local: LocalTraining, server: Server) -> Method:
 
     def build(objective: Objective) -> Algorithm:
         clients = {BURN_IN: fedavg_client(objective, local, server)}
-        return generalized(server, clients, lambda _: BURN_IN, local.schedule)
+        return fedopt(server, clients, lambda _: BURN_IN, local.schedule)
 
     return build
 

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
-from fedpa.algorithms.client_update import Broadcast
+from fedpa.algorithms.client import Broadcast, LocalTraining
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
-from fedpa.algorithms.generalized import generalized
-from fedpa.algorithms.local_training import LocalTraining
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, Method, fedopt
 from fedpa.errors import check_number
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -57,7 +55,7 @@ def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Meth
             )
             return new, info._replace(step_length=length)
 
-        frame = generalized(server, {BURN_IN: client}, lambda _: BURN_IN, local.schedule)
+        frame = fedopt(server, {BURN_IN: client}, lambda _: BURN_IN, local.schedule)
         return frame._replace(server=step)
 
     return build

@@ -9,16 +9,15 @@ from typing import Any
 
 import jax
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
-from fedpa.algorithms.client_update import client_update
-from fedpa.algorithms.fedavg import fedavg_client
-from fedpa.algorithms.generalized import generalized, phase_after
-from fedpa.algorithms.local_training import (
+from fedpa.algorithms.client import (
     LocalTraining,
     SamplerFactory,
+    client_update,
     local_work,
     sampler_for,
 )
+from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, Method, fedopt, phase_after
 from fedpa.deltas.posterior import SampleScale, posterior
 from fedpa.deltas.shrinkage import shrinkage
 from fedpa.objectives.objective import Objective
@@ -59,6 +58,6 @@ def fedpa(
             BURN_IN: fedavg_client(objective, local, server),
             SAMPLING: client_update(sampler_at, delta, samples, server.weighting),
         }
-        return generalized(server, clients, phase, local.schedule)
+        return fedopt(server, clients, phase, local.schedule)
 
     return build

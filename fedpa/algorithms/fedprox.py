@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.client import LocalTraining, as_optimizer, local_work
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.local_training import LocalTraining, local_work
+from fedpa.algorithms.fedopt import Method
 from fedpa.errors import check_number
 from fedpa.server.update import Server
 from fedpa.types import Params
@@ -25,7 +25,7 @@ def fedprox(local: LocalTraining, server: Server, *, proximal: Any) -> Method:
     """FedAvg with the proximal term of weight μ = `proximal` in the clients' objective."""
     local_work(local)
     check_number("proximal", proximal)
-    pulled = optax.chain(pull(proximal), local.optimizer)
+    pulled = optax.chain(pull(proximal), as_optimizer(local.optimizer))
     return fedavg(local._replace(optimizer=pulled), server)
 
 

@@ -20,17 +20,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
-from fedpa.algorithms.algorithm import (
+from fedpa.algorithms.fedopt import (
     WITH,
     Algorithm,
+    Broadcast,
     ClientResult,
     ClientState,
     ClientUpdate,
     Method,
-    PartedUpdate,
     State,
 )
-from fedpa.algorithms.client_update import Broadcast
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.input_factor import Factor, input_factors
@@ -198,23 +197,11 @@ def _plain(client: ClientUpdate) -> ClientUpdate:
 def _with_factors(client: ClientUpdate, factors: Any) -> ClientUpdate:
     """The client's result, and what it sees of the precision beside it."""
 
-    def beside(out: ClientResult, seen: tuple[Factor, ...]) -> ClientResult:
-        return out._replace(result=Sent(out.result, seen))
-
     def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
-        return beside(client(message, data, state, key), factors(message, data, key))
+        out = client(message, data, state, key)
+        return out._replace(result=Sent(out.result, factors(message, data, key)))
 
-    if not isinstance(client, PartedUpdate):
-        return whole
-
-    def before(message: Any, data: ClientData, state: ClientState, key: Key) -> tuple[Any, Any]:
-        carried, handed = client.before(message, data, state, key)
-        return (carried, factors(message, data, key)), handed
-
-    def after(carried: Any, between: Any) -> ClientResult:
-        return beside(client.after(carried[0], between), carried[1])
-
-    return PartedUpdate(whole, before, client.between, after)
+    return whole
 
 
 def _info(skipped: Any, step: Params, mean: Params, steepest: Scalar) -> PrecisionInfo:

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
-from fedpa.algorithms.client_update import Broadcast, client_info
-from fedpa.algorithms.generalized import generalized
-from fedpa.algorithms.local_training import (
+from fedpa.algorithms.client import (
+    Broadcast,
     LocalTraining,
+    client_info,
     local_sampler,
     local_work,
     run_locally,
 )
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, Method, fedopt
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
@@ -41,7 +41,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
             info = client_info(gradient, gradient, loss)
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 
-        return generalized(server, {BURN_IN: client}, lambda _: BURN_IN)
+        return fedopt(server, {BURN_IN: client}, lambda _: BURN_IN)
 
     return build
 

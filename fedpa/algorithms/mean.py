@@ -9,16 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
-from fedpa.algorithms.client_update import client_update
-from fedpa.algorithms.fedavg import fedavg_client
-from fedpa.algorithms.generalized import generalized, phase_after
-from fedpa.algorithms.local_training import (
+from fedpa.algorithms.client import (
     LocalTraining,
     SamplerFactory,
+    client_update,
     local_work,
     sampler_for,
 )
+from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, Method, fedopt, phase_after
 from fedpa.deltas.mean import mean as mean_delta
 from fedpa.deltas.shrinkage import fixed
 from fedpa.objectives.objective import Objective
@@ -49,7 +48,7 @@ def mean(
             BURN_IN: fedavg_client(objective, local, server),
             SAMPLING: client_update(sampler_at, mean_delta(), samples, server.weighting),
         }
-        return generalized(
+        return fedopt(
             server,
             clients,
             phase,

@@ -23,14 +23,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import TRAINING, Algorithm, ClientResult, Inquiry, Method
-from fedpa.algorithms.client_update import client_info
-from fedpa.algorithms.local_training import LocalTraining, local_work, run_locally, scaled
+from fedpa.algorithms.client import (
+    LocalTraining,
+    as_optimizer,
+    client_info,
+    local_work,
+    run_locally,
+    scaled,
+)
+from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult, Inquiry, Method
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_gradient
 from fedpa.precision import narrowed
-from fedpa.samplers.minibatch_chain import Gradient, Step, minibatch_chain
+from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.server import optimizers
 from fedpa.server import update as server_update
@@ -173,7 +179,7 @@ def _local_steps(
     control_variates: bool,
 ) -> Sampler:
     """FedAvg's mini-batches; the gradient corrected and moved along by U. Always dense."""
-    optimizer = scaled(local.optimizer, message.rate)
+    optimizer = as_optimizer(scaled(local.optimizer, message.rate))
 
     def step(
         y: Params, memory: optax.OptState, gradient_at: Gradient, n: Count, key: Key

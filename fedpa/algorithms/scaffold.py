@@ -16,19 +16,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import (
+from fedpa.algorithms.client import (
+    LocalTraining,
+    as_optimizer,
+    client_info,
+    local_sampler,
+    local_work,
+    run_locally,
+)
+from fedpa.algorithms.fedopt import (
     TRAINING,
     Algorithm,
     ClientResult,
     Method,
     OfPopulation,
-)
-from fedpa.algorithms.client_update import client_info
-from fedpa.algorithms.local_training import (
-    LocalTraining,
-    local_sampler,
-    local_work,
-    run_locally,
 )
 from fedpa.errors import check_number, refuse
 from fedpa.objectives.client_data import ClientData
@@ -81,7 +82,7 @@ def scaffold(local: LocalTraining, server: Server, *, population: Any = None) ->
             message: ScaffoldBroadcast, data: ClientData, control: Params, key: Key
         ) -> ClientResult:
             shift = optax.tree.sub(message.control, control)
-            corrected = optax.chain(_shifted(shift), local.optimizer)
+            corrected = optax.chain(_shifted(shift), as_optimizer(local.optimizer))
             sampler = local_sampler(
                 objective, local._replace(optimizer=corrected), message.rate, average=False
             )

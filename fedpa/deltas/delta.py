@@ -26,5 +26,3 @@ class Delta(NamedTuple):
     """(state, θ_s, θ_k) → state: a new sample, and the chain's iterate when it was drawn."""
     value: Callable[[State], tuple[Params, DeltaInfo]]
     """state → (Δ, info), after at least one update."""
-    on_host: Callable[[State], tuple[Any, DeltaInfo]] | None = None
-    """The same as `value` in NumPy, where that is the faster one on a CPU."""

@@ -93,15 +93,6 @@ def posterior(
         found = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
         return _shaped(found.delta, state.t, state.theta0), _info(found.rho, found.ess)
 
-    def host_gram(state: GramState) -> tuple[Any, DeltaInfo]:
-        leaves, structure = jax.tree.flatten(state.theta0)
-        rows = np.asarray(state.rows)[: int(state.t)]
-        theta = np.concatenate([np.asarray(leaf, rows.dtype).ravel() for leaf in leaves])
-        if state.t > num_samples:  # as in _shaped
-            theta = np.full_like(theta, np.nan)
-        found = gram.on_host(theta, rows, float(state.scale), shrink)
-        return _unravelled(found.delta, leaves, structure), _info(found.rho, found.ess)
-
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
         flat = _ravelled(theta0)
         scale = scale_of(n, flat.dtype)
@@ -125,7 +116,7 @@ def posterior(
         return unravel(delta.astype(flat.dtype))
 
     if form == "gram":
-        return Delta(init_gram, update_gram, value_gram, host_gram)
+        return Delta(init_gram, update_gram, value_gram)
     return Delta(init_recurrence, update_recurrence, value_recurrence)
 
 

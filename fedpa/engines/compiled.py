@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines import compilation_cache
 from fedpa.engines.blocks import WASTE, blocks, capacities, ladder
 from fedpa.engines.engine import Cohort, Engine, RoundResult

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Block
 from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
 from fedpa.engines.execution import every_client_failed, line, load, raw_keys, usual_kind

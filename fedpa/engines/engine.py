@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedpa.algorithms.algorithm import ClientState, ClientUpdate, Message
+from fedpa.algorithms.fedopt import ClientState, ClientUpdate, Message
 from fedpa.objectives.client_data import Packed
 from fedpa.server.aggregation import Aggregate, Aggregation
 from fedpa.types import Keys

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedpa.algorithms.algorithm import Message
+from fedpa.algorithms.fedopt import Message
 from fedpa.engines.blocks import Block, capacity_for
 from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
 from fedpa.engines.program import Lanes, Outcome, Program

@@ -5,7 +5,7 @@
 - else: one client after the other.
 """
 
-from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.options import EngineOptions, check_options, chosen_devices
 from fedpa.engines.per_client import per_client

@@ -4,7 +4,7 @@ For large models. Their matrix products keep several cores busy, so that clients
 as clients side by side; a machine with many cores runs several clients at a time.
 """
 
-from fedpa.algorithms.algorithm import Message
+from fedpa.algorithms.fedopt import Message
 from fedpa.cores import cores
 from fedpa.engines.compiled import Width, one_device
 from fedpa.engines.engine import Cohort, Engine

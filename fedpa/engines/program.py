@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from fedpa.algorithms.algorithm import ClientUpdate, PartedUpdate
+from fedpa.algorithms.fedopt import ClientUpdate
 from fedpa.engines.engine import num_bytes
 from fedpa.objectives.client_data import ClientData, Resident, at_home
 from fedpa.server.aggregation import Aggregate, Aggregation
@@ -166,43 +166,12 @@ def compiled(
 ) -> Program:
     """The program for one device. `check(bytes, lanes)` may refuse what would not fit."""
     whole = ahead_of_time(in_lanes(client, aggregation), check)
-    if isinstance(client, PartedUpdate) and jax.default_backend() == "cpu":
-        whole = _through_host(client, aggregation, whole, check)
     return Program(
         whole.call,
         whole.prepare,
         jax.jit(aggregation.merge, donate_argnums=0),
         jax.jit(aggregation.value),
     )
-
-
-def _through_host(
-    client: PartedUpdate, aggregation: Aggregation, whole: Ahead, check: Callable[[int, int], None]
-) -> Ahead:
-    """On a CPU, single clients leave the compiled code for the part that NumPy does faster."""
-
-    def before(message: Any, lanes: Lanes) -> Any:
-        data, state, key = only_lane(lanes)
-        return client.before(message, data, state, jax.random.wrap_key_data(key))
-
-    @jax.jit
-    def after(carried: Any, between: Any, states: Any, n: Any) -> Outcome:
-        state = jax.tree.map(lambda x: x[0], states)
-        return single_lane(outcome(aggregation, client.after(carried, between), state, n[0]))
-
-    first = ahead_of_time(before, check)
-
-    def call(message: Any, lanes: Lanes) -> Outcome:
-        if lanes.keys.shape[0] > 1:
-            return whole.call(message, lanes)
-        carried, handed = first.call(message, lanes)
-        between = client.between(jax.device_get(handed))
-        return after(carried, between, lanes.states, lanes.data.n)
-
-    def prepare(message: Any, lanes: Lanes) -> None:
-        (first if lanes.keys.shape[0] == 1 else whole).prepare(message, lanes)
-
-    return Ahead(call, prepare)
 
 
 def single_lane(out: Outcome) -> Outcome:

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedpa.algorithms.algorithm import ClientUpdate, Message
+from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines import compilation_cache
 from fedpa.engines.blocks import Block, blocks, capacities, ladder
 from fedpa.engines.compiled import on_device, prepare

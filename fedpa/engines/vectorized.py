@@ -8,7 +8,7 @@ import math
 
 import jax
 
-from fedpa.algorithms.algorithm import Message
+from fedpa.algorithms.fedopt import Message
 from fedpa.cores import cores
 from fedpa.engines.compiled import Width, one_device
 from fedpa.engines.engine import Cohort, Engine, num_bytes

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.algorithm import of_population
+from fedpa.algorithms.fedopt import of_population
 from fedpa.data.federated import FederatedData
 from fedpa.data.pooled import pooled
 from fedpa.engines.blocks import blocks, capacities

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from fedpa.algorithms.algorithm import Algorithm
+from fedpa.algorithms.fedopt import Algorithm
 from fedpa.data.pooled import pooled
 from fedpa.engines import engines
 from fedpa.engines.distributed import is_first

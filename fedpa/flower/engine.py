@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.supercore import log
 
-from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, Message
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
 from fedpa.engines.engine import Cohort, Engine, Reports, RoundResult, Traffic
 from fedpa.engines.execution import line, raw_keys
 from fedpa.flower.exchange import Answer, exchanged

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, OfPopulation
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, OfPopulation
 from fedpa.data.federated import FederatedData
 from fedpa.engines import compilation_cache, engines
 from fedpa.engines.engine import Cohort, Engine, RoundResult

@@ -18,7 +18,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from fedpa.algorithms.algorithm import Algorithm, OfPopulation
+from fedpa.algorithms.fedopt import Algorithm, OfPopulation
 from fedpa.engines.engine import Engine, RoundResult
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig

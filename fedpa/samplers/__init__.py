@@ -3,8 +3,7 @@
 from fedpa.samplers.diagnostics import Diagnostics, diagnose, draw_chains, kish_ess, worst
 from fedpa.samplers.exact import exact
 from fedpa.samplers.hmc import hmc
-from fedpa.samplers.iasg import iasg
-from fedpa.samplers.minibatch_chain import Epochs, Steps
+from fedpa.samplers.iasg import Epochs, Steps, iasg
 from fedpa.samplers.nuts import nuts
 from fedpa.samplers.sampler import Sampler, draw
 from fedpa.samplers.sghmc import sghmc

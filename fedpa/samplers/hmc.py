@@ -8,7 +8,7 @@ from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
-from fedpa.samplers.minibatch_chain import Epochs, Window
+from fedpa.samplers.iasg import Epochs, Window
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import Rate
 

@@ -4,34 +4,117 @@
     sample s:  θ ← ClientOpt(θ, ∇̂f_i(θ)), S ← S ∪ {θ}              K times
                θ_s ← average of S
 
-IASG has no temperature: the spread of its samples follows from learning rate, batch size and
-window. Around an optimum with Hessian A, with gradients whose noise has covariance C, independent
-from step to step, plain SGD with rate η is an AR(1) process in every eigendirection of A. If C
-commutes with A, eigenvalues λ and c, φ = 1 − ηλ, the average of K stationary iterates has variance
+The average is a running one: memory does not grow with K. Without averaging the chain is local SGD
+as FedAvg runs it (Algorithm 2); with noise in its step it is SGLD or SGHMC (`minibatch_chain`).
 
-    v/K · [(1 + φ)/(1 − φ) − 2φ(1 − φᴷ) / (K(1 − φ)²)],   v = η²c / (1 − φ²),
-
-which tends to (1/K) A⁻¹CA⁻¹ once K ≫ 1/(ηλ): `averaged_covariance` computes it. For a well-
-specified likelihood C ≈ A/b at batch size b, so that one-epoch windows (K = n/b) tend to A⁻¹/n, the
-posterior at T = 1, and fall short of it when windows are shorter than the mixing time. Reshuffled
-epochs make the noise within an epoch cancel, and the spread much smaller still.
+IASG has no temperature: the spread of its samples follows from learning rate, batch size and window
+(`fedpa.samplers.covariances`).
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Int
 
-from fedpa.errors import check_type
-from fedpa.objectives.objective import Objective
-from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
+from fedpa.errors import check_integer, check_type, refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.minibatches import (
+    Minibatch,
+    batch_in_order,
+    batch_with_replacement,
+    check_order,
+    epoch_order,
+    steps_per_epoch,
+)
+from fedpa.objectives.objective import Objective, minibatch_loss
+from fedpa.precision import narrowed, widened
 from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.sparse_step import sparse_walk
 from fedpa.types import Count, Key, Params, Scalar
+from fedpa.watching import watch
+
+
+class Epochs(NamedTuple):
+    """One sample per epoch, as in the paper's experiments."""
+
+    burn_in: int = 0
+    """In-round burn-in: epochs before the first sample."""
+
+
+class Steps(NamedTuple):
+    """Algorithm 4 by steps; the order of examples runs on across samples."""
+
+    per_sample: int
+    """K: iterates that make one sample."""
+    burn_in: int = 0
+    """B: steps before the first sample."""
+    discard: int = 0
+    """Steps dropped before each sample's K, to make samples less correlated."""
+
+
+Window = Epochs | Steps
+Memory = Any
+"""What a step carries along beside θ: ClientOpt's state, a momentum, or nothing."""
+Gradient = Callable[[Params], tuple[Scalar, Params]]
+"""θ → (f̂, ∇f̂): mini-batch loss and gradient at θ."""
+
+
+class Step(NamedTuple):
+    init: Callable[[Params, Count, Key], Memory]
+    """(θ₀, n_i, key) → memory."""
+    apply: Callable[[Params, Memory, Gradient, Count, Key], tuple[Params, Memory, Scalar]]
+    """(θ, memory, gradient, n_i, key) → (θ, memory, f̂)."""
+
+
+class ChainState(NamedTuple):
+    theta: Params
+    memory: Memory
+    """Carried across epochs and samples."""
+    key: Key
+    steps: Count
+    """Steps made so far."""
+    epoch: Count
+    """Epochs begun so far."""
+    order: Int[Array, " capacity"]
+    """The order in which the current epoch visits the examples."""
+    position: Count
+    """Batches of the current epoch already used; 0 means that a new epoch is due."""
+
+
+class ChainInfo(NamedTuple):
+    loss: Scalar
+    """Mean of the mini-batch losses met while making the sample."""
+    steps: Count
+    """Steps made for the sample."""
+
+
+class Seen(NamedTuple):
+    """What is known of a window's iterates: means, never lists."""
+
+    average: Any
+    """Of the iterates, as `Average` keeps it."""
+    loss: Scalar
+    """The mean mini-batch loss."""
+    steps: Count
+    """k."""
+
+
+class Average(NamedTuple):
+    """How iterates are made and averaged; `fedpa.samplers.sparse_step` has a faster way."""
+
+    init: Callable[[Params], Any]
+    """θ before a window's first step → the average of no iterates."""
+    step: Callable[..., tuple[Params, Memory, Any, Scalar]]
+    """(θ, memory, average, k, mini-batch, n_i, keys) → (θ, memory, average, f̂): the k-th step."""
+    value: Callable[[Params, Any, Count], Params]
+    """(θ_K, average, K) → θ_s."""
 
 
 def iasg(
     objective: Objective,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation | float | jax.Array",
     *,
     batch_size: int,
     window: Window = Epochs(),
@@ -40,13 +123,20 @@ def iasg(
 ) -> Sampler:
     """Build the sampler.
 
-    optimizer: ClientOpt, any optax transformation.
-    window: what makes a sample, and the burn-in before the first.
-    order: reshuffled epochs or independent draws with replacement.
-    average: False returns the last iterate of each window instead of their average: local SGD as
-        FedAvg runs it (Algorithm 2).
+    Args:
+        objective: The client's loss.
+        optimizer: ClientOpt: any optax transformation, or a number, the rate of plain SGD (which
+            leaves rows of a table alone that a mini-batch does not read, `Objective.sparse`).
+        batch_size: Examples per step.
+        window: What makes a sample, and the burn-in before the first.
+        order: Reshuffled epochs (`shuffle`) or independent draws (`replacement`).
+        average: False returns the last iterate of each window instead of their average.
     """
-    check_type("optimizer", optimizer, optax.GradientTransformation, "optax.sgd(0.1)")
+    from fedpa.samplers.sparse_step import average_sparsely
+
+    rate = None
+    if not isinstance(optimizer, optax.GradientTransformation):
+        rate, optimizer = optimizer, plain_sgd(optimizer)
 
     def client_opt(
         theta: Params, state: optax.OptState, gradient_at: Gradient, n: Count, key: Key
@@ -56,6 +146,10 @@ def iasg(
         return optax.apply_updates(theta, updates), state, loss
 
     step = Step(lambda theta0, n, key: optimizer.init(theta0), client_opt)
+
+    def shortcut(theta: Params) -> Average | None:
+        return None if rate is None else average_sparsely(objective, rate, average, theta)
+
     return minibatch_chain(
         objective,
         step,
@@ -63,21 +157,157 @@ def iasg(
         window=window,
         order=order,
         average=average,
-        shortcut=lambda theta: sparse_walk(objective, optimizer, average, theta),
+        shortcut=shortcut,
     )
 
 
-def averaged_covariance(
-    hessian: Float[Array, "d d"],
-    noise: Float[Array, "d d"],
-    learning_rate: float,
-    per_sample: int,
-) -> Float[Array, "d d"]:
-    """The covariance that theory gives IASG samples (formula above); `noise` C commutes with A."""
-    curvature, basis = jnp.linalg.eigh(hessian)
-    c = jnp.diagonal(basis.T @ noise @ basis)
-    phi = 1 - learning_rate * curvature
-    iterate = learning_rate**2 * c / (1 - phi**2)
-    k = per_sample
-    averaged = iterate / k * ((1 + phi) / (1 - phi) - 2 * phi * (1 - phi**k) / (k * (1 - phi) ** 2))
-    return (basis * averaged[None, :]) @ basis.T
+def minibatch_chain(
+    objective: Objective,
+    step: Step,
+    *,
+    batch_size: int,
+    window: Window,
+    order: str,
+    average: bool,
+    shortcut: Callable[[Params], Average | None] = lambda theta: None,
+) -> Sampler:
+    """Algorithm 4 with any step: IASG, local SGD, SGLD and SGHMC visit the same mini-batches."""
+    check_type("objective", objective, Objective, "fedpa.Objective(loss)")
+    check_integer("batch_size", batch_size, 1)
+    check_window(window)
+    check_order(order)
+
+    def average_for(theta: Params) -> Average:
+        return shortcut(theta) or average_densely(objective, step, average)
+
+    def make_step(
+        how: Average, state: ChainState, seen: Seen, data: ClientData, index: Any
+    ) -> tuple[ChainState, Seen]:
+        """θ ← ClientOpt(θ, ∇̂f_i(θ)), S ← S ∪ {θ}."""
+        if order == "replacement":
+            batch = batch_with_replacement(data, _stream(state, _BATCH), batch_size)
+        else:
+            batch = batch_in_order(data, state.order, index, batch_size)
+        k = seen.steps + 1
+        keys = (_stream(state, _LOSS), _stream(state, _STEP))
+        theta, memory, mean, loss = how.step(
+            state.theta, state.memory, seen.average, k, batch, data.n, keys
+        )
+        watch(state.steps, loss=loss, theta=theta)
+        state = state._replace(theta=theta, memory=memory, steps=state.steps + 1)
+        change = (loss.astype(jnp.float32) - seen.loss) / k.astype(jnp.float32)
+        return state, Seen(mean, seen.loss + change, k)
+
+    def begin_epoch(state: ChainState, data: ClientData) -> ChainState:
+        if order == "shuffle":
+            key = jax.random.fold_in(jax.random.fold_in(state.key, _ORDER), state.epoch)
+            state = state._replace(order=epoch_order(data, key))
+        return state._replace(epoch=state.epoch + 1)
+
+    def see_nothing(how: Average, theta: Params) -> Seen:
+        return Seen(how.init(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+
+    def run_epoch(how: Average, state: ChainState, data: ClientData) -> tuple[ChainState, Seen]:
+        def body(index: Any, carry: tuple[ChainState, Seen]) -> tuple[ChainState, Seen]:
+            return make_step(how, *carry, data, index)
+
+        carry = (begin_epoch(state, data), see_nothing(how, state.theta))
+        return jax.lax.fori_loop(0, steps_per_epoch(data.n, batch_size), body, carry)
+
+    def run_steps(
+        how: Average, state: ChainState, data: ClientData, num: int
+    ) -> tuple[ChainState, Seen]:
+        epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
+
+        def body(_: Any, carry: tuple[ChainState, Seen]) -> tuple[ChainState, Seen]:
+            state, seen = carry
+            state = jax.lax.cond(
+                state.position == 0, lambda s: begin_epoch(s, data), lambda s: s, state
+            )
+            state, seen = make_step(how, state, seen, data, state.position)
+            return state._replace(position=(state.position + 1) % epoch_length), seen
+
+        trips = jnp.where(data.n > 0, num, 0)
+        return jax.lax.fori_loop(0, trips, body, (state, see_nothing(how, state.theta)))
+
+    def init(theta0: Params, data: ClientData, key: Key) -> ChainState:
+        """B steps, or epochs, of burn-in."""
+        capacity = jax.tree.leaves(data.examples)[0].shape[0]
+        memory = step.init(theta0, data.n, jax.random.fold_in(key, _START))
+        zero = jnp.zeros((), jnp.int32)
+        state = ChainState(theta0, memory, key, zero, zero, jnp.zeros(capacity, jnp.int32), zero)
+        how = average_for(theta0)
+        if not window.burn_in:
+            return state
+        if isinstance(window, Steps):
+            return run_steps(how, state, data, window.burn_in)[0]
+        return jax.lax.fori_loop(
+            0, window.burn_in, lambda _, state: run_epoch(how, state, data)[0], state
+        )
+
+    def sample(state: ChainState, data: ClientData) -> tuple[ChainState, Params, ChainInfo]:
+        """K steps, or an epoch; θ_s is the average of their iterates."""
+        how = average_for(state.theta)
+        if isinstance(window, Steps):
+            if window.discard:
+                state, _ = run_steps(how, state, data, window.discard)
+            state, seen = run_steps(how, state, data, window.per_sample)
+        else:
+            state, seen = run_epoch(how, state, data)
+        theta_s = how.value(state.theta, seen.average, seen.steps)
+        return state, theta_s, ChainInfo(seen.loss, seen.steps)
+
+    return Sampler(init, sample, lambda state: state.theta)
+
+
+def average_densely(objective: Objective, step: Step, average: bool) -> Average:
+    """S̄ ← S̄ + (θ − S̄)/k, after a step with the gradient of all parameters."""
+
+    def init(theta: Params) -> Any:
+        # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
+        return widened(theta) if average else ()
+
+    def apply(
+        theta: Params,
+        memory: Memory,
+        mean: Any,
+        k: Count,
+        batch: Minibatch,
+        n: Count,
+        keys: tuple[Key, Key],
+    ) -> tuple[Params, Memory, Any, Scalar]:
+        loss_key, step_key = keys
+
+        def gradient(theta: Params) -> tuple[Scalar, Params]:
+            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, loss_key)
+
+        theta, memory, loss = step.apply(theta, memory, gradient, n, step_key)
+        if average:
+            mean = jax.tree.map(
+                lambda m, x: m + (x.astype(m.dtype) - m) / k.astype(m.dtype), mean, theta
+            )
+        return theta, memory, mean, loss
+
+    return Average(init, apply, lambda theta, mean, k: narrowed(mean, theta) if average else theta)
+
+
+def plain_sgd(rate: Any) -> optax.GradientTransformation:
+    """θ ← θ − η g; parameters keep their dtype."""
+    return optax.stateless(lambda g, _: jax.tree.map(lambda g: jnp.asarray(-rate, g.dtype) * g, g))
+
+
+# Streams of randomness derived from a chain's key.
+_LOSS, _BATCH, _ORDER, _STEP, _START = 1, 2, 3, 4, 5
+
+
+def _stream(state: ChainState, number: int) -> Key:
+    return jax.random.fold_in(jax.random.fold_in(state.key, number), state.steps)
+
+
+def check_window(window: Window) -> None:
+    if not isinstance(window, Epochs | Steps):
+        raise refuse("window", window, "must be Epochs(…) or Steps(…)")
+    check_integer("burn_in", window.burn_in, 0)
+    if isinstance(window, Steps):
+        check_integer("steps_per_sample", window.per_sample, 1)
+        check_integer("discard_steps", window.discard, 0)

@@ -11,22 +11,17 @@ blackjax's integrator makes the step (with its step size √η, momentum v/√η
 `sghmc` kernel is not used: it draws the momentum with the key it then splits for the steps' noise,
 and keeps to one mini-batch for a whole trajectory.
 
-At η > 0, in the setting of `fedpa.samplers.sgld`, the variance in an eigendirection is
-
-    (2T/n + ηc/α) (2 − α) / (λ (4 − 2α − ηλ)),
-
-computed by `underdamped_covariance`: a small friction amplifies the gradients' noise.
+At η > 0 a small friction amplifies the gradients' noise (`fedpa.samplers.covariances`).
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
+from fedpa.samplers.iasg import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
@@ -95,18 +90,3 @@ def sghmc(
         order=order,
         average=False,
     )
-
-
-def underdamped_covariance(
-    hessian: Float[Array, "d d"],
-    noise: Float[Array, "d d"],
-    learning_rate: float,
-    relative_temperature: float,
-    friction: float = FRICTION,
-) -> Float[Array, "d d"]:
-    """The stationary covariance of θ (formula above); `noise` C commutes with A, T/n is given."""
-    curvature, basis = jnp.linalg.eigh(hessian)
-    c = jnp.diagonal(basis.T @ noise @ basis)
-    variance = (2 * relative_temperature + learning_rate * c / friction) * (2 - friction)
-    variance = variance / (curvature * (4 - 2 * friction - learning_rate * curvature))
-    return (basis * variance[None, :]) @ basis.T

@@ -4,22 +4,13 @@
 
 Local SGD at rate η with noise that makes its stationary law p_i(θ) ∝ exp(−(n_i/T) f_i(θ)) as
 η → 0. T = n_i, covariance A_i⁻¹, is the scale FedPA needs and the default.
-
-At η > 0, on a quadratic with Hessian A and gradient noise of covariance C (of the mini-batch mean,
-commuting with A, independent from step to step), the iterates' variance in an eigendirection is
-
-    (2T/n + ηc) / (λ (2 − ηλ)),
-
-which `langevin_covariance` computes: too wide by 1/(1 − ηλ/2), and by the gradients' noise.
+At η > 0 it is too wide (`fedpa.samplers.covariances`).
 """
-
-import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.minibatch_chain import Epochs, Gradient, Step, Window, minibatch_chain
+from fedpa.samplers.iasg import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
@@ -71,18 +62,3 @@ def sgld(
         order=order,
         average=False,
     )
-
-
-def langevin_covariance(
-    hessian: Float[Array, "d d"],
-    noise: Float[Array, "d d"],
-    learning_rate: float,
-    relative_temperature: float,
-) -> Float[Array, "d d"]:
-    """The stationary covariance (formula above); `noise` C commutes with A, T/n is given."""
-    curvature, basis = jnp.linalg.eigh(hessian)
-    c = jnp.diagonal(basis.T @ noise @ basis)
-    variance = (2 * relative_temperature + learning_rate * c) / (
-        curvature * (2 - learning_rate * curvature)
-    )
-    return (basis * variance[None, :]) @ basis.T

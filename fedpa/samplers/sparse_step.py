@@ -7,7 +7,8 @@ r_i = r, and 0 for rows not read. So if ClientOpt is a multiplication by −η,
     E[r_i] ← E[r_i] − η ∂ℓ/∂E[r_i],   i = 1 … m, one after the other,
 
 is its step exactly, repeated rows included, in time that depends on m and not on the table's size.
-(Momentum, weight decay, clipping or Adam move or weigh rows that were not read: no such step.)
+(Momentum, weight decay, clipping or Adam move or weigh rows that were not read: no such step. Plain
+SGD is said by a number in ClientOpt's place, `fedpa.LocalTraining(0.1, …)`.)
 
 The average of a window's iterates is kept in the same way. With θ_k = θ_0 + u_1 + … + u_k,
 
@@ -16,23 +17,23 @@ The average of a window's iterates is kept in the same way. With θ_k = θ_0 + u
 a sum of multiples of the updates, each as sparse as its update.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.objectives.sparse_table import SparseTable, gathered, replaced
 from fedpa.precision import accumulation_dtype
-from fedpa.samplers.minibatch_chain import Kept, Memory, StepKeys, Walk
-from fedpa.samplers.scaling import scaling
-from fedpa.types import Count, Examples, Params, Scalar
+from fedpa.samplers.iasg import Average, Memory
+from fedpa.types import Count, Examples, Key, Params, Scalar
 
 
-def sparse_walk(
-    objective: Objective, optimizer: optax.GradientTransformation, average: bool, theta: Params
-) -> Walk | None:
-    """The walk that local SGD with this optimizer makes, for parameters like θ; None if dense.
+def average_sparsely(
+    objective: Objective, rate: Any, average: bool, theta: Params
+) -> Average | None:
+    """Plain SGD at this rate on a table, for parameters like θ; None if steps must be dense.
 
     Parameters in less than float32 stay dense: adding one by one would round each time.
     """
@@ -42,43 +43,42 @@ def sparse_walk(
         return None
     if any(accumulation_dtype(leaf.dtype) != leaf.dtype for leaf in jax.tree.leaves(theta)):
         return None
-    factors = scaling(optimizer, theta)
-    return None if factors is None else _walk(objective, sparse, factors, average)
+    return _average(objective, sparse, rate, average)
 
 
-def _walk(objective: Objective, sparse: SparseTable, factors: Params, average: bool) -> Walk:
+def _average(objective: Objective, sparse: SparseTable, rate: Any, average: bool) -> Average:
     of_rows = objective._replace(loss=sparse.loss)
 
-    def start(theta: Params) -> Kept:
+    def init(theta: Params) -> Any:
         return jax.tree.map(jnp.zeros_like, theta) if average else ()
 
-    def move(
+    def step(
         theta: Params,
         memory: Memory,
-        lag: Kept,
+        lag: Any,
         k: Count,
         batch: Minibatch,
         n: Count,
-        keys: StepKeys,
-    ) -> tuple[Params, Memory, Kept, Scalar]:
+        keys: tuple[Key, Key],
+    ) -> tuple[Params, Memory, Any, Scalar]:
         """`lag` is Σ_k (k − 1) u_k."""
         loss, gradient = jax.value_and_grad(minibatch_loss, argnums=1)(
-            of_rows, gathered(sparse, theta, batch.examples), batch, keys.loss
+            of_rows, gathered(sparse, theta, batch.examples), batch, keys[0]
         )
-        updates = jax.tree.map(lambda s, g: s * g, factors, gradient)
+        updates = jax.tree.map(lambda g: jnp.asarray(-rate, g.dtype) * g, gradient)
         theta = _add(sparse, theta, updates, batch.examples)
         if average:
             weighted = jax.tree.map(lambda u: (k - 1).astype(u.dtype) * u, updates)
             lag = _add(sparse, lag, weighted, batch.examples)
         return theta, memory, lag, loss
 
-    def sample(theta: Params, lag: Kept, k: Count) -> Params:
+    def value(theta: Params, lag: Any, k: Count) -> Params:
         if not average:
             return theta
         steps = jnp.maximum(k, 1)
         return jax.tree.map(lambda x, s: x - s / steps.astype(s.dtype), theta, lag)
 
-    return Walk(start, move, sample)
+    return Average(init, step, value)
 
 
 def _add(sparse: SparseTable, theta: Params, updates: Params, batch: Examples) -> Params:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.algorithms.algorithm import Algorithm
+from fedpa.algorithms.fedopt import Algorithm
 from fedpa.data.federated import FederatedData
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population, stage
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, of_population, stage
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local

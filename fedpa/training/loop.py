@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedpa.algorithms.algorithm import Algorithm
+from fedpa.algorithms.fedopt import Algorithm
 from fedpa.data.federated import FederatedData
 from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes

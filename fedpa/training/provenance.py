@@ -18,7 +18,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import Algorithm, ClientUpdate
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
 from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
 from fedpa.training.loggers.logger import flat

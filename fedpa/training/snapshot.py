@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedpa.algorithms.algorithm import ClientState
+from fedpa.algorithms.fedopt import ClientState
 from fedpa.training.history import History
 
 

@@ -11,8 +11,7 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms.algorithm import of_population
-from fedpa.algorithms.fedprox import pull
+from fedpa.algorithms.fedopt import of_population
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import from_mapping
 from fedpa.experiments.config import default_config, resolve
@@ -22,7 +21,6 @@ from fedpa.experiments.models import BagOfWords, bag_of_words
 from fedpa.experiments.tasks import tasks
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
 from fedpa.objectives.objective import client_gradient
-from fedpa.samplers.scaling import scaling
 from fedpa.server.optimizers import decaying, growing
 from fedpa.training.loop import train
 from tests.compiling import QUICK
@@ -326,7 +324,7 @@ def test_a_table_is_not_left_alone_where_every_row_moves():
         "weights": np.full((2, 2), 0.5, np.float32),
         "y": np.array([[1, 0], [0, 1]], np.float32),
     }
-    data, local = client_data(examples), LocalTraining(optax.sgd(0.5), batch_size=1, epochs=2)
+    data, local = client_data(examples), LocalTraining(0.5, batch_size=1, epochs=2)
     found = {}
     for objective in (
         Objective(bag_of_words.loss),
@@ -348,13 +346,6 @@ def test_a_table_is_not_left_alone_where_every_row_moves():
         np.testing.assert_allclose(ours, dense, rtol=1e-5, atol=1e-6)
     table = bag_of_words.SPARSE.table(found[False].delta)
     np.testing.assert_allclose(table[5], 2.0, rtol=1e-6)  # 4 steps of 0.5·c, on a row never read
-
-
-def test_a_pull_is_no_multiplication():
-    """So FedProx's steps are dense, too."""
-    theta = {"table": jnp.ones((3, 2))}
-    assert scaling(optax.sgd(0.1), theta) is not None
-    assert scaling(optax.chain(pull(0.1), optax.sgd(0.1)), theta) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import fedpa
 from fedpa import LocalTraining, Server, server
-from fedpa.algorithms.algorithm import Algorithm
+from fedpa.algorithms.fedopt import Algorithm
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import FederatedData, from_mapping
 from fedpa.objectives import ClientData, Objective, least_squares

@@ -9,9 +9,11 @@ import optax
 import pytest
 
 from fedpa.samplers import Epochs, Steps, draw, exact, hmc, iasg, nuts, sghmc, sgld
-from fedpa.samplers.iasg import averaged_covariance
-from fedpa.samplers.sghmc import underdamped_covariance
-from fedpa.samplers.sgld import langevin_covariance
+from fedpa.samplers.covariances import (
+    averaged_covariance,
+    langevin_covariance,
+    underdamped_covariance,
+)
 from tests.federations import trees_equal
 from tests.samplers.gaussian import HESSIAN, check_gaussian, target
 

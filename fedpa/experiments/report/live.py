@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedpa.algorithms.algorithm import stage
+from fedpa.algorithms.fedopt import stage
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training.callbacks import Callback, Event
 

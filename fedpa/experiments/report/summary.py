@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpa.algorithms.algorithm import stage
+from fedpa.algorithms.fedopt import stage
 
 WINDOW = 10
 

@@ -34,8 +34,7 @@ from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, dis
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
-from fedpa.samplers.iasg import iasg
-from fedpa.samplers.minibatch_chain import Steps
+from fedpa.samplers.iasg import Steps, iasg
 from fedpa.types import Key
 
 POINTS, BATCH, BURN_IN, STARTS = 500, 10, 100, 10

@@ -34,11 +34,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.client import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.fedopt import Method
 from fedpa.algorithms.fedpa import fedpa
-from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.mean import mean
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.algorithm import Algorithm
+from fedpa.algorithms.fedopt import Algorithm, Cohort, fed_round
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, num_rows
 from fedpa.training.cohort import client_hashes, keys_at
@@ -46,30 +46,14 @@ def equal_clients(examples: Mapping[str, Any]) -> Clients:
 
 def simulate(algorithm: Algorithm, theta: Params, clients: Clients, root: Key, rounds: int) -> Path:
     """`rounds` rounds of a stateless algorithm from θ; `root` is `jax.random.key(seed)`."""
-    if algorithm.inquiry is not None or jax.tree.leaves(algorithm.client_init(theta)):
-        raise FedpaError("algorithm asks twice or keeps client states: fedpa.train runs it")
+    if jax.tree.leaves(algorithm.client_init(theta)):
+        raise FedpaError("algorithm keeps client states: fedpa.train runs it")
 
     def one_round(phase: str) -> Any:
-        client = algorithm.clients[phase]
-
         def step(state: Any, t: jax.Array) -> tuple[Any, Path]:
-            message = algorithm.broadcast(state, t)
-            keys = keys_at(root, t, clients.hashes)
-            n = clients.data.n  # not vectorized over: loops have one length for all
-            out = jax.vmap(lambda examples, key: client(message, ClientData(examples, n), (), key))(
-                clients.data.examples, keys
-            )
-            sent = (out.result, out.weight)
-            first = jax.tree.map(
-                lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), sent
-            )
-            total, _ = jax.lax.scan(
-                lambda total, one: (algorithm.aggregation.add(total, *one)[0], None),
-                algorithm.aggregation.init(*first),
-                sent,
-            )
-            state, _ = algorithm.server(state, algorithm.aggregation.value(total), t)
-            infos = jax.tree.map(lambda values: jnp.mean(values, axis=0), out.info)
+            cohort = Cohort(clients.data, keys_at(root, t, clients.hashes))
+            state, left = fed_round(algorithm, state, cohort, t, phase)
+            infos = jax.tree.map(lambda values: jnp.mean(values, axis=0), left.client_info)
             return state, Path(algorithm.parameters(state), infos)
 
         return step

@@ -30,11 +30,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, ClientUpdate
-from fedpa.algorithms.client_update import Broadcast, client_update
+from fedpa.algorithms.client import Broadcast, LocalTraining, client_update, local_sampler
 from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, ClientUpdate
 from fedpa.algorithms.fedpa import fedpa
-from fedpa.algorithms.local_training import LocalTraining, local_sampler
 from fedpa.algorithms.mean import mean
 from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.dense import dense_delta

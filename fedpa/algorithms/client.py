@@ -1,21 +1,90 @@
-"""The client's side of an algorithm: how much local SGD, and which of it makes samples."""
+"""The client update of FedAvg and FedPA (Algorithms 2 and 3).
+
+    Algorithm 2:  θ_K ← K steps of ClientOpt from θ₀;        Δ = θ₀ − θ_K
+    Algorithm 3:  θ_s ~ ClientMCMC, s = 1 … ℓ;               Δ̂ = Σ̂⁻¹(θ₀ − μ̂), as samples come
+
+Both are a sampler (`samplers/iasg.py`, Algorithm 4) and a delta (`deltas/`): Algorithm 2 is the
+sampler without averaging and the delta of the last iterate.
+"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedpa.algorithms.fedopt import Broadcast, ClientResult, ClientState, ClientUpdate
+from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import check_order
 from fedpa.objectives.objective import Objective
-from fedpa.samplers.iasg import iasg
-from fedpa.samplers.minibatch_chain import Epochs, Steps
+from fedpa.samplers.iasg import Epochs, Steps, iasg, plain_sgd
 from fedpa.samplers.sampler import Sampler
 from fedpa.server.schedules import constant
+from fedpa.server.weighting import client_weight
 from fedpa.types import Key, Params, Scalar
+
+
+class ClientInfo(NamedTuple):
+    loss: Scalar
+    """Mean training loss met during local work."""
+    delta_norm: Scalar
+    """‖Δ‖."""
+    correction_norm: Scalar
+    """‖Δ − (θ₀ − θ_K)‖: what was changed against FedAvg's delta from the same chain."""
+    correction_cosine: Scalar
+    """Cosine of the angle between Δ and θ₀ − θ_K."""
+    rho: Scalar
+    ess: Scalar
+    """How many independent samples the client's samples are worth; 0 where it uses none."""
+
+
+def client_update(
+    sampler_at: Callable[[jax.Array], Sampler], delta: Delta, samples: int, weighting: str
+) -> ClientUpdate:
+    """Assemble sampler and delta.
+
+    Args:
+        sampler_at: The round's learning-rate multiplier → the sampler.
+        delta: What is made of the samples.
+        samples: ℓ.
+        weighting: q_i: `examples` or `uniform`.
+    """
+
+    def client(message: Broadcast, data: ClientData, state: ClientState, key: Key) -> ClientResult:
+        sampler = sampler_at(message.rate)
+        theta0 = message.theta
+
+        def body(_: Any, carry: tuple[Any, Any, Scalar]) -> tuple[Any, Any, Scalar]:
+            chain, sums, loss = carry
+            chain, theta_s, info = sampler.sample(chain, data)
+            sums = delta.update(sums, theta_s, sampler.position(chain))
+            return chain, sums, loss + info.loss.astype(jnp.float32)
+
+        start = (sampler.init(theta0, data, key), delta.init(theta0, data.n), jnp.zeros(()))
+        chain, sums, loss = jax.lax.fori_loop(0, samples, body, start)
+        result, made = delta.value(sums)
+        uncorrected = optax.tree.sub(theta0, sampler.position(chain))
+        info = client_info(result, uncorrected, loss / samples, made)
+        return ClientResult(result, client_weight(weighting, data.n), state, info)
+
+    return client
+
+
+def client_info(
+    delta: Params, uncorrected: Params, loss: Scalar, made: DeltaInfo | None = None
+) -> ClientInfo:
+    """`made` is what the delta says of itself; None if it is made of no samples."""
+    norm, plain = optax.tree.norm(delta), optax.tree.norm(uncorrected)
+    both = norm * plain
+    cosine = jnp.where(
+        both > 0, optax.tree.vdot(delta, uncorrected) / jnp.where(both > 0, both, 1), 1
+    )
+    correction = optax.tree.norm(optax.tree.sub(delta, uncorrected))
+    return ClientInfo(loss, norm, correction, cosine, *(made or (jnp.zeros(()), jnp.zeros(()))))
+
 
 SamplerFactory = Callable[[Objective, Any], Sampler]
 """(objective, learning-rate multiplier of the round) → a sampler."""
@@ -24,8 +93,9 @@ SamplerFactory = Callable[[Objective, Any], Sampler]
 class LocalTraining(NamedTuple):
     """M epochs of ClientOpt give M samples, one per epoch, unless something else is said."""
 
-    optimizer: optax.GradientTransformation
-    """ClientOpt: fresh each round, its state carried across epochs and samples."""
+    optimizer: optax.GradientTransformation | float
+    """ClientOpt, an optax transformation or a number, the rate of plain SGD: fresh each round, its
+    state carried across epochs and samples."""
     batch_size: int
     epochs: int = 1
     """M."""
@@ -54,7 +124,7 @@ class Work(NamedTuple):
 def local_work(local: LocalTraining) -> Work:
     """What makes a sample and how many there are; refuses contradictions."""
     check_type("local", local, LocalTraining, "fedpa.LocalTraining(optax.sgd(0.1), batch_size=20)")
-    check_type("optimizer", local.optimizer, optax.GradientTransformation, "optax.sgd(0.1)")
+    as_optimizer(local.optimizer)
     check_integer("batch_size", local.batch_size, 1)
     check_order(local.order)
     if local.samples is not None:
@@ -142,12 +212,26 @@ def run_locally(
     return chain, loss / samples
 
 
-def scaled(
-    optimizer: optax.GradientTransformation, rate: jax.Array
-) -> optax.GradientTransformation:
+Optimizer: TypeAlias = optax.GradientTransformation | float | jax.Array
+"""ClientOpt; a number is the rate of plain SGD."""
+
+
+def scaled(optimizer: Optimizer, rate: jax.Array) -> Optimizer:
     """The optimizer with its learning rate multiplied by `rate`."""
+    if not isinstance(optimizer, optax.GradientTransformation):
+        return optimizer * rate
     # optax.scale would promote; parameters keep their dtype here.
     by_rate = optax.stateless(
         lambda updates, _: jax.tree.map(lambda u: jnp.asarray(rate, u.dtype) * u, updates)
     )
     return optax.chain(optimizer, by_rate)
+
+
+def as_optimizer(optimizer: Optimizer) -> optax.GradientTransformation:
+    """The transformation; of a number, plain SGD."""
+    if isinstance(optimizer, optax.GradientTransformation | jax.Array):
+        return optimizer if isinstance(optimizer, tuple) else plain_sgd(optimizer)
+    known = isinstance(optimizer, int | float) and not isinstance(optimizer, bool)
+    if not known or not 0 < optimizer < float("inf"):
+        raise refuse("optimizer", optimizer, "must be an optax transformation, or a number > 0")
+    return plain_sgd(optimizer)

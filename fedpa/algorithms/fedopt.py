@@ -1,0 +1,223 @@
+"""Algorithm 1, generalized federated optimization.
+
+    for t = 0, 1, …:
+        broadcast θ to the cohort S_t
+        each client:  Δ_i ← ClientUpdate(θ)                    (`fedpa.algorithms.client`)
+        aggregate:    Δ ← Σ q_i Δ_i / Σ q_i
+        server:       θ ← ServerOpt(θ, Δ)
+
+An `Algorithm` is these steps as functions; `fed_round` is the loop's body, `fedopt` the assembly
+that FedAvg, FedPA and the controls share. Message, result and client state are pytrees of the
+algorithm's own choosing: an engine moves, weighs and averages them without knowing which algorithm
+it runs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedpa.errors import FedpaError, check_integer
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective
+from fedpa.server import update as server_update
+from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, weighted_mean
+from fedpa.server.schedules import constant
+from fedpa.server.update import Server, ServerInfo, ServerState, check_server
+from fedpa.server.weighting import total_weight
+from fedpa.types import Key, Keys, Params, Scalar
+
+State = Any
+Message = Any
+ClientState = Any
+BURN_IN = "burn-in"
+SAMPLING = "sampling"
+TRAINING = "training"
+WITH = " with "
+"""Between a phase's name and what some of its rounds have besides."""
+
+
+def stage(phase: str) -> str:
+    """A phase whatever single rounds have besides: burn-in, of `burn-in with precision`."""
+    return phase.split(WITH)[0]
+
+
+class Broadcast(NamedTuple):
+    """What FedAvg, FedPA and their controls send to clients."""
+
+    theta: Params
+    rate: Scalar
+    """Multiplies the client's learning rate this round."""
+
+
+class ClientResult(NamedTuple):
+    result: Result
+    """What is sent to the server and averaged there."""
+    weight: Weight
+    """q_i, or a tree prefix of the result: each subtree is averaged by its own weight."""
+    state: ClientState
+    """What the client keeps for the next round it takes part in."""
+    info: Any
+    """A NamedTuple of scalars for people to see; averaged over clients as `train/<name>`."""
+
+
+ClientUpdate = Callable[[Message, ClientData, ClientState, Key], ClientResult]
+
+
+class Inquiry(NamedTuple):
+    """What a round's clients are asked before they begin: a round trip of its own."""
+
+    broadcast: Callable[[State], Message]
+    """A part of the message that follows, which is not sent again."""
+    client: ClientUpdate
+    """It keeps no state: what it returns as one is not looked at."""
+    receive: Callable[[State, Aggregate], State]
+    """(server state, what the clients answered, aggregated) → server state."""
+
+
+class Algorithm(NamedTuple):
+    init: Callable[[Params], State]
+    """θ → server state."""
+    phase: Callable[[int], str]
+    """round → the name of the phase it belongs to."""
+    broadcast: Callable[[State, Any], Message]
+    """What clients are sent."""
+    clients: Mapping[str, ClientUpdate]
+    """The client update of each phase: one program each."""
+    client_init: Callable[[Params], ClientState]
+    """θ → the state of a client that takes part for the first time; () if it keeps none."""
+    aggregation: Aggregation
+    """How results become one."""
+    server: Callable[[State, Aggregate, Any], tuple[State, Any]]
+    """ServerUpdate. Its info is `ServerInfo`, or a NamedTuple of that and more scalars for people
+    to see, as `train/<name>`."""
+    parameters: Callable[[State], Params]
+    """server state → the θ to evaluate and to return."""
+    inquiry: Inquiry | None = None
+
+
+class Cohort(NamedTuple):
+    """The clients of one round, stacked: what `fed_round` is given."""
+
+    data: ClientData
+    """Examples with a first axis over clients; n of each, or one n for all."""
+    keys: Keys
+    """One for each."""
+    states: Any = ()
+    """What each has kept, stacked; () if the algorithm's clients keep nothing."""
+
+
+class Round(NamedTuple):
+    """What a round leaves beside the server's state."""
+
+    states: ClientState
+    """What each client keeps, stacked."""
+    client_info: Any
+    """Each client's, stacked."""
+    server_info: Any
+
+
+def fed_round(
+    algorithm: Algorithm, state: State, cohort: Cohort, t: Any, phase: str | None = None
+) -> tuple[State, Round]:
+    """One round of Algorithm 1, a pure function of server state and cohort: jit, scan or vmap it.
+
+    Args:
+        algorithm: What `fedpa.fedavg(local, server)(objective)` gives.
+        state: The server's, from `algorithm.init(theta)`.
+        cohort: The round's clients.
+        t: The round, from 0; a traced number needs its `phase`.
+        phase: `algorithm.phase(t)` by default.
+    Returns:
+        The server's next state, and what the round leaves.
+    """
+    if algorithm.inquiry is not None:
+        asked, message = algorithm.inquiry.client, algorithm.inquiry.broadcast(state)
+        aggregate, _ = _run_clients(algorithm, asked, message, cohort)
+        state = algorithm.inquiry.receive(state, aggregate)
+    client = algorithm.clients[algorithm.phase(t) if phase is None else phase]
+    aggregate, out = _run_clients(algorithm, client, algorithm.broadcast(state, t), cohort)
+    state, info = algorithm.server(state, aggregate, t)
+    return state, Round(out.state, out.info, info)
+
+
+def _run_clients(
+    algorithm: Algorithm, client: ClientUpdate, message: Message, cohort: Cohort
+) -> tuple[Aggregate, ClientResult]:
+    """All clients side by side, their results summed in the order of the cohort."""
+    sizes = ClientData(0, 0 if jnp.ndim(cohort.data.n) else None)  # type: ignore[arg-type]
+    out = jax.vmap(client, in_axes=(None, sizes, 0, 0))(
+        message, cohort.data, cohort.states, cohort.keys
+    )
+    sent = (out.result, out.weight)
+    one = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), sent)
+    total, _ = jax.lax.scan(
+        lambda total, one: (algorithm.aggregation.add(total, *one)[0], None),
+        algorithm.aggregation.init(*one),
+        sent,
+    )
+    return algorithm.aggregation.value(total), out
+
+
+def fedopt(
+    server: Server,
+    clients: Mapping[str, ClientUpdate],
+    phase: Callable[[int], str],
+    client_rate: Callable[[Any], Any] = constant(1.0),
+    server_rate: Callable[[Any], Any] = constant(1.0),
+) -> Algorithm:
+    """Algorithm 1 around the given client updates; the rates multiply learning rates by round."""
+    check_server(server)
+
+    def broadcast(state: ServerState, t: Any) -> Broadcast:
+        return Broadcast(state.theta, jnp.asarray(client_rate(t), jnp.float32))
+
+    def step(state: ServerState, aggregate: Aggregate, t: Any) -> tuple[ServerState, ServerInfo]:
+        return server_update.update(
+            server, state, aggregate.mean, aggregate.weight, server_rate(t) * server.schedule(t)
+        )
+
+    return Algorithm(
+        init=lambda theta: server_update.init(server, theta),
+        phase=phase,
+        broadcast=broadcast,
+        clients=clients,
+        client_init=lambda theta: (),
+        aggregation=weighted_mean(),
+        server=step,
+        parameters=lambda state: server_update.parameters(server, state),
+    )
+
+
+def phase_after(burn_in_rounds: int) -> Callable[[int], str]:
+    """round → phase: sampling from round `burn_in_rounds` on."""
+    check_integer("burn_in_rounds", burn_in_rounds, 0)
+    return lambda t: SAMPLING if t >= burn_in_rounds else BURN_IN
+
+
+Method = Callable[[Objective], Algorithm]
+"""An algorithm with all its settings, waiting for the objective."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OfPopulation:
+    """A method that has yet to be told of all clients, not only those of a round."""
+
+    weighting: str
+    """By which weights q_i it counts them."""
+    method: Callable[[float], Method]
+    """Σ q_i over all clients → the method."""
+
+    def __call__(self, objective: Objective) -> Algorithm:
+        raise FedpaError(
+            "population is not known: give population=…, the sum of the weights of all clients"
+        )
+
+
+def of_population(method: Method, sizes: Iterable[int]) -> Method:
+    """The method, told how many examples each of all clients has."""
+    if not isinstance(method, OfPopulation):
+        return method
+    return method.method(total_weight(method.weighting, sizes))
