@@ -13,6 +13,7 @@ from fedpa.experiments.models import BagOfWords, NextWordLSTM, bag_of_words, lst
 from fedpa.objectives import Objective, client_data
 from fedpa.objectives.objective import check_loss
 from fedpa.samplers import Epochs, Steps, draw, iasg
+from fedpa.samplers.sparse_step import average_sparsely
 from tests.compiling import QUICK
 
 WORDS, TAGS, EXAMPLES, LENGTH = 12, 3, 11, 4
