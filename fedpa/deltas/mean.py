@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.deltas.delta import Delta, DeltaInfo
-from fedpa.deltas.effective_samples import effective_samples
+from fedpa.deltas.gram import effective_samples
 from fedpa.precision import narrowed, widened
 from fedpa.types import Count, Params, Scalar
 

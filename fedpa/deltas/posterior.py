@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 
 from fedpa.deltas import gram, recurrence
 from fedpa.deltas.delta import Delta, DeltaInfo
-from fedpa.deltas.effective_samples import effective_samples
 from fedpa.deltas.recurrence import RecurrenceState
 from fedpa.deltas.shrinkage import Shrinkage, shrinkage
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -90,7 +89,7 @@ def posterior(
 
     def value_gram(state: GramState) -> tuple[Params, DeltaInfo]:
         flat = _ravelled(state.theta0)
-        found = gram.on_device(flat, state.rows, state.t, state.scale, shrink)
+        found = gram.solve(flat, state.rows, shrink, state.scale, state.t)
         return _shaped(found.delta, state.t, state.theta0), _info(found.rho, found.ess)
 
     def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
@@ -107,7 +106,7 @@ def posterior(
     def value_recurrence(state: tuple[Params, RecurrenceState]) -> tuple[Params, DeltaInfo]:
         theta0, inner = state
         delta = _shaped(recurrence.value(inner), inner.t, theta0)
-        return delta, _info(inner.rho, effective_samples(inner.t, inner.steps, inner.spread))
+        return delta, _info(inner.rho, gram.effective_samples(inner.t, inner.steps, inner.spread))
 
     def _shaped(delta: Array, t: Scalar, theta0: Params) -> Params:
         # More samples than there is room for: no number rather than a wrong one.
@@ -156,16 +155,17 @@ def posterior_delta(
     if any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked]):
         flat, unravel = ravel_pytree(theta0)
         rows = jax.vmap(_ravelled)(samples).astype(dtype)
-        count, scale = (jnp.asarray(value, dtype) for value in (ell, sample_scale))
-        found = gram.on_device(flat.astype(dtype), rows, count, scale, shrink)
-        return unravel(found.delta.astype(flat.dtype))
+        scale = jnp.asarray(sample_scale, dtype)
+        return unravel(gram.solve(flat.astype(dtype), rows, shrink, scale).delta.astype(flat.dtype))
 
+    if ell * sum(leaf.size for leaf in leaves) <= 1 << 20:  # wider costs nothing to speak of
+        dtype = np.dtype(np.float64)
     theta = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
-    if len(stacked) == 1:  # a view where possible: the samples may be most of the memory there is
-        matrix = np.asarray(stacked[0], dtype).reshape(ell, -1)
-    else:
-        matrix = np.concatenate([np.asarray(s, dtype).reshape(ell, -1) for s in stacked], axis=1)
-    values = gram.on_host(theta, matrix, sample_scale, shrink).delta
+    # A view where possible: the samples may be most of the memory there is.
+    parts = [np.asarray(s, dtype).reshape(ell, -1) for s in stacked]
+    matrix = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = gram.solve(theta, matrix, shrink, sample_scale).delta
     if not np.isfinite(values).all():  # asked first, of every sample, it would take as long again
         for name, array in [("theta0", theta), ("samples", matrix)]:
             if not np.isfinite(array).all():

@@ -17,8 +17,6 @@ nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, b
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import refuse
@@ -60,12 +58,14 @@ class Shrinkage(NamedTuple):
 
 def fixed(rho: Any, target: str = "identity") -> Shrinkage:
     """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
-    if isinstance(rho, np.ndarray | jax.Array) and rho.ndim == 0:
-        rho = rho.item()
-    if not isinstance(rho, int | float | np.number) or not 0 <= rho < float("inf"):
+    try:
+        value = float("nan") if isinstance(rho, str | bool) else float(rho)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 <= value < float("inf"):
         raise refuse("rho", rho, "must be a finite number ≥ 0")
     return Shrinkage(
-        "fixed", float(rho), _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * rho)
+        "fixed", value, _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * value)
     )
 
 
@@ -104,7 +104,7 @@ def shrinkage(rule: Any, target: str = "identity") -> Shrinkage:
 
 def coefficients(estimator: Shrinkage, moments: Moments) -> Coefficients:
     """(a, r) of Σ̂ = a (I + r Ŝ), and the ρ in use."""
-    xp = np if isinstance(moments.trace, np.generic | float) else jnp
+    xp = array_namespace(moments.trace)
     degrees = xp.maximum(moments.num_samples - 1, 1.0)
     degenerate = (moments.num_samples <= 1) | (moments.trace <= 0)
     w = estimator.mixing_weight(moments)
@@ -123,9 +123,16 @@ def coefficients(estimator: Shrinkage, moments: Moments) -> Coefficients:
     )
 
 
+def array_namespace(array: Any) -> Any:
+    """numpy for NumPy's arrays and numbers, jax.numpy for JAX's."""
+    if isinstance(array, np.ndarray | np.generic | float | int):
+        return np
+    return array.__array_namespace__()
+
+
 def _ratio(above: Any, below: Any) -> Any:
     """min(above/below, 1), and 1 where Ŝ is already a multiple of I (or is 0)."""
-    xp = jnp if not isinstance(above, np.generic | float) else np
+    xp = array_namespace(above)
     positive = below > 0
     return xp.minimum(xp.where(positive, above / xp.where(positive, below, 1.0), 1.0), 1.0)
 

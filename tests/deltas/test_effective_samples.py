@@ -8,7 +8,7 @@ from fedpa.deltas.shrinkage import fixed
 
 
 def ess(samples):
-    return gram.on_host(np.zeros(samples.shape[1]), samples, 1.0, fixed(0.1)).ess
+    return gram.solve(np.zeros(samples.shape[1]), samples, fixed(0.1)).ess
 
 
 def autoregressive(phi, ell, dim, seed=0):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import fedpa
 from fedpa.deltas import fixed, gram, oas, rblw
-from fedpa.deltas.dense import dense_delta
 from fedpa.deltas.shrinkage import Moments, coefficients
+from tests.deltas.dense import dense_delta
 
 
 def chen_oas(s, n):
@@ -60,7 +60,7 @@ def test_a_data_driven_weight_maps_back_to_rho():
     """The ρ that is reported gives the same delta when it is fixed."""
     rng = np.random.default_rng(0)
     samples, theta0 = rng.standard_normal((8, 20)), rng.standard_normal(20)
-    value, rho, _ = gram.on_host(theta0, samples, 1.0, oas())
+    value, rho, _ = gram.solve(theta0, samples, oas())
     assert rho > 0
     np.testing.assert_allclose(value, fedpa.posterior_delta(theta0, samples, rho), rtol=1e-9)
 
@@ -76,7 +76,7 @@ def test_known_value():
 @pytest.mark.parametrize("estimator", [oas(), rblw(), oas("scaled"), rblw("scaled")])
 @pytest.mark.parametrize("samples", [np.ones((1, 3)), np.ones((4, 3))], ids=["one", "equal"])
 def test_nothing_to_estimate_means_identity(estimator, samples):
-    value, rho, ess = gram.on_host(np.full(3, 5.0), samples, 1.0, estimator)
+    value, rho, ess = gram.solve(np.full(3, 5.0), samples, estimator)
     np.testing.assert_allclose(value, 4.0)
     assert rho == 0.0
     assert ess == 1.0

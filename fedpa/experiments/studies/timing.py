@@ -36,7 +36,6 @@ from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, ClientUpdate
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.mean import mean
 from fedpa.deltas.delta import Delta, DeltaInfo
-from fedpa.deltas.dense import dense_delta
 from fedpa.deltas.posterior import GramState, posterior, posterior_delta
 from fedpa.deltas.shrinkage import fixed
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
@@ -220,7 +219,7 @@ def delta_of(form: str) -> Delta:
 def dense() -> Delta:
     """Δ̂ = (1 + (ℓ−1)ρ) (I + ρ XᵀX)⁻¹ (θ₀ − x̄) as if there were no structure to use.
 
-    Compiled and in the parameters' precision, as the others are (`fedpa.deltas.dense` is neither).
+    Compiled and in the parameters' precision, as the others are (`solve_densely` is neither).
     """
 
     def value(state: GramState) -> tuple[Params, DeltaInfo]:
@@ -233,6 +232,15 @@ def dense() -> Delta:
         )
 
     return posterior(SAMPLES, fixed(RHO), form="gram")._replace(value=value)
+
+
+def solve_densely(theta0: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Δ̂ with Σ̂ formed and solved with in float64: what the others' errors are measured against."""
+    x = np.asarray(samples, np.float64)
+    deviations = x - x.mean(0)
+    sigma = np.eye(x.shape[1]) + RHO * deviations.T @ deviations
+    b = np.asarray(theta0, np.float64) - x.mean(0)
+    return (1 + (len(x) - 1) * RHO) * np.linalg.solve(sigma, b)
 
 
 def online(delta: Delta) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -262,7 +270,7 @@ def reference(theta0: jax.Array, samples: jax.Array) -> np.ndarray:
     """Δ̂ in float64: the d×d oracle where it is affordable, the Gram form elsewhere."""
     theta, x = np.asarray(theta0, np.float64), np.asarray(samples, np.float64)
     if theta.size <= ORACLE_UP_TO:
-        return dense_delta(theta, x, fixed(RHO))
+        return solve_densely(theta, x)
     return posterior_delta(theta, x, RHO)
 
 
