@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+import fedpa
 from fedpa.algorithms.method import methods
 from fedpa.engines.flower import client_app
 from fedpa.engines.flower.node import _as_keys
@@ -20,7 +21,6 @@ from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
 from fedpa.engines.flower.states import in_context, in_directory, put, taken
 from fedpa.errors import FedpaError
-from fedpa.tasks.task import _own, register, tasks
 from fedpa.training.checkpoints import entry
 from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid
@@ -110,9 +110,9 @@ def test_the_model_crosses_the_wire_once_each_way_in_float32(tmp_path):
             (record["comm/bytes_up"], record["comm/bytes_down"]) for record in fit.history
         ]
         assert len(sent) <= 3 * 3
-    for fedavg, fedpa in zip(traffic["fedavg"], traffic["fedpa"], strict=True):
-        assert fedpa[0] <= 1.01 * fedavg[0]
-        assert fedpa[1] <= 1.01 * fedavg[1]
+    for usual, sampling in zip(traffic["fedavg"], traffic["fedpa"], strict=True):
+        assert sampling[0] <= 1.01 * usual[0]
+        assert sampling[1] <= 1.01 * usual[1]
     up, down = traffic["fedpa"][-1]
     assert up < 3 * 1.1 * 4 * 2_410
     assert down < 3 * 1.1 * 4 * 2_410
@@ -649,10 +649,13 @@ def test_no_example_is_told(tmp_path):
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
 
 
-def test_the_page_s_task_of_one_s_own(tmp_path):
+def test_the_page_s_task_of_one_s_own(tmp_path, monkeypatch):
     """The deployment page's code, as it stands there; nodes have clients and no test split."""
     page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text("utf-8")
     code = "#" + page.split("```python\n# fedpa_app/clinics.py", 1)[1].split("```")[0]
+    (tmp_path / "app_of_the_page").mkdir()
+    (tmp_path / "app_of_the_page" / "clinics.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
     rng = np.random.default_rng(0)
 
     def example_file(place, name, n):
@@ -668,20 +671,16 @@ def test_the_page_s_task_of_one_s_own(tmp_path):
     example_file(tmp_path / "server" / "test", "test", 300)
     config = {
         **settings(tmp_path, rounds=8, clients_per_round=10, epochs=5),
-        "task": "clinics",
+        "task": "app_of_the_page.clinics",
         "data-dir": str(tmp_path / "server"),
     }
-    try:
-        exec(compile(code, "clinics.py", "exec"), {})
-        nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(3)]
-        fit = served(config, nodes)
-        with pytest.raises(FedpaError, match="'digits': is one of fedpa's own"):
-            register("digits", tasks()["clinics"])
-    finally:
-        _own.clear()
+    nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(3)]
+    fit = served(config, nodes)
     assert fit.history[-1]["eval/accuracy"] > 0.6  # of ten classes
     assert [record["train/rejected"] for record in fit.history] == [0] * 8
-    assert "clinics" not in tasks()
+    loaded = fedpa.load(tmp_path / "run")
+    assert loaded.config.task == "app_of_the_page.clinics"
+    assert_close(loaded.params, fit.params, 0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of few words, and clients without examples
