@@ -115,7 +115,10 @@ def posterior_delta(
 
 
 def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float) -> "Message":
-    """The answer to a `train` message of the strategy FedPA.
+    """Answer a `train` message of the strategy FedPA with the model θ − Δ.
+
+    The strategy computes Δ = θ − reply; Flower's mods and wrappers that clip or add noise do so,
+    too. Arrays of whole numbers are sent back as they came.
 
     epoch: gets and gives the model's arrays in the order of the message's: those of
         `message.content["arrays"].to_torch_state_dict()`, or `.to_numpy_ndarrays()`.
@@ -136,10 +139,13 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
         float(config["fedpa-rho"]),
     )
     theta = {name: arrays[name].numpy() for name in arrays}
-    delta = client_delta(list(theta.values()), epoch, work)
-    names = [name for name, array in theta.items() if is_trained(array)]
-    sent = {
-        name: Array(np.asarray(array, order="C")) for name, array in zip(names, delta, strict=True)
+    deltas = iter(client_delta(list(theta.values()), epoch, work))
+    model = {
+        name: np.asarray(array - next(deltas).astype(np.float64), array.dtype, order="C")
+        if is_trained(array)
+        else array
+        for name, array in theta.items()
     }
+    sent = {name: Array(array) for name, array in model.items()}
     told = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
     return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": told}), reply_to=message)

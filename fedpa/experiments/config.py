@@ -43,7 +43,13 @@ class RunConfig:
     """Everything that decides a run's numbers."""
 
     task: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="[TASK]", help=_listed("Task", _TASKS))
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(
+            metavar="[TASK]",
+            help=_listed("Task", _TASKS)
+            + " Or your own: the module that defines it, as package.module.",
+        ),
     ] = "digits"
     method: Annotated[str, tyro.conf.arg(metavar="METHOD", help=_listed("Algorithm", _METHODS))] = (
         "fedpa"

@@ -74,7 +74,7 @@ def flower(algorithm: Algorithm, theta: Params, roster: Roster, told: Told) -> E
         sizes = dict(zip(cohort.ids, cohort.sizes, strict=True))
         roster.refresh()
         if not roster.sites:
-            roster.wait_for(1, lambda: f"round {t + 1}: no node is there")
+            roster.wait_for_any(t + 1)
         holders = roster.holders()
         parts: dict[int, list[str]] = {}
         failures = {}

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
+
+from fedpa.flower.records import escape_text
 
 CODES = {
     1: "an error that Flower does not explain",
@@ -57,10 +59,14 @@ def pull(grid: Grid, waiting: Mapping[str, int]) -> dict[int, Answer]:
 
 def _read(message: Message) -> Answer:
     if message.has_error():
-        code, reason = message.error.code, message.error.reason or ""
-        text = CODES.get(code, f"error {code}")
-        return Answer(None, f"{text}: {' '.join(reason.split())[:300]}" if reason else text)
+        return Answer(None, describe_error(message.error))
     return Answer(message.content, "")
+
+
+def describe_error(error: Error) -> str:
+    """Put an error reply, Flower's own or a node's, into one line."""
+    text = CODES.get(error.code, f"error {error.code}")
+    return f"{text}: {escape_text(error.reason)}" if error.reason else text
 
 
 def exchanged(

@@ -18,8 +18,25 @@ from fedpa.training.named_arrays import path_name
 ARRAYS, SCALARS, ABOUT, INFOS = "arrays", "scalars", "about", "infos"
 
 
+def escape_text(text: object, longest: int = 500) -> str:
+    r"""Make one printable line of what another machine sent, to be shown or logged.
+
+    Line breaks, terminal codes and other invisible characters become escapes, as Python writes
+    them; what is longer than `longest` characters is cut and ends in "…".
+
+    >>> escape_text("lost\n\x1b[2Jround 9: done", 20)
+    'lost\\n\\x1b[2Jround …'
+    """
+    start = str(text)[: longest + 1]
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
 class WireError(FedpaError):
-    """A message that is not what it should be; names the array."""
+    """A message that is not what it should be; names the array. What it quotes is escaped."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(escape_text(text))
 
 
 def packed(tree: Any) -> dict[str, Any]:

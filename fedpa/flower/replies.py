@@ -1,6 +1,6 @@
 """What a node sent for a round, checked before any of it is used.
 
-A sum that is not finite, of other arrays or shapes, or of a weight that its clients can't have, is
+A sum that is not finite, of other arrays or shapes, or of another weight than its clients', is
 refused as a whole and named: nothing of it reaches the model.
 """
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flwr.app import RecordDict
 
-from fedpa.flower.records import INFOS, WireError, about, unpacked
+from fedpa.flower.records import INFOS, WireError, about, escape_text, unpacked
 from fedpa.server.weighting import total_weight
 from fedpa.training.named_arrays import path_name
 
@@ -61,25 +61,31 @@ def checked(
         if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
             raise WireError(f"{path_name(path)} holds a value that is not finite")
     counted = [sizes[name] for name, ok in zip(ids, accepted, strict=True) if ok]
-    _check_weight(weight_of(total), total_weight(weighting, counted))
+    _check_weight(weight_of(total), total_weight(weighting, counted), len(counted))
     infos = {
         name: _listed(name, values, len(ids)) for name, values in content.get(INFOS, {}).items()
     }
     for name in infos.keys() - set(names):
         raise WireError(f"{name} is not among the numbers that are told of clients")
     failures = _texts(said.get("failures", "{}"))
-    lost = [str(name) for name in said.get("lost", ())]  # type: ignore[union-attr]
+    told: Any = said.get("lost", ())
+    lost = [name for name in ids if name in told]
     return Reply(total, dict(zip(ids, accepted, strict=True)), infos, failures, lost)
 
 
-def _check_weight(weight: Any, most: float) -> None:
-    """Σ q_i lies between 0 and what its clients have."""
+def _check_weight(weight: Any, expected: float, clients: int) -> None:
+    """Refuse a Σ q_i that is not that of the clients it is of, those accepted.
+
+    Weights are whole numbers: their sum in float32 is exact up to 2²⁴, and above it rounds with
+    every client.
+    """
+    rounding = 0.0 if expected <= 2**24 else clients * 2.0**-24 * expected
     for leaf in jax.tree.leaves(weight):
-        value = np.asarray(leaf)
-        if not ((value >= 0) & (value <= most * (1 + 1e-5))).all():  # rounding
+        values = np.asarray(leaf, np.float64).reshape(-1)
+        wrong = values[~(np.abs(values - expected) <= rounding)]
+        if wrong.size:
             raise WireError(
-                f"weight = {value.reshape(-1)[0]:g}: that of the clients is {most:g}, and can't be "
-                "negative or more"
+                f"weight = {wrong[0]:.9g}: that of its accepted clients is {expected:.9g}"
             )
 
 
@@ -105,6 +111,6 @@ def _all_bool(values: Sequence[Any]) -> bool:
 def _texts(text: Any) -> dict[str, str]:
     try:
         found = json.loads(text)
-        return {str(name): str(reason) for name, reason in found.items()}
+        return {str(name): escape_text(reason) for name, reason in found.items()}
     except (ValueError, TypeError, AttributeError):
         raise WireError("failures must be a JSON object of texts") from None

@@ -6,7 +6,7 @@ is asked again before it is given another. Nobody waits for that: rounds go on w
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from logging import ERROR, INFO, WARNING
 from typing import Any, NamedTuple
 
@@ -18,14 +18,20 @@ import fedpa
 from fedpa.engines.execution import line
 from fedpa.errors import FedpaError
 from fedpa.flower.exchange import pull, push
-from fedpa.flower.records import ABOUT, about
+from fedpa.flower.records import ABOUT, WireError, about, escape_text
 from fedpa.flower.settings import Connection
 
 AGAIN = 5.0
 """Seconds after which a node that could not answer is asked again."""
 
 
-class TwiceError(FedpaError):
+LONGEST_NAME = 200
+"""Characters of a node's name, and of a client's id."""
+REASONS = 5
+"""Nodes whose reasons are given when a run can't start."""
+
+
+class TwiceError(WireError):
     """Two nodes hold one client."""
 
 
@@ -50,7 +56,7 @@ class Roster:
         self.sites: dict[int, Site] = {}
         """Nodes that have answered, and have not been silent since."""
         self.refused: dict[int, str] = {}
-        """Nodes that can't take part, and why."""
+        """Nodes that can't take part, by name and why."""
         self.asked: dict[str, int] = {}
         """Questions that have no answer yet → whom."""
         self.twice: dict[int, str] = {}
@@ -71,16 +77,21 @@ class Roster:
         for node, answer in pull(self.grid, self.asked).items():
             self.asked = {name: who for name, who in self.asked.items() if who != node}
             if answer.content is None:
-                self._unable[node] = (now + AGAIN, f"node {node}: {answer.failure}")
+                self._unable[node] = (now + AGAIN, f"node {node} failed ({answer.failure})")
                 continue
+            self._unable.pop(node, None)
+            name = f"node {node}"
             try:
-                self._enter(node, answer.content)
-            except FedpaError as error:
-                self._refuse(node, str(error))
+                said = about(answer.content)
+                name = escape_text(said.get("name") or name, LONGEST_NAME)
+                self._enter(node, name, said)
+            except WireError as error:
+                self._refuse(node, f"{name} refused ({error})")
                 if isinstance(error, TwiceError):
                     self.twice[node] = str(error)
             except Exception as error:  # what a node sends is anybody's guess
-                self._refuse(node, f"node {node}: the answer makes no sense: {line(error)}")
+                why = escape_text(f"the answer makes no sense: {line(error)}")
+                self._refuse(node, f"{name} refused ({why})")
         self.asked = {name: node for name, node in self.asked.items() if node in present}
         known = self.sites.keys() | self.refused.keys() | set(self.asked.values())
         known |= {node for node, (later, _) in self._unable.items() if later > now}
@@ -109,40 +120,55 @@ class Roster:
         """All clients of the nodes that are there, and their numbers of examples."""
         return {name: n for site in self.sites.values() for name, n in site.sizes.items()}
 
-    def wait_for(self, least: int, what: Callable[[], str]) -> None:
-        """Until so many nodes, and all that are connected, have told what they hold.
+    def wait_to_start(self) -> None:
+        """Wait until `min_nodes` nodes, and all that are connected, have told what they hold.
 
-        After `start_timeout` seconds the first will do; if there are fewer, that is refused.
+        After `start_timeout` seconds `min_nodes` are enough. If there are fewer then, or as soon as
+        that many are connected, all have answered and too few can take part, raises FedpaError with
+        the nodes' reasons.
         """
+        least = self.connection.min_nodes
+        self._wait(least, f"min-nodes = {least}, but", at_start=True)
+
+    def wait_for_any(self, t: int) -> None:
+        """Wait until a node can take part in round t, for at most `start_timeout` seconds."""
+        self._wait(1, f"round {t}:", at_start=False)
+
+    def _wait(self, least: int, what: str, at_start: bool) -> None:
         deadline = time.monotonic() + self.connection.start_timeout
         while True:
             late = time.monotonic() > deadline
             self.refresh()
             if len(self.sites) >= least and (late or not self.asked):
                 return
-            if late:
-                raise FedpaError(f"{what()} ({self._about()})")
+            if late or (at_start and self._all_answered(least)):
+                after = (
+                    f" after start-timeout = {self.connection.start_timeout:g} s" if late else ""
+                )
+                raise FedpaError(f"{what} {self._count_nodes(after)}")
             time.sleep(self.connection.poll)
 
-    def _about(self) -> str:
-        reasons = [*self.refused.values(), *(why for _, why in self._unable.values())]
-        silent = set(self.asked.values()) - self._unable.keys()
-        here = len(self.sites) + len(reasons) + len(silent)
-        waited = f"after start-timeout = {self.connection.start_timeout:g} s"
-        text = f"{waited}: {here} connected, {len(silent)} have not answered"
-        return text + "".join(f"; {reason}" for reason in reasons)
+    def _all_answered(self, least: int) -> bool:
+        """Whether enough nodes are connected, and none of them may still answer otherwise."""
+        return not (self.asked or self._unable) and len(self.sites) + len(self.refused) >= least
 
-    def _enter(self, node: int, content: RecordDict) -> None:
-        said = about(content)
-        name = str(said.get("name") or f"node {node}")
+    def _count_nodes(self, after: str) -> str:
+        reasons = {node: f"node {node} has not answered" for node in self.asked.values()}
+        reasons |= {node: why for node, (_, why) in self._unable.items()} | self.refused
+        here = len(self.sites.keys() | reasons.keys())
+        text = f"{len(self.sites)} of {here} connected nodes can take part{after}"
+        shown = list(reasons.values())[:REASONS]
+        if len(reasons) > REASONS:
+            shown.append(f"and {len(reasons) - REASONS} more")
+        return f"{text}: {', '.join(shown)}" if shown else text
+
+    def _enter(self, node: int, name: str, said: ConfigRecord) -> None:
         if "error" in said:
-            raise FedpaError(f"{name}: {said['error']!s}")
+            raise WireError(str(said["error"]))
         if said.get("kind") != self.kind:
-            raise FedpaError(
-                f"{name}: an example's arrays are {said.get('kind')!s}: on the server they are "
-                f"{self.kind}"
-            )
-        sizes = checked_sizes(name, said, self.connection.largest_client)
+            kind = escape_text(said.get("kind"), 150)
+            raise WireError(f"an example's arrays are {kind}: on the server they are {self.kind}")
+        sizes = checked_sizes(said, self.connection.largest_client)
         for other, theirs in list(self.sites.items()):
             both = sorted(sizes.keys() & theirs.sizes.keys())
             if not both or other == node:
@@ -160,7 +186,6 @@ class Roster:
                     "be on one node"
                 )
         self.sites[node] = Site(name, sizes)
-        self._unable.pop(node, None)
         if name not in self._told:
             log(INFO, "fedpa: %s holds %d clients", name, len(sizes))
             self._told.add(name)
@@ -172,17 +197,22 @@ class Roster:
             self._told.add(reason)
 
 
-def checked_sizes(name: str, said: Any, largest: int) -> dict[str, int]:
+def checked_sizes(said: Any, largest: int) -> dict[str, int]:
     """What a node said of its clients; refused where it makes no sense."""
     ids, sizes = said.get("clients"), said.get("examples")
     if not isinstance(ids, list) or not isinstance(sizes, list) or len(ids) != len(sizes):
-        raise FedpaError(f"{name}: clients and examples must be lists of one length")
+        raise WireError("clients and examples must be lists of one length")
     for client, n in zip(ids, sizes, strict=True):
         if not isinstance(client, str) or not isinstance(n, int) or not 0 <= n <= largest:
-            raise FedpaError(
-                f"{name}: client {client!r} has {n!r} examples: must be a whole number from 0 to "
-                f"largest-client = {largest:,}"
+            raise WireError(
+                f"client {escape_text(client, 100)!r} has {n!r} examples: must be a whole number "
+                f"from 0 to largest-client = {largest:,}"
+            )
+        if client != escape_text(client, LONGEST_NAME):  # it will be in logs and files
+            raise WireError(
+                f"client {escape_text(client, 100)!r}: an id must be at most {LONGEST_NAME} "
+                "printable characters"
             )
     if not ids or len(set(ids)) < len(ids):
-        raise FedpaError(f"{name}: must hold at least one client, and each once")
+        raise WireError("must hold at least one client, and each once")
     return dict(zip(ids, sizes, strict=True))

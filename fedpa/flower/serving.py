@@ -62,9 +62,9 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
         warnings.showwarning = _warned(warnings.showwarning)
         problem = task_named(config.task).load(config.task_options)
         out = Path(connection.out) if connection.out else fresh_directory(config.task)
-        kind, least = example_shapes(problem.clients), connection.min_nodes
+        kind = example_shapes(problem.clients)
         roster = Roster(grid, connection, _message_shapes(config, problem), as_text(kind))
-        roster.wait_for(least, lambda: f"min-nodes = {least}: {len(roster.sites)} can take part")
+        roster.wait_to_start()
         for reason in roster.twice.values():  # whoever answers first would be it
             raise FedpaError(reason)
         known = begun(out) or Begun(secrets.token_hex(8), roster.sizes())

@@ -26,6 +26,8 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore import log
 
 from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.flower.exchange import describe_error
+from fedpa.flower.records import WireError, escape_text
 from fedpa.numpy_client import ClientWork, check_work, is_trained
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server, ServerState, init, update
@@ -44,6 +46,13 @@ class FedPA(Strategy):
     starts. min_nodes: how many must be there for the first round, within `start_timeout` seconds.
     min_success: the share of a round's nodes that must give a usable answer, or the model stays as
     it is. fraction_evaluate, weighted by examples: as in Flower's FedAvg.
+
+    Clients reply with a model, θ − Δ, from which Δ is computed here. That is what Flower's wrappers
+    and mods for differential privacy expect: they clip Δ, and add noise to the new model, with
+    which the next round starts. Choose the clipping norm for Δ̂, which in sampling rounds is up to
+    1 + (ℓ−1)ρ times as long as θ − x̄. The noise is not multiplied by the server's learning rate.
+    Rounding θ − Δ to float32 changes each coordinate of Δ by at most 2⁻²⁴ |θ − Δ|, as rounding the
+    new θ does.
     """
 
     def __init__(
@@ -94,8 +103,11 @@ class FedPA(Strategy):
         theta = _floats(arrays)
         if not theta:
             raise FedpaError("initial_arrays has no floating-point arrays: nothing can be trained")
+        given = {name: jnp.asarray(array) for name, array in theta.items()}
         if self.state is None or server_round == 1:
-            self.state = init(self.server, {n: jnp.asarray(a) for n, a in theta.items()})
+            self.state = init(self.server, given)
+        # A wrapper may have changed what the last round gave: noise is part of the model.
+        self.state = self.state._replace(theta=given)
         self._given = arrays
         nodes = self._connected(grid, self.min_nodes if server_round == 1 else 1)
         size = max(round(self.fraction_train * len(nodes)), 1)
@@ -141,7 +153,7 @@ class FedPA(Strategy):
             counted += 1
             weight += n
             for name, array in delta.items():
-                sums[name] += n * array.astype(np.float64)
+                sums[name] += n * array
             for name, value in metrics.items():
                 told[name] = told.get(name, 0.0) + n * value
         rejected = len(self._asked) - counted
@@ -172,7 +184,17 @@ class FedPA(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        return self._evaluation.aggregate_evaluate(server_round, replies)
+        usable = []
+        for message in replies:
+            if message.has_error():
+                node, why = message.metadata.src_node_id, describe_error(message.error)
+                log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, why)
+                continue
+            for name, record in list(message.content.metric_records.items()):
+                shown = {escape_text(key, 100): value for key, value in record.items()}
+                message.content[name] = MetricRecord(shown)
+            usable.append(message)
+        return self._evaluation.aggregate_evaluate(server_round, usable)
 
 
 def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
@@ -183,33 +205,33 @@ def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 def _checked(
     message: Message, theta: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], int, dict[str, float]]:
-    """A client's Δ, n and metrics. What makes no sense is refused and named."""
+    """A client's Δ in float64, n and metrics. What makes no sense is refused and named."""
     if message.has_error():
-        raise FedpaError(f"error {message.error.code}: {message.error.reason or 'no reason given'}")
+        raise WireError(describe_error(message.error))
     arrays, metrics = message.content.get("arrays"), message.content.get("metrics")
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
-        raise FedpaError("the answer has no records arrays and metrics: does the client use reply?")
+        raise WireError("the answer has no records arrays and metrics: does the client use reply?")
     n = metrics.get("num-examples")
     if not isinstance(n, int) or not 0 <= n <= LARGEST:
         raise refuse("num-examples", n, f"must be a whole number from 0 to {LARGEST:,}")
     delta = {}
     for name, wanted in theta.items():
         if name not in arrays:
-            raise FedpaError(f"there is no array {name}")
+            raise WireError(f"there is no array {name}")
         try:
             array = arrays[name].numpy()
         except Exception as error:
-            raise FedpaError(f"{name} can't be read: {error}") from None
+            raise WireError(f"{name} can't be read: {error}") from None
         if array.shape != wanted.shape or array.dtype != wanted.dtype:
-            raise FedpaError(
+            raise WireError(
                 f"{name} is {array.dtype}{list(array.shape)}: {wanted.dtype}{list(wanted.shape)} "
                 "is needed"
             )
         if not np.isfinite(array).all():
-            raise FedpaError(f"{name} holds a value that is not finite")
-        delta[name] = array
+            raise WireError(f"{name} holds a value that is not finite")
+        delta[name] = wanted.astype(np.float64) - array
     numbers = {
-        str(name): float(value)
+        escape_text(name, 100): float(value)
         for name, value in metrics.items()
         if name != "num-examples" and isinstance(value, int | float)
     }

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool
 
 from fedpa.objectives.input_factor import Blocks, Factor, blocks_of
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
-from fedpa.types import Scalar
 
 
 class Sent(NamedTuple):
@@ -31,7 +30,6 @@ class Mean(NamedTuple):
 class _Total(NamedTuple):
     deltas: Any
     blocks: tuple[Blocks, ...]
-    weight: Scalar
 
 
 def with_precision(deltas: Aggregation, largest: int) -> Aggregation:
@@ -43,7 +41,7 @@ def with_precision(deltas: Aggregation, largest: int) -> Aggregation:
     def init(result: Sent, weight: Weight) -> _Total:
         shapes = jax.eval_shape(matrices, result.factors)
         zeros = tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)
-        return _Total(deltas.init(result.delta, weight), zeros, jnp.zeros((), jnp.float32))
+        return _Total(deltas.init(result.delta, weight), zeros)
 
     def add(total: _Total, result: Sent, weight: Weight) -> tuple[_Total, Bool[Array, ""]]:
         summed, accepted = deltas.add(total.deltas, result.delta, weight)
@@ -51,16 +49,16 @@ def with_precision(deltas: Aggregation, largest: int) -> Aggregation:
         accepted = accepted & all_finite(own)
         q = jnp.asarray(weight, jnp.float32)
         blocks = tuple(s + q.astype(s.dtype) * a for s, a in zip(total.blocks, own, strict=True))
-        new = _Total(summed, blocks, total.weight + q)
+        new = _Total(summed, blocks)
         return jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, total), accepted
 
     def merge(one: _Total, other: _Total) -> _Total:
         blocks = jax.tree.map(jnp.add, one.blocks, other.blocks)
-        return _Total(deltas.merge(one.deltas, other.deltas), blocks, one.weight + other.weight)
+        return _Total(deltas.merge(one.deltas, other.deltas), blocks)
 
     def value(total: _Total) -> Aggregate:
         delta, weight = deltas.value(total.deltas)
-        safe = jnp.where(total.weight > 0, total.weight, 1)
+        safe = jnp.where(weight > 0, weight, 1)
         blocks = tuple(s / safe.astype(s.dtype) for s in total.blocks)
         return Aggregate(Mean(delta, blocks), weight)
 

@@ -53,7 +53,8 @@ _DIRECTORIES = (CHECKPOINTS, *loggers())
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
     """Make a directory `runs/<time>-<name>` that nobody else has."""
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    # A task of one's own may be module:NAME, and not every file system takes a colon.
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace(':', '.')}"
     for suffix in ["", *(f"-{k}" for k in range(2, 1000))]:
         with contextlib.suppress(FileExistsError), writing(root / (stem + suffix)):
             root.mkdir(parents=True, exist_ok=True)

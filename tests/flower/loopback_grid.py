@@ -1,6 +1,7 @@
 """A grid whose nodes are in this process: messages are functions called, nothing is started."""
 
 import itertools
+import logging
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -68,3 +69,19 @@ class LoopbackGrid(Grid):
     @property
     def run(self):
         return self._run
+
+
+def capture(function):
+    """What a function gives, and what it logs by Flower's logger."""
+    lines = []
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Kept()
+    logging.getLogger("flwr").addHandler(handler)
+    try:
+        return function(), "\n".join(lines)
+    finally:
+        logging.getLogger("flwr").removeHandler(handler)

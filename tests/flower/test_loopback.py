@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +12,22 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 import jax
 import jax.numpy as jnp
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
+import fedpa
 from fedpa.errors import FedpaError
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run
-from fedpa.experiments.tasks.task import _own, register, tasks
 from fedpa.flower import client_app
+from fedpa.flower.exchange import describe_error
 from fedpa.flower.node import _as_keys
+from fedpa.flower.records import WireError
+from fedpa.flower.replies import checked
 from fedpa.flower.serving import serve
 from fedpa.flower.settings import run_settings
 from fedpa.flower.states import in_context, in_directory, put, taken
 from fedpa.training.checkpoints import entry
-from tests.flower.loopback_grid import LoopbackGrid
+from tests.flower.loopback_grid import LoopbackGrid, capture
 
 SETTINGS = {
     "task": "digits",
@@ -110,9 +114,9 @@ def test_the_model_crosses_the_wire_once_each_way_in_float32(tmp_path):
             (record["comm/bytes_up"], record["comm/bytes_down"]) for record in fit.history
         ]
         assert len(sent) <= 3 * 3
-    for fedavg, fedpa in zip(traffic["fedavg"], traffic["fedpa"], strict=True):
-        assert fedpa[0] <= 1.01 * fedavg[0]
-        assert fedpa[1] <= 1.01 * fedavg[1]
+    for usual, sampling in zip(traffic["fedavg"], traffic["fedpa"], strict=True):
+        assert sampling[0] <= 1.01 * usual[0]
+        assert sampling[1] <= 1.01 * usual[1]
     up, down = traffic["fedpa"][-1]
     assert up < 3 * 1.1 * 4 * 2_410
     assert down < 3 * 1.1 * 4 * 2_410
@@ -140,6 +144,19 @@ def set_weight(content, value):
     content["scalars"][name] = value
 
 
+def change_weight(content, change):
+    (name,) = content["scalars"]
+    set_weight(content, change(content["scalars"][name]))
+
+
+def reject_one(content):
+    accepted = content["about"]["accepted"]
+    content["about"]["accepted"] = [False, *accepted[1:]]
+
+
+FORGED = "gone\nfedpa: round 9: all is well\x1b[2J" + "x" * 2_000_000
+
+
 def set_examples(content, change):
     content["about"]["examples"] = [change(n) for n in content["about"]["examples"]]
 
@@ -150,7 +167,14 @@ FAULTS = {
     "an array less": (drop_array, "there is no array"),
     "nan": (lambda c: change_array(c, with_nan), "not finite"),
     "a negative weight": (lambda c: set_weight(c, -5.0), "weight = -5"),
-    "an absurd weight": (lambda c: set_weight(c, 1e30), "weight = 1e+30"),
+    "an absurd weight": (lambda c: set_weight(c, 2.0**100), "weight = 1.2676506e+30"),
+    "a little less weight": (lambda c: change_weight(c, lambda q: q - 1), "accepted clients is"),
+    "a little more weight": (lambda c: change_weight(c, lambda q: q * 1.00001), "weight = "),
+    "a client that failed, with its weight": (reject_one, "weight = "),
+    "a number of a name over lines": (
+        lambda c: c["infos"].update({FORGED: [1.0] * len(c["about"]["clients"])}),
+        "gone\\nfedpa: round 9",
+    ),
     "a negative count": (lambda c: set_examples(c, lambda n: -n), "examples = -"),
     "an absurd count": (lambda c: set_examples(c, lambda n: 10**9), "examples = 1000000000"),
     "a number of no name": (
@@ -202,6 +226,33 @@ def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
         told = [line for line in lines if line.startswith(f"fedpa: round {t + 1}: node 1: ")]
         assert told, name
         assert said in told[0], name
+    assert all(len(line) < 1000 and line.isprintable() for line in lines)
+    assert not any(line.startswith("fedpa: round 9: all is well") for line in lines)
+
+
+def test_errors_of_nodes_and_of_single_clients_are_shown_in_one_line():
+    said = ConfigRecord({"error": FORGED})
+    with pytest.raises(WireError) as error:
+        checked(RecordDict({"about": said}), {}, lambda total: 3.0, {"a": 3}, "examples", ())
+    failed = {"clients": ["a"], "accepted": [False], "examples": [0]}
+    failures = json.dumps({"a": FORGED})
+    content = RecordDict({"about": ConfigRecord({**failed, "failures": failures})})
+    reply = checked(content, {}, lambda total: 0.0, {"a": 3}, "examples", ())
+    gone = describe_error(Error(2, FORGED))
+    for text in (str(error.value), reply.failures["a"], gone):
+        assert "gone\\nfedpa: round 9: all is well\\x1b[2J" in text
+        assert text.isprintable()
+        assert len(text) < 600
+
+
+def test_weights_above_what_float32_counts_may_be_rounded():
+    """By one rounding a client, and no more."""
+    sizes = dict.fromkeys("abc", 7_000_001)
+    said = {"clients": [*sizes], "accepted": [True] * 3, "examples": [*sizes.values()]}
+    content = RecordDict({"about": ConfigRecord(said)})
+    checked(content, {}, lambda total: np.float32(21_000_004), sizes, "examples", ())
+    with pytest.raises(WireError, match="weight = 21000012"):
+        checked(content, {}, lambda total: np.float32(21_000_012), sizes, "examples", ())
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -260,24 +311,6 @@ def test_all_nodes_that_are_connected_are_waited_for(tmp_path):
     grid.pull_messages = slow
     serve(grid, config)
     assert len(json.loads((tmp_path / "run" / "clients.json").read_text())["clients"]) == 100
-
-
-def capture(function):
-    """What a function gives, and what it logs by Flower's logger."""
-    import logging
-
-    lines = []
-
-    class Kept(logging.Handler):
-        def emit(self, record):
-            lines.append(record.getMessage())
-
-    handler = Kept()
-    logging.getLogger("flwr").addHandler(handler)
-    try:
-        return function(), "\n".join(lines)
-    finally:
-        logging.getLogger("flwr").removeHandler(handler)
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -482,7 +515,11 @@ def test_a_state_that_is_damaged_is_lost_and_no_other(tmp_path):
 
 
 REFUSED = {
-    "too few nodes": ({}, THIRDS[:2], "min-nodes = 3: 2 can take part"),
+    "too few nodes": (
+        {},
+        THIRDS[:2],
+        "min-nodes = 3, but 2 of 2 connected nodes can take part after start-timeout",
+    ),
     "a client that is not there": (
         {},
         [{"clients": "client-000"}, {"clients": "client-001, nobody"}, {"clients": "client-002"}],
@@ -579,6 +616,10 @@ def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monke
         ({"clients": ["a"] * 34}, "each once"),
         ({"kind": "[Infinity]"}, "an example's arrays are [Infinity]"),
         ({"clients": 5}, "must be lists of one length"),
+        ({"clients": ["a\nb", *map(str, range(33))]}, "client 'a\\\\nb': an id must be"),
+        ({"clients": ["a" * 300, *map(str, range(33))]}, "an id must be at most 200"),
+        ({"error": FORGED}, "gone\\nfedpa: round 9: all is well\\x1b[2J"),
+        ({"name": FORGED, "error": "no"}, "gone\\nfedpa: round 9: all is well\\x1b[2J"),
     ],
 )
 def test_a_node_that_tells_nonsense_of_itself_is_refused(tmp_path, changes, said):
@@ -596,7 +637,39 @@ def test_a_node_that_tells_nonsense_of_itself_is_refused(tmp_path, changes, said
     grid.pull_messages = pull
     with pytest.raises(FedpaError) as error:
         serve(grid, config)
+    assert "min-nodes = 3, but 2 of 3 connected nodes can take part: " in str(error.value)
     assert said in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
+def test_a_run_that_no_node_can_take_part_in_fails_at_once(tmp_path):
+    """Their reasons are given; nothing else is waited for, be the time-out ever so long."""
+    config = settings(tmp_path, start_timeout=600.0)
+    others = {**config, "task": "nowhere.clinics"}
+    began = time.monotonic()
+    with pytest.raises(FedpaError) as error:
+        serve(LoopbackGrid(client_app(), others, THIRDS), config)
+    assert time.monotonic() - began < 60
+    text = str(error.value)
+    assert "min-nodes = 3, but 0 of 3 connected nodes can take part: " in text
+    assert all(f"node {k} refused (task = 'nowhere.clinics': " in text for k in range(3))
+
+
+def test_nodes_are_waited_for_while_too_few_are_connected(tmp_path):
+    config = settings(tmp_path, start_timeout=600.0, rounds=2)
+    grid = grid_of(config, [{"clients": "nobody", "name": "wrong"}])
+    original, looks = grid.get_node_ids, []
+
+    def nodes():
+        looks.append(1)
+        if len(looks) == 5:
+            grid.leave(101)
+            for k, node in enumerate(THIRDS):
+                grid.join(201 + k, node)
+        return original()
+
+    grid.get_node_ids = nodes
+    assert len(serve(grid, config).history) == 2
 
 
 def test_a_directory_that_is_refused_stays_as_it_was(tmp_path):
@@ -649,10 +722,13 @@ def test_no_example_is_told(tmp_path):
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
 
 
-def test_the_page_s_task_of_one_s_own(tmp_path):
+def test_the_page_s_task_of_one_s_own(tmp_path, monkeypatch):
     """The deployment page's code, as it stands there; nodes have clients and no test split."""
     page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text("utf-8")
     code = "#" + page.split("```python\n# fedpa_app/clinics.py", 1)[1].split("```")[0]
+    (tmp_path / "app_of_the_page").mkdir()
+    (tmp_path / "app_of_the_page" / "clinics.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
     rng = np.random.default_rng(0)
 
     def example_file(place, name, n):
@@ -668,20 +744,16 @@ def test_the_page_s_task_of_one_s_own(tmp_path):
     example_file(tmp_path / "server" / "test", "test", 300)
     config = {
         **settings(tmp_path, rounds=8, clients_per_round=10, epochs=5),
-        "task": "clinics",
+        "task": "app_of_the_page.clinics",
         "data-dir": str(tmp_path / "server"),
     }
-    try:
-        exec(compile(code, "clinics.py", "exec"), {})
-        nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(3)]
-        fit = served(config, nodes)
-        with pytest.raises(FedpaError, match="'digits': is one of fedpa's own"):
-            register("digits", tasks()["clinics"])
-    finally:
-        _own.clear()
+    nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(3)]
+    fit = served(config, nodes)
     assert fit.history[-1]["eval/accuracy"] > 0.6  # of ten classes
     assert [record["train/rejected"] for record in fit.history] == [0] * 8
-    assert "clinics" not in tasks()
+    loaded = fedpa.load(tmp_path / "run")
+    assert loaded.config.task == "app_of_the_page.clinics"
+    assert_close(loaded.params, fit.params, 0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of few words, and clients without examples
@@ -713,5 +785,7 @@ def test_each_node_reads_its_own_directory(tmp_path):
     }
     # A node that is told to hold a client that its directory does not have says so.
     nodes[1] = {**nodes[1], "clients": "user-1,user-2"}
-    with pytest.raises(FedpaError, match=r"site1: .* no client 'user-2' to train: it has 2"):
+    with pytest.raises(
+        FedpaError, match=r"site1 refused \(.* no client 'user-2' to train: it has 2"
+    ):
         served({**config, "out": str(tmp_path / "other")}, nodes)

@@ -133,3 +133,145 @@ def test_the_example_trains_and_survives_a_bad_client(monkeypatch):
         assert np.isfinite(result.arrays.to_numpy_ndarrays()[0]).all()
     with pytest.raises(FedpaError, match="rho"):
         FedPA(rho=-1.0)
+
+
+THETA = [np.full((2, 3), 10.0, np.float32), np.full(4, -10.0, np.float32)]
+STEPS = np.random.default_rng(0).normal(size=(5, 10)).astype(np.float32) * 0.02
+
+
+def private_run(work=lambda strategy: strategy, mods=(), rounds=1, **settings):
+    """Two clients with the same data: the model that they end with."""
+    from flwr.app import ArrayRecord
+    from flwr.clientapp import ClientApp
+
+    from fedpa.flower import FedPA
+    from fedpa.numpy_client import reply
+    from tests.flower.loopback_grid import LoopbackGrid
+
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message, context):
+        steps = iter(STEPS)
+
+        def epoch(arrays):
+            step = next(steps)
+            return [arrays[0] + step[:6].reshape(2, 3), arrays[1] + step[6:]]
+
+        return reply(message, epoch, 20)
+
+    strategy = work(FedPA(epochs=3, min_nodes=2, rho=0.5, **settings))
+    grid = LoopbackGrid(app, {}, [{}, {}])
+    arrays = ArrayRecord(THETA)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+    return result.arrays.to_numpy_ndarrays()
+
+
+def private(name):
+    """Flower's way of clipping by a norm, with no noise: a wrapper of the strategy, and mods."""
+    from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+    from flwr.serverapp import strategy as flower
+
+    return {
+        "server, fixed": lambda norm: (
+            lambda s: flower.DifferentialPrivacyServerSideFixedClipping(s, 0.0, norm, 2),
+            [],
+        ),
+        "client, fixed": lambda norm: (
+            lambda s: flower.DifferentialPrivacyClientSideFixedClipping(s, 0.0, norm, 2),
+            [fixedclipping_mod],
+        ),
+        "server, adaptive": lambda norm: (
+            lambda s: flower.DifferentialPrivacyServerSideAdaptiveClipping(s, 0.0, 2, norm),
+            [],
+        ),
+        "client, adaptive": lambda norm: (
+            lambda s: flower.DifferentialPrivacyClientSideAdaptiveClipping(s, 0.0, 2, norm),
+            [adaptiveclipping_mod],
+        ),
+        "local": lambda norm: (lambda s: s, [LocalDpMod(norm, 0.0, 1.0, 1e-5)]),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "how", ["server, fixed", "client, fixed", "server, adaptive", "client, adaptive", "local"]
+)
+@pytest.mark.parametrize("burn_in_rounds", [0, 1])
+def test_flowers_clipping_clips_delta_and_nothing_else(how, burn_in_rounds):
+    """A model far from 0 that moves a little, in a burn-in round and in a sampling round."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    plain = private_run(burn_in_rounds=burn_in_rounds)
+    wide = private_run(*private(how)(100.0), burn_in_rounds=burn_in_rounds)
+    for a, b, start in zip(wide, plain, THETA, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-7)
+        assert 1e-3 < np.abs(a - start).max() < 1
+    narrow = private_run(*private(how)(0.01), burn_in_rounds=burn_in_rounds)
+    moved, delta = (
+        np.concatenate([(a - b).ravel() for a, b in zip(arrays, THETA, strict=True)])
+        for arrays in (narrow, plain)
+    )
+    np.testing.assert_allclose(np.linalg.norm(moved), 0.01, rtol=1e-3)
+    np.testing.assert_allclose(moved, delta * 0.01 / np.linalg.norm(delta), atol=2e-6)
+
+
+def test_a_reply_is_a_model_with_the_arrays_that_were_sent():
+    """Whole numbers too: Flower's mods ask for the same names."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedpa.numpy_client import reply
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    sent = ArrayRecord([np.full(3, 10.0, np.float32), np.array(7), np.ones(2, np.float64)])
+    work = {"fedpa-sampling": False, "fedpa-epochs": 2, "fedpa-burn-in-epochs": 0, "fedpa-rho": 0.1}
+    message = Message(RecordDict({"arrays": sent, "config": ConfigRecord(work)}), 5, "train")
+    answer = reply(message, lambda arrays: [arrays[0] - 0.5, arrays[1] + 1, arrays[2] * 2], 9)
+    found = answer.content["arrays"]
+    assert list(found) == list(sent)
+    for a, b in zip(found.to_numpy_ndarrays(), ([9.0] * 3, 7, [4.0] * 2), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [a.numpy().dtype for a in found.values()] == [a.numpy().dtype for a in sent.values()]
+
+
+def test_a_round_starts_from_the_model_it_is_given():
+    """Noise that a wrapper added after the last round stays in the model."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.serverapp import strategy as flower
+
+    class Shifting(flower.DifferentialPrivacyServerSideFixedClipping):
+        def _add_noise_to_aggregated_arrays(self, arrays):
+            from flwr.app import ArrayRecord
+
+            return ArrayRecord([array + 5 for array in arrays.to_numpy_ndarrays()])
+
+    def wrap(strategy):
+        return Shifting(strategy, 1.0, 100.0, 2)
+
+    plain, shifted = private_run(rounds=2), private_run(wrap, rounds=2)
+    for a, b in zip(shifted, plain, strict=True):
+        np.testing.assert_allclose(a, b + 10, atol=1e-5)
+
+
+def test_what_clients_call_their_errors_and_metrics_is_shown_in_one_line():
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.app import Error, Message, MetricRecord, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedpa.flower import FedPA
+    from tests.flower.loopback_grid import capture
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    forged = "gone\nfedpa: round 2: all is well\x1b[2J" + "x" * 2_000_000
+    asked = [Message(RecordDict(), node, "train") for node in (5, 6)]
+    for message in asked:
+        message.metadata.__dict__["_message_id"] = "m"
+    bad = Message(Error(2, forged), reply_to=asked[0])
+    metrics = MetricRecord({"num-examples": 3, forged: 1.0})
+    odd = Message(RecordDict({"metrics": metrics}), reply_to=asked[1])
+    told, text = capture(lambda: FedPA().aggregate_evaluate(1, [bad, odd]))
+    assert [len(name) <= 100 and name.isprintable() for name in told] == [True]
+    assert len(text) < 1000
+    assert [line for line in text.splitlines() if "all is well" in line] == [
+        line for line in text.splitlines() if line.startswith("fedpa: round 1: node")
+    ]

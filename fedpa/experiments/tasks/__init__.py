@@ -7,7 +7,6 @@ from fedpa.experiments.tasks.task import (
     Problem,
     Task,
     own_task,
-    register,
     task_named,
     tasks,
 )
@@ -19,7 +18,6 @@ __all__ = [
     "Task",
     "TaskOptions",
     "own_task",
-    "register",
     "task_named",
     "tasks",
 ]

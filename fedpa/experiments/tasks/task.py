@@ -1,5 +1,7 @@
 """A task ties data, model, metrics and default settings together; one file per task."""
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -47,26 +49,13 @@ class Task(NamedTuple):
     """Its models by name, with their numbers of parameters at full size."""
 
 
-_own: dict[str, Task] = {}
-
-
-def register(name: str, task: Task) -> None:
-    """Make a task of your own known by a name that none of fedpa's has.
-
-    In this process: others, as the workers of `--jobs`, know it if what they import registers it.
-    """
-    if name in defined("fedpa.experiments.tasks", "TASK"):
-        raise refuse("task", name, "is one of fedpa's own: choose another name")
-    _own[name] = task
-
-
 def own_task(
     load: Callable[[TaskOptions], Problem],
     defaults: Defaults,
     metric: str = "accuracy",
     takes: tuple[str, ...] = ("data_dir",),
 ) -> Task:
-    """A task with one set of defaults, for `register`.
+    """Make a task of your own, with one set of defaults; a module names it `TASK`.
 
     load: options → data and model. metric: what tables show, higher being better. takes: which of
     the options it reads.
@@ -76,17 +65,47 @@ def own_task(
 
 
 def tasks() -> dict[str, Task]:
-    """All tasks: every file of this package that defines `TASK`, by its name with dashes; and
-    those that were registered.
+    """All tasks of fedpa: every file of this package that defines `TASK`, by its name with dashes.
+
+    A task of your own is not listed: its name is its module's (`task_named`).
     """
-    return defined("fedpa.experiments.tasks", "TASK") | _own
+    return defined("fedpa.experiments.tasks", "TASK")
 
 
 def task_named(name: str) -> Task:
+    """The task of this name: one of fedpa's, or `package.module` for the `TASK` of that module.
+
+    `package.module:NAME` is another object of it. A module is imported wherever the task is needed:
+    by commands, their workers, Flower's nodes, `fedpa.load`. The working directory is searched
+    last.
+    """
+    if "." in name or ":" in name:
+        return _import_task(name)
     known = tasks()
     if name not in known:
-        raise refuse("task", name, f"unknown task; choose from {', '.join(known)}")
+        own = "or give a module of your own that defines TASK, as package.module or module:TASK"
+        raise refuse("task", name, f"unknown task; choose from {', '.join(known)}; {own}")
     return known[name]
+
+
+def _import_task(name: str) -> Task:
+    module, _, attribute = name.partition(":")
+    attribute = attribute or "TASK"
+    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
+        raise refuse("task", name, "must be package.module or package.module:NAME")
+    if "" not in sys.path:  # the working directory, as for `python -m`: `fedpa` itself has it not
+        sys.path.append("")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise refuse(
+            "task",
+            name,
+            f"can't be imported ({error}): install the package, or put its directory on PYTHONPATH",
+        ) from error
+    if not isinstance(found, Task):
+        raise refuse("task", name, f"{module}.{attribute} must be a task, as own_task(…) makes it")
+    return found
 
 
 def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
