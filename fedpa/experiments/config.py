@@ -3,10 +3,9 @@
 import dataclasses
 import difflib
 import tomllib
-import types
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tomli_w
 import tyro
@@ -27,6 +26,7 @@ from fedpa.training.loop import check_counts, check_share
 from fedpa.training.recording_options import RecordingOptions, check_recording
 from fedpa.training.run_directory import ENVIRONMENT
 from fedpa.training.stopping import StoppingOptions, check_stopping
+from fedpa.typed_settings import typed
 
 
 def _listed(what: str, summaries: dict[str, str]) -> str:
@@ -223,30 +223,3 @@ def _replace(base: Any, values: dict[str, Any], where: str) -> Any:
         else:
             changes[name] = typed(hints[name], value, f"{where}: {name}")
     return dataclasses.replace(base, **changes)
-
-
-def typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` if it is of the type `hint` says (an integer will do for a number)."""
-    options = typing.get_args(hint) if _is_union(hint) else (hint,)
-    for option in options:
-        if typing.get_origin(option) is Literal:
-            if value in typing.get_args(option):
-                return value
-        elif option is float and type(value) in (int, float):
-            return float(value)
-        elif type(value) is option:
-            return value
-    raise refuse(where, value, f"must be {_described(hint)}")
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
-def _described(hint: Any) -> str:
-    if _is_union(hint):
-        parts = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return " or ".join(_described(part) for part in parts)
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    return {float: "a number", int: "an integer", str: "a text", bool: "true or false"}[hint]

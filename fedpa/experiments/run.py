@@ -33,7 +33,7 @@ from fedpa.training.whole_files import read_npz
 from fedpa.types import Params
 
 Elsewhere = Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
-"""(algorithm, θ) → the algorithm as the server runs it, and the engine that reaches its clients."""
+"""As `fedpa.flower.serving` has it, which needs Flower."""
 
 
 def run(

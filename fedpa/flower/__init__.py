@@ -5,27 +5,28 @@ is what runs elsewhere: a node runs its clients by the local engine, the server 
 loop, with its cohorts, checkpoints and rejections, over an engine that sends messages instead of
 calling functions. Needs `fedpa[flower]`; see docs/deployment.md.
 
-    from fedpa.flower import client_app, server_app
+    from fedpa.flower import client_app, make_node, server_app     # a problem and a method of yours
+    from fedpa.experiments.flower import client_app, server_app    # tasks and methods by name
 
 A node without JAX takes part by `fedpa.numpy_client` and `FedPA`, a strategy.
 """
 
-import gc
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpa.flower.answering import client_app
     from fedpa.flower.engine import flower
-    from fedpa.flower.serving import server_app
+    from fedpa.flower.node import make_node
+    from fedpa.flower.serving import Served, server_app
     from fedpa.flower.strategy import FedPA
 
 _WHERE = {
     "FedPA": "strategy",
+    "Served": "serving",
     "client_app": "answering",
     "flower": "engine",
+    "make_node": "node",
     "server_app": "serving",
 }
 
@@ -36,24 +37,7 @@ def __getattr__(name: str) -> Any:
     from fedpa.flower.version import check_version
 
     check_version()
-    with _nothing_to_collect():
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
-@contextmanager
-def _nothing_to_collect() -> Iterator[None]:
-    """What is imported stays: looking through it for garbage, then and later, is time lost.
-
-    A fifth of a second of a node's process, which lives for one message.
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        if on:
-            gc.enable()
-
-
-__all__ = ["FedPA", "client_app", "flower", "server_app"]
+__all__ = ["FedPA", "Served", "client_app", "flower", "make_node", "server_app"]

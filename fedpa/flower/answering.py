@@ -7,8 +7,9 @@
 Something that goes wrong is told in the answer, in one line, and in the node's log.
 """
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -23,23 +24,30 @@ import fedpa
 from fedpa.errors import FedpaError
 from fedpa.flower import states
 from fedpa.flower.examples_kind import as_text
-from fedpa.flower.node import Node, answer, example_shapes, message_shapes, node
+from fedpa.flower.node import Node, answer, example_shapes, message_shapes
 from fedpa.flower.records import ABOUT, INFOS, about, packed, shapes, unpacked
-from fedpa.flower.settings import Holding, check_state_dir, node_settings, run_settings
+from fedpa.flower.settings import Holding, check_state_dir, held, node_settings
+
+Load = Callable[[Mapping[str, Any], Holding, float], Node]
+"""(the run's settings, what the node holds, Σ q_i over all nodes' clients) → what it runs, with all
+clients of its data. Called for every message: a process that lives for several rounds should give
+the same `Node` back, whose engine keeps what it has compiled."""
 
 
-def client_app(mods: Sequence[Mod] = ()) -> ClientApp:
-    """An app for the tasks and methods of `fedpa`, chosen by the run's settings.
+def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
+    """An app that runs a node's clients.
 
-    mods: Flower's: functions around every message.
+    Args:
+        load: The run's settings → what the node runs, from `make_node(problem, method, …)`.
+        mods: Flower's: functions around every message.
     """
     app = ClientApp(mods=list(mods))
-    app.query()(_telling_of_errors(_who))
-    app.train()(_telling_of_errors(_round))
+    app.query()(_telling_of_errors(functools.partial(_who, load)))
+    app.train()(_telling_of_errors(functools.partial(_round, load)))
     return app
 
 
-def _who(content: RecordDict, context: Context) -> RecordDict:
+def _who(load: Load, content: RecordDict, context: Context) -> RecordDict:
     """Which clients are here?"""
     asked = about(content)
     if asked.get("version") != fedpa.__version__:
@@ -48,7 +56,7 @@ def _who(content: RecordDict, context: Context) -> RecordDict:
             "versions must be the same"
         )
     check_state_dir(node_settings(context.node_config))
-    mine = _node(context, 1.0)
+    mine = _node(load, context, 1.0)
     phase = next(iter(mine.algorithm.clients))
     _compare(json.loads(str(asked["shapes"])), shapes(message_shapes(*mine[1:3], phase)))
     ids = list(mine.clients.ids)
@@ -77,12 +85,12 @@ def _compare(theirs: dict[str, str], ours: dict[str, str]) -> None:
             )
 
 
-def _round(content: RecordDict, context: Context) -> RecordDict:
+def _round(load: Load, content: RecordDict, context: Context) -> RecordDict:
     """A round of some of the clients."""
     asked = about(content)
     phase, t = str(asked["phase"]), int(asked["round"])  # type: ignore[arg-type]
     ids = [str(name) for name in asked["clients"]]  # type: ignore[union-attr]
-    mine = _node(context, float(asked["population"]))  # type: ignore[arg-type]
+    mine = _node(load, context, float(asked["population"]))  # type: ignore[arg-type]
     message = unpacked(message_shapes(*mine[1:3], phase), content)
     template = mine.algorithm.client_init(mine.theta)
     since: Any = asked.get("states")
@@ -124,9 +132,10 @@ def _store(context: Context, asked: ConfigRecord, t: int) -> tuple[states.Store,
     return states.in_directory(Path(directory) / run), int(asked["floor"])  # type: ignore[arg-type]
 
 
-def _node(context: Context, population: float) -> Node:
-    config, _ = run_settings(context.run_config)
-    return node(config, node_settings(context.node_config), population)
+def _node(load: Load, context: Context, population: float) -> Node:
+    holding = node_settings(context.node_config)
+    whole = load(context.run_config, holding, population)
+    return whole._replace(clients=held(holding, whole.clients))
 
 
 def _name(holding: Holding, context: Context) -> str:

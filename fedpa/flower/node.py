@@ -4,7 +4,6 @@ The sum, not each client's result, is sent: the model crosses the wire once each
 clients a node has, and the server merges sums as it merges those of its own engines' blocks.
 """
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,19 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, OfPopulation
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Method, OfPopulation
 from fedpa.data.federated import FederatedData
-from fedpa.engines import compilation_cache, engines
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.per_client import per_client
 from fedpa.errors import FedpaError
-from fedpa.experiments.config import RunConfig
-from fedpa.experiments.methods import METHODS
-from fedpa.experiments.tasks.task import task_named
-from fedpa.flower.settings import Holding, held
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
 from fedpa.training.fit import prepared_task, some_examples
+from fedpa.training.problem import Problem
 from fedpa.types import Keys, Params
 
 INQUIRY = "inquiry"
@@ -42,40 +37,24 @@ class Node(NamedTuple):
     engine: Engine
 
 
-def node(config: RunConfig, holding: Holding, population: float) -> Node:
-    """What the settings and the node's data make of it.
+def make_node(
+    problem: Problem, method: Method, population: float, engine: Engine | None = None
+) -> Node:
+    """What a node runs: the problem's clients by the method.
 
-    population: Σ q_i over all nodes' clients, for methods that have to know.
+    Args:
+        problem: Its clients are those of the node's data.
+        method: As on the server.
+        population: Σ q_i over all nodes' clients, for methods that have to know.
+        engine: Where clients run; in turn by default, since a process may live for one round, and
+            programs for several clients side by side take longer to make.
     """
-    options = dataclasses.replace(config.task_options, data_dir=holding.data_dir)
-    # How many rounds there are, and who is in them, makes no difference to what a client does.
-    usual = RunConfig(config.task, config.method, rounds=sys.maxsize)
-    for_all = dataclasses.replace(
-        usual,
-        engine=config.engine,
-        engine_options=config.engine_options,
-        task_options=options,
-        hyperparameters=config.hyperparameters,
-    )
-    whole = _with_all_clients(for_all, population)
-    return whole._replace(clients=held(holding, whole.clients))
-
-
-@functools.lru_cache(maxsize=4)
-def _with_all_clients(config: RunConfig, population: float) -> Node:
-    """Where a process lives for several rounds or nodes, what it compiled serves all of them."""
-    # A process may live for one message: it should compile nothing that another has compiled.
-    compilation_cache.switch_on(worth_keeping=0.0)
-    problem = task_named(config.task).load(config.task_options)
-    method = METHODS[config.method].build(config.hyperparameters)
     if isinstance(method, OfPopulation):
         method = method.method(population)
-    # Clients in turn, if nobody says otherwise: a process may live for one round, and programs
-    # for several clients side by side take longer to make.
-    make = per_client if config.engine == "local" else engines()[config.engine]
-    engine = make(config.engine_options)
     model = _any_model(problem.init)
-    algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, config.rounds)
+    # How many rounds there are makes no difference to what a client does.
+    algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, sys.maxsize)
+    engine = per_client() if engine is None else engine
     return Node(problem.clients, algorithm, theta, engine)
 
 

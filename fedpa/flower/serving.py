@@ -7,8 +7,9 @@ run's like any other. Cut down, the same `flwr run` goes on from its last checkp
 import contextlib
 import json
 import secrets
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,61 +19,75 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from fedpa.algorithms.fedopt import Algorithm, OfPopulation
+from fedpa.algorithms.fedopt import Algorithm, Method, OfPopulation
 from fedpa.engines.engine import Engine, RoundResult
 from fedpa.errors import FedpaError
-from fedpa.experiments.config import RunConfig
-from fedpa.experiments.methods import METHODS
-from fedpa.experiments.run import run_or_resume
-from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.flower.engine import Told, flower, with_tokens
 from fedpa.flower.examples_kind import as_text, remote
 from fedpa.flower.node import example_shapes, message_shapes
 from fedpa.flower.records import shapes
 from fedpa.flower.roster import Roster
-from fedpa.flower.settings import run_settings
+from fedpa.flower.settings import Connection, connection_settings
 from fedpa.server.weighting import total_weight
 from fedpa.training import checkpoints
-from fedpa.training.callbacks import Event
+from fedpa.training.callbacks import Callback, Event
 from fedpa.training.fit import prepared_task
 from fedpa.training.loop import Fit
+from fedpa.training.problem import Problem
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
 from fedpa.training.whole_files import write_atomically
 from fedpa.types import Params
 
+Elsewhere = Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
+"""(algorithm, θ) → the algorithm as the server runs it, and the engine that reaches its clients."""
+Train = Callable[[Problem, Elsewhere, Path, Sequence[Callback]], Fit]
+"""(problem with the nodes' clients, where they run, run directory, callbacks) → the outcome."""
 
-def server_app() -> ServerApp:
-    """An app for the tasks and methods of `fedpa`, chosen by the run's settings."""
+
+class Served(NamedTuple):
+    """A run on a grid of nodes: what is trained, by which method, and how it is recorded."""
+
+    problem: Problem
+    method: Method
+    train: Train
+    weighting: str = "examples"
+    """q_i, by which nodes' replies are checked."""
+    name: str = "flower"
+    """Of a fresh run directory."""
+
+
+def server_app(load: Callable[[Mapping[str, Any]], Served]) -> ServerApp:
+    """An app that runs `fedpa`'s round loop over the nodes; `load` reads the run's settings."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            serve(grid, context.run_config)
+            connection = connection_settings(context.run_config)
+            serve(grid, connection, load(context.run_config))
         except FedpaError as error:  # what is refused is a line, not a page of where
             raise error.with_traceback(None) from None
 
     return app
 
 
-def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
-    """Run, or go on with, the run that the settings describe, on the nodes of the grid."""
-    config, connection = run_settings(settings)
+def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
+    """Start or resume a run on the nodes of the grid."""
+    problem = served.problem
     with warnings.catch_warnings(), _said_once():
         warnings.showwarning = _warned(warnings.showwarning)
-        problem = task_named(config.task).load(config.task_options)
-        out = Path(connection.out) if connection.out else fresh_directory(config.task)
+        out = Path(connection.out) if connection.out else fresh_directory(served.name)
         kind = example_shapes(problem.clients)
-        roster = Roster(grid, connection, _message_shapes(config, problem), as_text(kind))
+        roster = Roster(grid, connection, _message_shapes(served), as_text(kind))
         roster.wait_to_start()
-        for reason in roster.twice.values():  # whoever answers first would be it
+        for reason in roster.twice.values():  # the first to answer would be chosen
             raise FedpaError(reason)
         known = begun(out) or Begun(secrets.token_hex(8), roster.sizes())
         sizes = known.clients
         told = Told(
             kind,
-            config.hyperparameters.weighting,
-            _population(config, sizes),
+            served.weighting,
+            _population(served.method, sizes),
             known.run,
             lambda t: (checkpoints.entries(out)[-2:] or [t])[0],
         )
@@ -81,7 +96,7 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
             engine = flower(algorithm, theta, roster, told)
 
             def noting(*given: Any) -> RoundResult:
-                if begun(out) is None:  # not before the run is known to go on here
+                if begun(out) is None:  # not before the run is known to continue here
                     write_atomically(out / CLIENTS, json.dumps(known._asdict()).encode())
                 return engine(*given)
 
@@ -91,16 +106,11 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> Fit:
         log(INFO, "fedpa: %s", where)
         done = len(past(out)) if is_run(out) else 0
         if done:
-            log(INFO, "fedpa: goes on after round %d of the run that lies there", done)
-        fit = run_or_resume(
-            config,
-            out,
-            callbacks=[_shown],
-            problem=problem._replace(clients=remote(sizes, kind)),
-            elsewhere=elsewhere,
-        )
+            log(INFO, "fedpa: resumes the run in that directory after round %d", done)
+        with_nodes = problem._replace(clients=remote(sizes, kind))
+        fit = served.train(with_nodes, elsewhere, out, [_shown])
     nothing = " (all of them before: nothing was to do)" if done == len(fit.history) else ""
-    log(INFO, "fedpa: done, after round %d of %d%s", len(fit.history), config.rounds, nothing)
+    log(INFO, "fedpa: done, after round %d%s", len(fit.history), nothing)
     return fit
 
 
@@ -148,19 +158,18 @@ def begun(out: Path) -> Begun | None:
         raise FedpaError(f"{str(out / CLIENTS)!r} can't be read: {error!r}") from None
 
 
-def _message_shapes(config: RunConfig, problem: Problem) -> dict[str, str]:
+def _message_shapes(served: Served) -> dict[str, str]:
     """What nodes compare with what they would expect to be sent."""
-    method = METHODS[config.method].build(config.hyperparameters)
+    problem, method = served.problem, served.method
     if isinstance(method, OfPopulation):
         method = method.method(1.0)
-    params = problem.init(jax.random.key(config.seed))
-    algorithm, theta, _ = prepared_task(problem, params, problem.clients, method, config.rounds)
+    params = problem.init(jax.random.key(0))
+    algorithm, theta, _ = prepared_task(problem, params, problem.clients, method, sys.maxsize)
     return shapes(message_shapes(algorithm, theta, next(iter(algorithm.clients))))
 
 
-def _population(config: RunConfig, sizes: Mapping[str, int]) -> float:
+def _population(method: Method, sizes: Mapping[str, int]) -> float:
     """Σ q_i of all clients, where the method asks for it."""
-    method = METHODS[config.method].build(config.hyperparameters)
     if not isinstance(method, OfPopulation):
         return 0.0
     return total_weight(method.weighting, sizes.values())

@@ -1,8 +1,8 @@
-"""A run's and a node's settings, as Flower has them: flat tables of texts and numbers.
+"""A connection's and a node's settings, as Flower has them: flat tables of texts and numbers.
 
-The run's, `[tool.flwr.app.config]` and `flwr run -c`, are those of `fedpa run` by the same names
-(`clients-per-round`), and a few about the connection. Names that begin with `app.` are the app's
-own. A node's, `flower-supernode --node-config`, say where its data is and whose.
+The run's, `[tool.flwr.app.config]` and `flwr run -c`, include those of the connection. Names that
+begin with `app.` are the app's own. A node's, `flower-supernode --node-config`, say where its data
+is and whose.
 """
 
 import dataclasses
@@ -15,8 +15,7 @@ from typing import Any
 
 from fedpa.data.federated import FederatedData
 from fedpa.errors import FedpaError, check_integer, check_number, refuse
-from fedpa.experiments.config import RunConfig, from_table, resolve, typed
-from fedpa.experiments.methods import METHODS
+from fedpa.typed_settings import typed
 
 OWN = "app."
 """Begins the names of settings that are the app's, not ours."""
@@ -60,41 +59,18 @@ class Holding:
     not given."""
 
 
-def run_settings(table: Mapping[str, Any]) -> tuple[RunConfig, Connection]:
-    """The run's settings, all of them checked."""
-    homes = _homes()
-    values: dict[str, Any] = {}
-    about: dict[str, Any] = {}
-    connection = typing.get_type_hints(Connection)
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if key.startswith(OWN):
-            continue
-        if name in connection:
-            about[name] = typed(connection[name], value, f"run config: {key}")
-        elif name in homes:
-            home = homes[name]
-            (values if home is None else values.setdefault(home, {}))[name] = value
-        else:
-            raise _unknown("run config", key, [*homes, *connection])
-    config = resolve(from_table(values, "run config", of_run=False))
-    if METHODS[config.method].pooled:
-        raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
-    return config, _checked(Connection(**about))
+def connection_settings(table: Mapping[str, Any]) -> Connection:
+    """The connection's settings among a run's, checked."""
+    hints = typing.get_type_hints(Connection)
+    values = {
+        name: typed(hints[name], value, f"run config: {key}")
+        for key, value in table.items()
+        if (name := key.replace("-", "_")) in hints
+    }
+    return _checked(Connection(**values))
 
 
-def _homes() -> dict[str, str | None]:
-    """Each setting's table in `RunConfig`; None if it is not in one."""
-    homes: dict[str, str | None] = {}
-    for name, hint in typing.get_type_hints(RunConfig).items():
-        if dataclasses.is_dataclass(hint):
-            homes |= {field.name: name for field in dataclasses.fields(hint)}
-        else:
-            homes[name] = None
-    return homes
-
-
-def _unknown(where: str, key: str, known: list[str]) -> FedpaError:
+def unknown_setting(where: str, key: str, known: list[str]) -> FedpaError:
     names = [name.replace("_", "-") for name in known]
     close = difflib.get_close_matches(key, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"a setting of the app itself is {OWN}{key}"
@@ -124,7 +100,7 @@ def node_settings(table: Mapping[str, Any]) -> Holding:
         if name in hints:
             values[name] = typed(hints[name], value, f"node config: {key}")
         elif not key.startswith(OWN):
-            raise _unknown("node config", key, list(hints))
+            raise unknown_setting("node config", key, list(hints))
     holding = Holding(**values)
     if holding.data_dir and not Path(holding.data_dir).is_dir():
         raise refuse("node config: data-dir", holding.data_dir, "is not a directory on the node")

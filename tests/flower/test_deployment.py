@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from fedpa.experiments.flower import run_settings
 from fedpa.experiments.run import run
-from fedpa.flower.settings import run_settings
 from tests.flower.deployment import APP, Deployment, environment, free_port, until
 
 SETTINGS = {
@@ -40,7 +40,7 @@ def records(out):
 
 def assert_as_locally(tmp_path, out, **changes):
     """The parameters of the local engine, with the same seed and cohorts, to 1e-5."""
-    config, _ = run_settings({"task": "digits", "method": "fedpa", **SETTINGS, **changes})
+    config = run_settings({"task": "digits", "method": "fedpa", **SETTINGS, **changes})
     run(config, tmp_path / "alone")
     with np.load(Path(out) / "params.npz") as here, np.load(tmp_path / "alone/params.npz") as there:
         assert set(here) == set(there)
@@ -136,7 +136,7 @@ MISCHIEF = """
 import numpy as np
 from flwr.app import Array
 
-from fedpa.flower import client_app
+from fedpa.experiments.flower import client_app
 
 
 def mischief(message, context, call_next):

@@ -16,18 +16,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
 import fedpa
 from fedpa.errors import FedpaError
+from fedpa.experiments.flower import client_app, load_served, run_settings
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run
-from fedpa.flower import client_app
+from fedpa.flower import serving
 from fedpa.flower.exchange import describe_error
 from fedpa.flower.node import _as_keys
 from fedpa.flower.records import WireError
 from fedpa.flower.replies import checked
-from fedpa.flower.serving import serve
-from fedpa.flower.settings import run_settings
+from fedpa.flower.settings import connection_settings
 from fedpa.flower.states import in_context, in_directory, put, taken
 from fedpa.training.checkpoints import entry
 from tests.flower.loopback_grid import LoopbackGrid, capture
+
+
+def serve(grid, config):
+    """What the app of names does with a run's settings."""
+    return serving.serve(grid, connection_settings(config), load_served(config))
+
 
 SETTINGS = {
     "task": "digits",
@@ -85,7 +91,7 @@ def test_every_method_gives_the_local_engines_parameters(tmp_path, method):
     if method in ("fedavg-1", "afo"):
         del config["epochs"]
     fit = served(config)
-    alone = run(run_settings(config)[0], None)
+    alone = run(run_settings(config), None)
     assert_close(fit.params, alone.params)
     phases = [record["phase"] for record in fit.history]
     assert phases == [record["phase"] for record in alone.history]
@@ -476,7 +482,7 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
     grid = grid_of(config, few)
     fit, text = capture(lambda: serve(grid, config))
     assert "begin anew" not in text
-    assert "goes on after round 3 of the run that lies there" in text
+    assert "resumes the run in that directory after round 3" in text
     assert len(fit.history) == 6
     assert_close(fit.params, whole.params, 0)
     assert not any(len(context.state) for context in grid.contexts.values())
@@ -598,8 +604,8 @@ def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monke
 
     original = server._message_shapes
 
-    def other(config, problem):
-        found = original(config, problem)
+    def other(run):
+        found = original(run)
         name = next(iter(found))
         return {**found, name: "float32[16, 64]"}
 
@@ -675,7 +681,7 @@ def test_nodes_are_waited_for_while_too_few_are_connected(tmp_path):
 def test_a_directory_that_is_refused_stays_as_it_was(tmp_path):
     config = settings(tmp_path, method="fedavg", rounds=1)
     del config["burn-in-rounds"]
-    run(run_settings(config)[0], tmp_path / "run")
+    run(run_settings(config), tmp_path / "run")
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
     with pytest.raises(FedpaError, match="can't be resumed"):
         served(settings(tmp_path))
@@ -778,7 +784,7 @@ def test_each_node_reads_its_own_directory(tmp_path):
     }
     del config["burn-in-rounds"]
     fit = served(config, nodes)
-    alone = run(run_settings(config)[0], None)
+    alone = run(run_settings(config), None)
     assert_close(fit.params, alone.params)
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["clients"] == {
         f"user-{i}": n for i, n in enumerate(sizes)

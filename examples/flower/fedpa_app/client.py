@@ -1,5 +1,5 @@
 """What every SuperNode runs: its own clients' rounds."""
 
-from fedpa.flower import client_app
+from fedpa.experiments.flower import client_app
 
 app = client_app()

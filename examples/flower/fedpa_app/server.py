@@ -1,5 +1,5 @@
 """What the SuperLink runs."""
 
-from fedpa.flower import server_app
+from fedpa.experiments.flower import server_app
 
 app = server_app()

@@ -1,0 +1,116 @@
+"""Flower apps by name: tasks and methods of the laboratory, chosen by the run's settings.
+
+    from fedpa.experiments.flower import client_app, server_app
+
+The run's settings, `[tool.flwr.app.config]` and `flwr run -c`, are those of `fedpa run` by the same
+names (`clients-per-round`), beside those of the connection.
+"""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpa import flower
+from fedpa.engines import compilation_cache, engines, per_client
+from fedpa.errors import refuse
+from fedpa.experiments.config import RunConfig, from_table, resolve
+from fedpa.experiments.methods import METHODS
+from fedpa.experiments.run import run_or_resume
+from fedpa.experiments.tasks.task import task_named
+from fedpa.flower.settings import OWN, Connection, Holding, unknown_setting
+from fedpa.training.callbacks import Callback
+from fedpa.training.loop import Fit
+from fedpa.training.problem import Problem
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.clientapp.typing import Mod
+    from flwr.serverapp import ServerApp
+
+    from fedpa.flower.node import Node
+    from fedpa.flower.serving import Elsewhere, Served
+
+
+def server_app() -> "ServerApp":
+    """An app for the laboratory's tasks and methods."""
+    return flower.server_app(load_served)
+
+
+def client_app(mods: "Sequence[Mod]" = ()) -> "ClientApp":
+    """An app for the laboratory's tasks and methods; `mods` are Flower's, around every message."""
+    return flower.client_app(load_node, mods)
+
+
+def load_served(table: Mapping[str, Any]) -> "Served":
+    """The run that the settings describe."""
+    config = run_settings(table)
+
+    def train(
+        problem: Problem, elsewhere: "Elsewhere", out: Path, callbacks: Sequence[Callback]
+    ) -> Fit:
+        return run_or_resume(config, out, callbacks=callbacks, problem=problem, elsewhere=elsewhere)
+
+    problem = task_named(config.task).load(config.task_options)
+    method = METHODS[config.method].build(config.hyperparameters)
+    return flower.Served(problem, method, train, config.hyperparameters.weighting, config.task)
+
+
+def load_node(table: Mapping[str, Any], holding: Holding, population: float) -> "Node":
+    """What the settings and the node's data make of it."""
+    config = run_settings(table)
+    options = dataclasses.replace(config.task_options, data_dir=holding.data_dir)
+    # What makes a difference to what a client does, and nothing else: see `_make_node`.
+    return _make_node(
+        dataclasses.replace(
+            RunConfig(config.task, config.method),
+            engine=config.engine,
+            engine_options=config.engine_options,
+            task_options=options,
+            hyperparameters=config.hyperparameters,
+        ),
+        population,
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _make_node(config: RunConfig, population: float) -> "Node":
+    """Where a process lives for several rounds or nodes, what it compiled serves all of them."""
+    # A process may live for one message: it should compile nothing that another has compiled.
+    compilation_cache.switch_on(worth_keeping=0.0)
+    problem = task_named(config.task).load(config.task_options)
+    method = METHODS[config.method].build(config.hyperparameters)
+    make = per_client if config.engine == "local" else engines()[config.engine]
+    return flower.make_node(problem, method, population, make(config.engine_options))
+
+
+def run_settings(table: Mapping[str, Any]) -> RunConfig:
+    """The run's settings, all of them checked."""
+    homes = _homes()
+    connection = typing.get_type_hints(Connection)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if key.startswith(OWN) or name in connection:
+            continue
+        if name not in homes:
+            raise unknown_setting("run config", key, [*homes, *connection])
+        home = homes[name]
+        (values if home is None else values.setdefault(home, {}))[name] = value
+    config = resolve(from_table(values, "run config", of_run=False))
+    if METHODS[config.method].pooled:
+        raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
+    return config
+
+
+def _homes() -> dict[str, str | None]:
+    """Each setting's table in `RunConfig`; None if it is not in one."""
+    homes: dict[str, str | None] = {}
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        if dataclasses.is_dataclass(hint):
+            homes |= {field.name: name for field in dataclasses.fields(hint)}
+        else:
+            homes[name] = None
+    return homes
