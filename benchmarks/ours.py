@@ -13,6 +13,9 @@ from benchmarks.models import MODELS
 from benchmarks.works import initial_parameters
 
 
+fedpa.configure()  # as the command does
+
+
 def method_of(spec: dict[str, Any]) -> Any:
     """FedAvg, or FedPA that samples from the first round on, with as many local steps."""
     local = fedpa.LocalTraining(

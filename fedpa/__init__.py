@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         scaffold,
     )
     from fedpa.deltas import posterior_delta
+    from fedpa.engines import configure
     from fedpa.errors import FedpaError
     from fedpa.objectives import (
         Objective,
@@ -74,6 +75,7 @@ _NAMES = {
         "scaffold",
     ),
     "fedpa.deltas": ("posterior_delta",),
+    "fedpa.engines": ("configure",),
     "fedpa.errors": ("FedpaError",),
     "fedpa.objectives": (
         "Objective",
@@ -138,6 +140,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "centralized",
+    "configure",
     "convolution_input",
     "data",
     "deltas",

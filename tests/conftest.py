@@ -10,6 +10,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+import fedpa
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -21,6 +23,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+fedpa.configure()  # as the command does
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,14 @@
 from collections.abc import Callable
 
 from fedpa.discovery import defined
+from fedpa.engines.configuration import configure
 from fedpa.engines.debug import debug
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.local import local
 from fedpa.engines.options import EngineOptions
 from fedpa.engines.per_client import per_client
 from fedpa.engines.sharded import sharded
-from fedpa.engines.threads import run_where_called
 from fedpa.engines.vectorized import vectorized
-
-run_where_called()
 
 
 def engines() -> dict[str, Callable[[EngineOptions], Engine]]:
@@ -25,6 +23,7 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "RoundResult",
+    "configure",
     "debug",
     "engines",
     "local",

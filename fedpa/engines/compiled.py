@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
-from fedpa.engines import compilation_cache
 from fedpa.engines.blocks import WASTE, blocks, capacities, ladder
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.execution import Kind, run_blocks, usual_kind
@@ -34,7 +33,6 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
     choose: (message, cohort) → how wide to run it; what `options` say wins.
     """
     check_options(options)
-    compilation_cache.switch_on()
     device = next(d for d in chosen_devices(options) if d.process_index == jax.process_index())
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
     narrower: dict[ClientUpdate, Width] = {}

@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
-from fedpa.engines import compilation_cache
 from fedpa.engines.blocks import Block, blocks, capacities, ladder
 from fedpa.engines.compiled import on_device, prepare
 from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
@@ -53,7 +52,6 @@ AHEAD = 2
 
 def sharded(options: EngineOptions = EngineOptions()) -> Engine:
     check_options(options)
-    compilation_cache.switch_on()
     devices = chosen_devices(options)
     mesh = Mesh(np.array(devices), (AXIS,))
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}

@@ -1,7 +1,6 @@
-"""Programs in threads: each runs where it is called, with the settings of who handed it over."""
+"""Work in threads runs with the settings of the thread that handed it over."""
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,16 +8,6 @@ import jax
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-def run_where_called() -> None:
-    """Have a CPU run a program in the thread that calls it, not in one of JAX's own.
-
-    Those are few, and programs handed to them from several threads wait for each other. It takes
-    effect only before JAX has started its devices, and yields to the user's own setting.
-    """
-    if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def with_settings_of_this_thread(work: Callable[[A], B]) -> Callable[[A], B]:

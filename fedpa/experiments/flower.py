@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpa import flower
-from fedpa.engines import compilation_cache, engines, per_client
+from fedpa.engines import configure, engines, per_client
 from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, from_table, resolve
 from fedpa.experiments.methods import METHODS
@@ -79,7 +79,7 @@ def load_node(table: Mapping[str, Any], holding: Holding, population: float) -> 
 def _make_node(config: RunConfig, population: float) -> "Node":
     """Where a process lives for several rounds or nodes, what it compiled serves all of them."""
     # A process may live for one message: it should compile nothing that another has compiled.
-    compilation_cache.switch_on(worth_keeping=0.0)
+    configure(worth_keeping=0.0)
     problem = task_named(config.task).load(config.task_options)
     method = METHODS[config.method].build(config.hyperparameters)
     make = per_client if config.engine == "local" else engines()[config.engine]

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 
 from fedpa.cores import cores
+from fedpa.engines import configure
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.tasks.options import TaskOptions
@@ -73,6 +74,7 @@ _problems: dict[TaskOptions, Problem] = {}
 def _initialize(stop: Any) -> None:
     global _stop
     _stop = stop
+    configure()
     for number in WAITING:
         signal.signal(number, signal.SIG_IGN)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"

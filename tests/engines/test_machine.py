@@ -16,7 +16,7 @@ import pytest
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.cores import cores
-from fedpa.engines import EngineOptions, compilation_cache, memory
+from fedpa.engines import EngineOptions, memory
 from fedpa.engines.distributed import Processes, join
 from tests.engines.federation import built, train
 
@@ -89,18 +89,24 @@ def test_memory_is_read_from_the_machine():
     assert free is None or 2**20 < free < 2**50
 
 
-def test_the_compilation_cache_is_in_the_users_directory(monkeypatch, tmp_path):
+def test_configure_keeps_programs_in_the_users_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compilation_cache.directory() == tmp_path / "fedpa" / "compiled"
-    before = jax.config.jax_compilation_cache_dir
-    compilation_cache.switch_on()
-    assert jax.config.jax_compilation_cache_dir == before  # the user's own setting stays
-    jax.config.update("jax_compilation_cache_dir", None)
+    names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
+    names += ("jax_persistent_cache_min_compile_time_secs", "jax_cpu_enable_async_dispatch")
+    before = {name: getattr(jax.config, name) for name in names}
     try:
-        compilation_cache.switch_on()
+        fedpa.configure()
+        kept = before["jax_compilation_cache_dir"]
+        assert jax.config.jax_compilation_cache_dir == kept  # the user's own setting stays
+        jax.config.update("jax_compilation_cache_dir", None)
+        fedpa.configure(cached=False)
+        assert jax.config.jax_compilation_cache_dir is None
+        fedpa.configure()
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedpa" / "compiled")
+        assert 0 < jax.config.jax_compilation_cache_max_size < 2**40
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 @pytest.mark.parametrize(
