@@ -109,7 +109,7 @@ def test_columns_that_are_no_arrays_are_refused(make, values):
 
 def test_numbers_that_arrow_says_are_missing_are_refused():
     data = open_table(pa.table({"c": ["a", "a"], "x": [1, None]}), "c")
-    with pytest.raises(DataError, match="column 'x' has values that are missing"):
+    with pytest.raises(DataError, match="column 'x' has None in row 1"):
         data.examples("a")
 
 
