@@ -82,7 +82,7 @@ def find_misfit(leaf: Any) -> str | None:
         return f"is a {kind}: must be an array (numpy.asarray makes one of a list)"
     dtype = (leaf if isinstance(leaf, np.ndarray | jax.Array) else np.asarray(leaf)).dtype
     if not is_real(dtype):
-        real = "real " if dtype.kind == "c" else ""
+        real = "real " if jnp.issubdtype(dtype, jnp.complexfloating) else ""
         return f"is of type {dtype}: must be {real}numbers that JAX has"
     if isinstance(leaf, np.ma.MaskedArray):
         return "is a masked array: must be plain, without missing values"

@@ -17,6 +17,7 @@ import fedpa
 from fedpa import FedpaError
 from fedpa.data import from_mapping
 from fedpa.engines import EngineOptions, engines
+from fedpa.errors import DataError
 from fedpa.objectives import Objective, least_squares
 from tests.engines.federation import METHODS, leaves, train
 

@@ -325,7 +325,7 @@ def test_bad_settings_are_refused(options, words):
 def test_bad_models_and_losses_are_refused():
     with pytest.raises(FedpaError, match="nothing to train"):
         fedpa.fit(least_squares.loss, {"n": 3}, CLIENTS, FEDAVG, rounds=1, clients_per_round=1)
-    with pytest.raises(FedpaError, match=r"params: \['w'\]\[0\] = nan"):
+    with pytest.raises(FedpaError, match=r"params: \['w'\] = nan"):
         fedpa.fit(
             lambda p, b, k: b["y"] * p["w"],
             {"w": jnp.asarray(jnp.nan)},
