@@ -73,7 +73,7 @@ def fit(
     params: any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point arrays
         are trained; every other leaf stays as it is.
     clients: a mapping of client id to a pytree of arrays (first axis = examples), checked before
-        anything runs; or a lazy `FederatedData`.
+        anything runs; or a lazy `FederatedData`, whose clients are checked as they are read.
     method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
     regularizer: a function of the parameters, added once to each mini-batch's loss.
     sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
