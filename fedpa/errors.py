@@ -14,6 +14,10 @@ class DataError(FedpaError):
     """
 
 
+class BadValueError(DataError):
+    """A value of a client's data that can't be used. It is quoted: a node does not send this."""
+
+
 class TooFewClientsError(FedpaError):
     """Fewer of a round's clients succeeded than a run asks for."""
 

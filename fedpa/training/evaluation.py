@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from fedpa.data.federated import FederatedData
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import check_integer, refuse
 from fedpa.metrics.streaming import PERCENTILES, distribution, streamed
 from fedpa.tasks.options import TaskOptions
@@ -77,7 +77,7 @@ def reported(problem: Problem, metric: str, options: TaskOptions) -> list[str]:
     """The names of the metrics that rounds report, known before anything is computed."""
     data = problem.clients
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    batch = jax.tree.map(lambda x: np.asarray(x)[:1], data.examples(some))
+    batch = jax.tree.map(lambda x: np.asarray(x)[:1], check_when_read(data).examples(some))
 
     def measure(key: Any, batch: Any) -> tuple[Any, Any]:
         each, vectors = problem.metric.measure(problem.init(key), batch)

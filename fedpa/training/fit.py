@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population, stage
-from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.algorithms.local_training import LocalTraining
+from fedpa.data.federated import FederatedData, check_when_read, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
+from fedpa.objectives.client_data import find_bad_value, is_real
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
+from fedpa.server.update import Server
 from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
@@ -69,7 +73,7 @@ def fit(
     params: any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point arrays
         are trained; every other leaf stays as it is.
     clients: a mapping of client id to a pytree of arrays (first axis = examples), checked before
-        anything runs; or a lazy `FederatedData`.
+        anything runs; or a lazy `FederatedData`, whose clients are checked as they are read.
     method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
     regularizer: a function of the parameters, added once to each mini-batch's loss.
     sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
@@ -177,13 +181,41 @@ def prepared(
     problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
     problem = problem._replace(like=some_examples(data))
     check_loss(problem, theta, problem.like)
+    algorithm = None
     if callable(method):
-        method = of_population(method, map(data.num_examples, data.ids))
-    algorithm = method(problem) if callable(method) else None
+        _check_called(method, problem)
+        algorithm = of_population(method, map(data.num_examples, data.ids))(problem)
+    if isinstance(method, LocalTraining | Server):
+        kind = type(method).__name__
+        raise refuse(
+            "method", method, f"must be an algorithm: fedpa.fedavg(local, server) takes a {kind}"
+        )
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     _warn_of_no_sampling(algorithm, rounds)
     return algorithm, theta, assemble
+
+
+def _check_called(method: Any, problem: Objective) -> None:
+    """Refuse a function that makes methods and was not called: fedpa.fedavg."""
+    name = getattr(method, "__qualname__", "")
+    ours = getattr(method, "__module__", "").startswith("fedpa.algorithms")
+    try:
+        signature = inspect.signature(method)
+        if not (ours and name.isidentifier()):  # a method that it makes is local to it
+            signature.bind(problem)
+            return
+    except ValueError:  # what is not written in Python does not tell
+        return
+    except TypeError:
+        pass
+    needed = [
+        f"{field}=…" if parameter.kind is parameter.KEYWORD_ONLY else field
+        for field, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+    ]
+    call = f"{'fedpa.' if ours else ''}{name}({', '.join(needed)})"
+    raise FedpaError(f"method = {name}: must be called with its settings, {call}")
 
 
 def prepared_task(
@@ -206,7 +238,7 @@ def prepared_task(
 def some_examples(data: FederatedData) -> Any:
     """Those of the first client that has any."""
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    return jax.tree.map(np.asarray, data.examples(some))
+    return check_when_read(data).examples(some)
 
 
 def bind(
@@ -218,16 +250,12 @@ def bind(
     weight: Callable[[Examples], Losses] | None = None,
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
-    # A copy that is moved: `jnp.asarray` compiles a program for every shape.
-    params = jax.tree.map(lambda x: jax.device_put(np.array(x)) if _is_numeric(x) else x, params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
+    params = jax.tree.map(_moved, params)
     theta, rest = eqx.partition(params, eqx.is_inexact_array)
-    leaves = jax.tree_util.tree_leaves_with_path(theta)
-    if not leaves:
+    if not jax.tree.leaves(theta):
         raise FedpaError("params has no floating-point arrays: there is nothing to train")
-    for path, leaf in leaves:
-        if not np.isfinite(np.asarray(leaf)).all():  # on the host: nothing to compile
-            where = jax.tree_util.keystr(path) or "params"
-            raise FedpaError(f"params: {where} holds a value that is not finite: all must be")
 
     def assemble(theta: Params) -> Any:
         return eqx.combine(theta, rest)
@@ -253,5 +281,27 @@ def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
         )
 
 
-def _is_numeric(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.number)
+def _check_parameter(where: str, leaf: Any) -> None:
+    """Refuse complex numbers, and numbers that are not finite or that JAX would change."""
+    if not isinstance(leaf, np.ndarray | jax.Array):
+        return
+    if jnp.issubdtype(leaf.dtype, jnp.inexact) and not is_real(leaf.dtype):
+        raise FedpaError(
+            f"params: {where} is of type {leaf.dtype}: must be real numbers of at most 64 bits"
+        )
+    if is_real(leaf.dtype):
+        array = np.asarray(leaf)  # on the host: nothing to compile
+        bad = find_bad_value(array)
+        if bad is not None:
+            index, expected = bad
+            place = f"{where}{index}" if index else where
+            raise FedpaError(f"params: {place} = {array[tuple(index)]}: {expected}")
+
+
+def _moved(leaf: Any) -> Any:
+    """NumPy's numbers on the device, a copy; any other leaf as it is."""
+    if not isinstance(leaf, np.ndarray) or not is_real(leaf.dtype) or leaf.dtype == bool:
+        return leaf
+    # `jnp.asarray` would compile a program for every shape. JAX has no arrays of the other byte
+    # order.
+    return jax.device_put(np.array(leaf, leaf.dtype.newbyteorder("=")))

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedpa.algorithms.algorithm import Algorithm
-from fedpa.data.federated import FederatedData
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
@@ -73,6 +73,7 @@ def train(
             "are: all take part in every round",
             stacklevel=2,
         )
+    data = check_when_read(data)
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
     remembered = _memories(callbacks)

@@ -1,5 +1,6 @@
 """Rounds over messages are the rounds of the local engine; what is wrong on the way is refused."""
 
+import contextlib
 import json
 import shutil
 import time
@@ -24,7 +25,7 @@ from fedpa.engines.flower.replies import checked
 from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
 from fedpa.engines.flower.states import in_context, in_directory, put, taken
-from fedpa.errors import FedpaError
+from fedpa.errors import BadValueError, FedpaError
 from fedpa.training.checkpoints import entry
 from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid, capture
@@ -720,6 +721,26 @@ def test_no_example_is_told(tmp_path):
     for message in (m for m in said if m.metadata.message_type == "train"):
         arrays = message.content["arrays"]
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_bad_value_is_not_told(tmp_path, monkeypatch):
+    """Its place is in the node's log; the server learns of the kind of error."""
+
+    def refuse(*arguments):
+        raise BadValueError("client '7': y[0] = 424242: must be smaller")
+
+    monkeypatch.setattr("fedpa.engines.flower.answering.answer", refuse)
+    config = settings(tmp_path, rounds=2)
+    grid = grid_of(config)
+    said = []
+    original = grid.pull_messages
+    grid.pull_messages = lambda ids: [said.append(m) or m for m in original(ids)]
+    with contextlib.suppress(FedpaError):  # no round has a client
+        serve(grid, config)
+    errors = [m.content["about"].get("error", "") for m in said]
+    assert any("BadValueError" in error for error in errors)
+    assert not any("424242" in error for error in errors)
 
 
 def test_the_page_s_task_of_one_s_own(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from fedpa.engines.flower.examples_kind import as_text
 from fedpa.engines.flower.node import Node, answer, example_shapes, message_shapes, node
 from fedpa.engines.flower.records import ABOUT, INFOS, about, packed, shapes, unpacked
 from fedpa.engines.flower.settings import Holding, check_state_dir, node_settings, run_settings
-from fedpa.errors import FedpaError
+from fedpa.errors import BadValueError, FedpaError
 
 
 def client_app(mods: Sequence[Mod] = ()) -> ClientApp:
@@ -145,7 +145,7 @@ def _telling_of_errors(
             content = function(message.content, context)
         except Exception as error:
             # What we refuse names settings and clients; other errors may quote data, and stay.
-            known = isinstance(error, FedpaError)
+            known = isinstance(error, FedpaError) and not isinstance(error, BadValueError)
             text = str(error) if known else f"{type(error).__name__}; the node's log has more"
             log(ERROR, "fedpa: %s", error, exc_info=not known)
             try:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpa.algorithms.algorithm import Algorithm, ClientUpdate, OfPopulation
 from fedpa.algorithms.method import methods
-from fedpa.data.federated import FederatedData
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines import compilation_cache, engines
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.flower.settings import Holding, held
@@ -76,7 +76,7 @@ def _with_all_clients(config: RunConfig, population: float) -> Node:
     engine = make(config.engine_options)
     model = _any_model(problem.init)
     algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, config.rounds)
-    return Node(problem.clients, algorithm, theta, engine)
+    return Node(check_when_read(problem.clients), algorithm, theta, engine)
 
 
 def _any_model(init: Any) -> Any:
