@@ -18,6 +18,10 @@ class TooFewClientsError(FedpaError):
     """Fewer of a round's clients succeeded than a run asks for."""
 
 
+class NoUsableClientError(TooFewClientsError):
+    """No round so far had a usable client update: the model is what it was before the first."""
+
+
 def refuse(field: str, value: object, expected: str) -> FedpaError:
     """The error for `field` having `value` where `expected` describes what would be right."""
     shown = repr(value)

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from fedpa.errors import FedpaError
-from fedpa.training.history import History, from_line, line
+from fedpa.training.history import History, Record, from_line, line
 from fedpa.training.named_arrays import filled, named, numbers
 from fedpa.training.snapshot import Snapshot
 
@@ -50,6 +50,8 @@ class Stored(NamedTuple):
     stopped: str | None
     settings: dict[str, Any]
     """The configuration of the run that wrote it."""
+    untold: Record | None
+    """As in `Snapshot`."""
 
 
 def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
@@ -60,6 +62,7 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
     """
     import orbax.checkpoint as ocp  # takes a second to import
 
+    snapshot = snapshot.stored
     path = entry(out, snapshot.round)
     names, stacked = _clients(snapshot.client_states)
     trees = {"params": snapshot.params, "state": snapshot.state, "clients": stacked}
@@ -68,13 +71,13 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
     about = {
         "format": FORMAT,
         "round": snapshot.round,
-        "phase": records[-1]["phase"] if records else None,
         "aliases": aliases,
         "clients": names,
         "memory": snapshot.memory,
         "stopped": snapshot.stopped,
         "settings": settings,
         "history": [line(record) for record in records],
+        "untold": None if snapshot.untold is None else line(snapshot.untold),
     }
     about = json.loads(json.dumps(about))
     items = ocp.args.Composite(
@@ -203,6 +206,7 @@ def read(out: Path, t: int) -> Stored:
         about["memory"],
         about["stopped"],
         about["settings"],
+        None if about.get("untold") is None else from_line(about["untold"]),
     )
 
 
@@ -220,6 +224,7 @@ def restored(stored: Stored, state: Any, params: Any, client_state: Any) -> Snap
         stored.history,
         stored.memory,
         stored.stopped,
+        stored.untold,
     )
 
 

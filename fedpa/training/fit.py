@@ -23,7 +23,7 @@ from fedpa.tasks.task import Problem
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
-from fedpa.training.evaluation import Evaluate, at_rounds, evaluated
+from fedpa.training.evaluation import Evaluate, at_rounds, evaluated, is_due
 from fedpa.training.loop import Fit, check_counts, check_share
 from fedpa.training.provenance import (
     arrays_fingerprint,
@@ -102,6 +102,14 @@ def fit(
         evaluations = [at_rounds(lambda model: evaluated(evaluate, model), eval_every)]
     if isinstance(best, str):
         best = Best(best)
+    remembering = None if best is None else remember_best(best)
+
+    def at_end(model: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Evaluate a round that turned out to be the last when a callback ended the run."""
+        if evaluate is None or is_due(record["round"], rounds, eval_every):
+            return {}
+        return evaluated(evaluate, model)
+
     training = Training(
         algorithm,
         theta,
@@ -112,8 +120,9 @@ def fit(
         seed,
         engine,
         min_success,
-        [*evaluations, *callbacks, *([remember_best(best)] if best is not None else [])],
-        lambda model, record: _evaluated_at_end(evaluate, eval_every, model, record),
+        [*evaluations, *callbacks, *([] if remembering is None else [remembering])],
+        remembering,
+        at_end,
     )
     if out is None:
         return conduct(training, None)
@@ -151,15 +160,6 @@ def _recorded(
             stack.enter_context(new_directory(out, overwrite))
             begin(out, made, None)
         return conduct(training, Place(out, made, options, None, {}))
-
-
-def _evaluated_at_end(
-    evaluate: Evaluate | None, every: int, model: Any, record: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The last round is evaluated, whether it is its turn or not."""
-    if evaluate is None or record["round"] % every == 0:
-        return {}
-    return evaluated(evaluate, model)
 
 
 def prepared(

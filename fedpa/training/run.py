@@ -237,6 +237,7 @@ def _training(
         algorithm, engine = elsewhere(algorithm, theta)
     measure = task_evaluation(problem, task.metric, options)
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
+    remembering = remember_best(best)
 
     def at_end(model: Any, record: dict[str, Any]) -> dict[str, Any]:
         last = {} if f"eval/{task.metric}" in record else measure(model)
@@ -256,9 +257,10 @@ def _training(
         config.min_success,
         [
             at_rounds(measure, config.eval_every),
-            remember_best(best),
+            remembering,
             *stops(config.stopping, best, f"eval/{task.metric}"),
             *callbacks,
         ],
+        remembering,
         at_end,
     )

@@ -257,9 +257,17 @@ def read_summary(out: Path) -> Record | None:
 
 
 def is_finished(out: Path, rounds: int) -> bool:
-    """Whether a run of so many rounds is over."""
+    """Whether a run of so many rounds is over.
+
+    One that a callback ended before its last round is, however many more it is to have. One that
+    was ended in its last round is not: that round is evaluated for being the last, and need not
+    end a longer run.
+    """
     summary = read_summary(out)
-    return summary is not None and (bool(summary["stopped"]) or summary["round"] >= rounds)
+    if summary is None:
+        return False
+    early = summary["stopped"] and summary["round"] < read_config(out)[0].get("rounds", rounds)
+    return bool(early) or summary["round"] >= rounds
 
 
 def remove_end(out: Path) -> None:
