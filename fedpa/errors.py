@@ -30,6 +30,11 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
     return FedpaError(f"{field} = {shown}: {expected}")
 
 
+def explain(error: OSError) -> str:
+    """Why the system could not do it. Libraries raise some OSErrors without `strerror`."""
+    return error.strerror or " ".join(str(error).split()) or type(error).__name__
+
+
 def check_integer(field: str, value: object, least: int) -> None:
     """Refuse what is not a whole number ≥ `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, explain
 from fedpa.training.history import History, Record, from_line, line
 from fedpa.training.named_arrays import filled, named, numbers
 from fedpa.training.snapshot import Snapshot
@@ -189,9 +189,10 @@ def read(out: Path, t: int) -> Stored:
         raise
     except Exception as error:
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {_reason(error)}") from None
-    if about["format"] != FORMAT:
+    if about.get("format") != FORMAT:
         raise FedpaError(
-            f"checkpoint {str(path)!r} is of format {about['format']}: this version reads {FORMAT}"
+            f"checkpoint {str(path)!r} is of format {about.get('format')}: this version reads "
+            f"{FORMAT}"
         )
     if digest != _digest(arrays, about):
         raise DamagedError(
@@ -289,8 +290,8 @@ def _remove_unfinished(root: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
     if re.search(r"RESOURCE_EXHAUSTED|No space left|ENOSPC", str(error)):
         return os.strerror(errno.ENOSPC)
+    if isinstance(error, OSError):
+        return explain(error)
     return " ".join(str(error).split())[:300] or type(error).__name__

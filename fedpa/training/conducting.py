@@ -144,5 +144,5 @@ def given_back(training: Training, out: Path, start: Snapshot | None) -> Fit | N
     if len(history) != summary.get("round"):
         return None
     state = start.state if start is not None else None
-    params, stopped, best = training.assemble(theta), summary["stopped"], summary["best"]
+    params, stopped, best = training.assemble(theta), summary["stopped"], summary.get("best")
     return Fit(params, history, state, stopped, best=best)

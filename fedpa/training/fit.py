@@ -24,7 +24,7 @@ from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
 from fedpa.training.evaluation import Evaluate, at_rounds, evaluated, is_due
-from fedpa.training.loop import Fit, check_counts, check_share
+from fedpa.training.loop import Fit, check_callbacks, check_counts, check_share
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
@@ -88,6 +88,7 @@ def fit(
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
+    check_callbacks(callbacks)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")

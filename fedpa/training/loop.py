@@ -24,6 +24,7 @@ from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.cohort import client_keys, select
 from fedpa.training.history import History, Record, plain
 from fedpa.training.snapshot import Keep, Snapshot
+from fedpa.training.stopping import BEST
 from fedpa.types import Params
 
 
@@ -199,6 +200,12 @@ def _memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
         names = [callback.name for callback in remembering]
         raise refuse("callbacks", names, "those that remember must have names of their own")
     return memories
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse a user's callbacks whose memories could not be kept under their names."""
+    if BEST in _memories(callbacks):
+        raise refuse("callbacks", BEST, "is the name of fedpa's own: give yours another")
 
 
 def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
