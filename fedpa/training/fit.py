@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population, stage
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, about, of_population, stage
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
@@ -20,11 +20,13 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
 from fedpa.tasks.task import Problem
-from fedpa.training.callbacks import Callback
+from fedpa.training import checkpoints
+from fedpa.training.callbacks import Callback, Event
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
 from fedpa.training.evaluation import Evaluate, at_rounds, evaluated, is_due
 from fedpa.training.loop import Fit, check_callbacks, check_counts, check_share
+from fedpa.training.progress import show_progress
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
@@ -61,6 +63,7 @@ def fit(
     anyway: bool = False,
     best: Best | str | None = None,
     recording: RecordingOptions = RecordingOptions(),
+    progress: bool | None = None,
 ) -> Fit:
     """Train `params` on the clients' data.
 
@@ -85,6 +88,10 @@ def fit(
     anyway: go on although versions or data are not what they were.
     best: the metric whose best round keeps its checkpoint: "eval/accuracy".
     recording: how often checkpoints are written, how many are kept, further loggers.
+    progress: show the rounds on stderr: a bar on a terminal, else ten lines. Default: on a terminal
+        only.
+
+    Ctrl-C, with `out`, keeps the rounds done: the same call resumes the run.
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
@@ -126,7 +133,7 @@ def fit(
         at_end,
     )
     if out is None:
-        return conduct(training, None)
+        return _followed(training, progress, None, lambda training: conduct(training, None))
     check_recording(recording)
     settings = {
         "rounds": int(rounds),
@@ -134,15 +141,48 @@ def fit(
         "seed": int(seed),
         "min_success": float(min_success),
         "eval_every": int(eval_every),
-        "engine": getattr(engine, "__qualname__", str(engine)),
+        "engine": _called(engine),
         "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
     }
+    known = about(method)
+    if known is not None:
+        settings |= {"method": known.name, "hyperparameters": known.settings()}
     made = Made(
         settings | {"program": program_fingerprint(algorithm, theta, data)},
         environment(data=data_fingerprint({"clients": data}), params=arrays_fingerprint(theta)),
     )
-    return _recorded(training, Path(out), made, recording, overwrite, anyway)
+    place = Path(out)
+    return _followed(
+        training,
+        progress,
+        place,
+        lambda training: _recorded(training, place, made, recording, overwrite, anyway),
+    )
+
+
+def _followed(
+    training: Training,
+    progress: bool | None,
+    out: Path | None,
+    train: Callable[[Training], Fit],
+) -> Fit:
+    """Train with the progress shown; Ctrl-C ends it in a few lines."""
+    done = 0
+
+    def count(event: Event) -> None:
+        nonlocal done
+        done = event.round
+
+    with show_progress(progress if is_first() else False) as shown:
+        try:
+            return train(training._replace(callbacks=[*training.callbacks, *shown, count]))
+        except KeyboardInterrupt:  # what is done is saved by now
+            resumes = "nothing is kept without out=DIR"
+            if out is not None:
+                done = max(checkpoints.entries(out), default=0)
+                resumes = f"the same call, with out={str(out)!r}, resumes it"
+        raise KeyboardInterrupt(f"after round {done} of {training.rounds}: {resumes}")
 
 
 def _recorded(
@@ -161,6 +201,12 @@ def _recorded(
             stack.enter_context(new_directory(out, overwrite))
             begin(out, made, None)
         return conduct(training, Place(out, made, options, None, {}))
+
+
+def _called(engine: Any) -> str:
+    """An engine's name, as commands have it: local, per-client."""
+    name = getattr(engine, "__qualname__", type(engine).__name__)
+    return str(name).split(".<locals>")[0].replace("_", "-")
 
 
 def prepared(

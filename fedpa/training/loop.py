@@ -23,6 +23,7 @@ from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, ch
 from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.cohort import client_keys, select
 from fedpa.training.history import History, Record, plain
+from fedpa.training.named_arrays import is_array
 from fedpa.training.snapshot import Keep, Snapshot
 from fedpa.training.stopping import BEST
 from fedpa.types import Params
@@ -42,6 +43,25 @@ class Fit(NamedTuple):
     """Whether it is over; if not, it can be resumed."""
     best: Mapping[str, Any] | None = None
     """The best round, `{"metric": …, "value": …, "round": …}`, where one is chosen."""
+
+    def __repr__(self) -> str:
+        """A few lines; parameters and records are in the fields."""
+        leaves = [leaf for leaf in jax.tree.leaves(self.params) if is_array(leaf)]
+        last = self.history[-1] if self.history else {}
+        seconds = sum(record["seconds"] for record in self.history)
+        splits = ("train/loss", "eval/", "valid/", "test/")
+        shown = [f"{name} {last[name]:.4g}" for name in last if name.startswith(splits)]
+        lines = [
+            f"rounds      {len(self.history)} in {seconds:.1f} s",
+            f"ended       {self.stopped or 'after its last round'}"
+            + ("" if self.finished else " (can be resumed)"),
+            *(f"{'last round' if not k else '':<11} {x}" for k, x in enumerate(shown[:5])),
+        ]
+        if self.best is not None:
+            b = self.best
+            lines.append(f"best        {b['metric']} {b['value']:.4g} in round {b['round']}")
+        lines.append(f"params      {sum(leaf.size for leaf in leaves):,} numbers")
+        return "\n".join(["Fit", *(f"  {line}" for line in lines)])
 
 
 def train(
