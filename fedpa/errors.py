@@ -22,12 +22,21 @@ class TooFewClientsError(FedpaError):
     """Fewer of a round's clients succeeded than a run asks for."""
 
 
+class NoUsableClientError(TooFewClientsError):
+    """No round so far had a usable client update: the model is what it was before the first."""
+
+
 def refuse(field: str, value: object, expected: str) -> FedpaError:
     """The error for `field` having `value` where `expected` describes what would be right."""
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return FedpaError(f"{field} = {shown}: {expected}")
+
+
+def explain(error: OSError) -> str:
+    """Why the system could not do it. Libraries raise some OSErrors without `strerror`."""
+    return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def check_integer(field: str, value: object, least: int) -> None:

@@ -7,7 +7,7 @@ A round makes one pass over them unless more epochs are asked for. ClientOpt is 
 
 import dataclasses
 
-from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.algorithm import Method, describe
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, one_epoch
 from fedpa.algorithms.local_training import LocalTraining
@@ -16,6 +16,7 @@ from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server
 
 
+@describe
 def centralized(local: LocalTraining) -> Method:
     """Local training as the only training; for data from `fedpa.data.pooled`."""
     return fedavg(local, Server(sgd(1.0)))

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedpa.algorithms.algorithm import SAMPLING, Algorithm, ClientResult, Method
+from fedpa.algorithms.algorithm import SAMPLING, Algorithm, ClientResult, Method, describe
 from fedpa.algorithms.client_update import Broadcast, client_info
 from fedpa.algorithms.generalized import generalized
 from fedpa.objectives import quadratic
@@ -21,6 +21,7 @@ from fedpa.server.weighting import client_weight
 from fedpa.types import Key
 
 
+@describe
 def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server) -> Method:
     """`posterior` gives a client's quadratic, for example `least_squares.posterior`."""
     check_server(server)

@@ -4,7 +4,7 @@ FedAvgM, FedAdam, FedYogi and FedAdagrad are this with another server optimizer.
 terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 """
 
-from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientUpdate, Method
+from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientUpdate, Method, describe
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.generalized import generalized
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, one_epoch, server_side
@@ -15,6 +15,7 @@ from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
 
 
+@describe
 def fedavg(local: LocalTraining, server: Server) -> Method:
     """Local SGD for all the epochs (or steps) of `local`, the last iterate sent."""
     local_work(local)

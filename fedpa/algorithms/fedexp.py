@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
+from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method, describe
 from fedpa.algorithms.client_update import Broadcast
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
 from fedpa.algorithms.generalized import generalized
@@ -43,6 +43,7 @@ class ExtrapolatedResult(NamedTuple):
     """‖Δ_i‖²."""
 
 
+@describe
 def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Method:
     """FedAvg with a server step of length η_g; `epsilon` is ε, which bounds it."""
     fedavg(local, server)  # refuses what FedAvg refuses

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, Method, describe
 from fedpa.algorithms.client_update import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.generalized import generalized, phase_after
@@ -35,6 +35,7 @@ from fedpa.samplers.sampler import Sampler
 from fedpa.server.update import Server, check_server
 
 
+@describe
 def fedpa(
     local: LocalTraining,
     server: Server,

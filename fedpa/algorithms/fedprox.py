@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import Method
+from fedpa.algorithms.algorithm import Method, describe
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.hyperparameters import (
     Hyperparameters,
@@ -28,6 +28,7 @@ from fedpa.server.update import Server
 from fedpa.types import Params
 
 
+@describe
 def fedprox(local: LocalTraining, server: Server, *, proximal: Any) -> Method:
     """FedAvg with the proximal term of weight μ = `proximal` in the clients' objective."""
     local_work(local)

@@ -30,6 +30,7 @@ from fedpa.algorithms.algorithm import (
     Method,
     PartedUpdate,
     State,
+    describe,
 )
 from fedpa.algorithms.client_update import Broadcast
 from fedpa.algorithms.fedavg import METHODS as FEDAVG
@@ -90,6 +91,7 @@ class PrecisionInfo(NamedTuple):
     """The largest eigenvalue of any layer's Ā, whose mean is 1."""
 
 
+@describe
 def global_precision(
     numerator: Any,
     *,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method
+from fedpa.algorithms.algorithm import BURN_IN, Algorithm, ClientResult, Method, describe
 from fedpa.algorithms.client_update import Broadcast, client_info
 from fedpa.algorithms.generalized import generalized
 from fedpa.algorithms.hyperparameters import local_training, server_side
@@ -28,6 +28,7 @@ from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params
 
 
+@describe
 def mb_sgd(local: LocalTraining, server: Server) -> Method:
     """Visit the mini-batches `local` describes, without moving, and send the mean gradient."""
     check_server(server)

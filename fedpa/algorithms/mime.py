@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.algorithm import TRAINING, Algorithm, ClientResult, Inquiry, Method
+from fedpa.algorithms.algorithm import TRAINING, Algorithm, ClientResult, Inquiry, Method, describe
 from fedpa.algorithms.client_update import client_info
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
 from fedpa.algorithms.local_training import LocalTraining, local_work, run_locally, scaled
@@ -115,11 +115,13 @@ class InquiryInfo(NamedTuple):
     loss: Scalar
 
 
+@describe
 def mime(local: LocalTraining, server: Server, *, base: Any) -> Method:
     """MIME; `base`: `momentum(0.9)` or `moments(…)`; ClientOpt: plain SGD."""
     return _method(local, server, base, control_variates=True)
 
 
+@describe
 def mime_lite(local: LocalTraining, server: Server, *, base: Any) -> Method:
     """MIME without control variates: half the gradients, one round trip."""
     return _method(local, server, base, control_variates=False)

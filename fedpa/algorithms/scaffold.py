@@ -22,6 +22,7 @@ from fedpa.algorithms.algorithm import (
     ClientResult,
     Method,
     OfPopulation,
+    describe,
 )
 from fedpa.algorithms.client_update import client_info
 from fedpa.algorithms.hyperparameters import Hyperparameters, local_training, server_side
@@ -62,6 +63,7 @@ class ScaffoldResult(NamedTuple):
     """c_i⁺ − c_i."""
 
 
+@describe
 def scaffold(local: LocalTraining, server: Server, *, population: Any = None) -> Method:
     """Build SCAFFOLD.
 

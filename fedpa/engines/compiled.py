@@ -111,6 +111,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
             return run(client, aggregation, message, cohort)
         return result
 
+    run.__qualname__ = choose.__module__.rpartition(".")[2]  # as configurations name the engine
     return run
 
 

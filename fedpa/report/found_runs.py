@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.algorithms.method import labelled, methods
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 from fedpa.report.summary import WINDOW
 from fedpa.tasks.task import Preset, tasks
 from fedpa.training import run_directory
@@ -158,7 +158,7 @@ def _history(directory: Path) -> History:
         return History()
     except OSError as error:
         path = directory / run_directory.METRICS
-        raise FedpaError(f"{path} can't be read: {error.strerror}") from None
+        raise FedpaError(f"{path} can't be read: {explain(error)}") from None
 
 
 def grouped(runs: Sequence[FoundRun]) -> list[Group]:

@@ -15,7 +15,7 @@ from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters, r
 from fedpa.algorithms.method import check_own, methods
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 from fedpa.tasks.options import TaskOptions, check_task_options
 from fedpa.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
@@ -170,7 +170,7 @@ def table_of(field: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise FedpaError(f"{field} = {str(path)!r}: can't be read: {error.strerror}") from None
+        raise FedpaError(f"{field} = {str(path)!r}: can't be read: {explain(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"{field} = {str(path)!r}: is not valid TOML: {error}") from None
 

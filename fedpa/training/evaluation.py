@@ -26,25 +26,24 @@ Evaluate = Callable[[Any], Mapping[str, Any]]
 
 def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
     """Call `evaluate` every so many rounds, and after the last: `eval/<name>`."""
-    return at_rounds(lambda params: evaluated(evaluate, params), every, after_last=True)
+    return at_rounds(lambda params: evaluated(evaluate, params), every)
 
 
-def at_rounds(
-    measure: Callable[[Any], Mapping[str, Any]], every: Any, after_last: bool = False
-) -> Callback:
-    """Measure every so many rounds.
-
-    after_last: also after the last. (Not where a run may be extended: its last round so far is then
-    one of many.)
-    """
+def at_rounds(measure: Callable[[Any], Mapping[str, Any]], every: Any) -> Callback:
+    """Measure every so many rounds, and after the last."""
     check_integer("eval_every", every, 1)
 
     def callback(event: Event) -> Mapping[str, Any] | None:
-        if event.round % every == 0 or (after_last and event.round == event.rounds):
+        if is_due(event.round, event.rounds, every):
             return measure(event.params)
         return None
 
     return callback
+
+
+def is_due(t: int, rounds: int, every: int) -> bool:
+    """Whether round t is evaluated, as one in `every` or the last."""
+    return t % every == 0 or t == rounds
 
 
 def evaluated(evaluate: Evaluate, params: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, of_population, stage
+from fedpa.algorithms.algorithm import BURN_IN, SAMPLING, Algorithm, about, of_population, stage
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.data.federated import FederatedData, check_when_read, from_mapping
 from fedpa.engines.distributed import from_first, is_first
@@ -24,11 +24,13 @@ from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
 from fedpa.server.update import Server
 from fedpa.tasks.task import Problem
-from fedpa.training.callbacks import Callback
+from fedpa.training import checkpoints
+from fedpa.training.callbacks import Callback, Event
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
-from fedpa.training.evaluation import Evaluate, at_rounds, evaluated
-from fedpa.training.loop import Fit, check_counts, check_share
+from fedpa.training.evaluation import Evaluate, at_rounds, evaluated, is_due
+from fedpa.training.loop import Fit, check_callbacks, check_counts, check_share
+from fedpa.training.progress import show_progress
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
@@ -65,6 +67,7 @@ def fit(
     anyway: bool = False,
     best: Best | str | None = None,
     recording: RecordingOptions = RecordingOptions(),
+    progress: bool | None = None,
 ) -> Fit:
     """Train `params` on the clients' data.
 
@@ -89,9 +92,14 @@ def fit(
     anyway: go on although versions or data are not what they were.
     best: the metric whose best round keeps its checkpoint: "eval/accuracy".
     recording: how often checkpoints are written, how many are kept, further loggers.
+    progress: show the rounds on stderr: a bar on a terminal, else ten lines. Default: on a terminal
+        only.
+
+    Ctrl-C, with `out`, keeps the rounds done: the same call resumes the run.
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
+    check_callbacks(callbacks)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
@@ -106,6 +114,14 @@ def fit(
         evaluations = [at_rounds(lambda model: evaluated(evaluate, model), eval_every)]
     if isinstance(best, str):
         best = Best(best)
+    remembering = None if best is None else remember_best(best)
+
+    def at_end(model: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Evaluate a round that turned out to be the last when a callback ended the run."""
+        if evaluate is None or is_due(record["round"], rounds, eval_every):
+            return {}
+        return evaluated(evaluate, model)
+
     training = Training(
         algorithm,
         theta,
@@ -116,11 +132,12 @@ def fit(
         seed,
         engine,
         min_success,
-        [*evaluations, *callbacks, *([remember_best(best)] if best is not None else [])],
-        lambda model, record: _evaluated_at_end(evaluate, eval_every, model, record),
+        [*evaluations, *callbacks, *([] if remembering is None else [remembering])],
+        remembering,
+        at_end,
     )
     if out is None:
-        return conduct(training, None)
+        return _followed(training, progress, None, lambda training: conduct(training, None))
     check_recording(recording)
     settings = {
         "rounds": int(rounds),
@@ -128,15 +145,48 @@ def fit(
         "seed": int(seed),
         "min_success": float(min_success),
         "eval_every": int(eval_every),
-        "engine": getattr(engine, "__qualname__", str(engine)),
+        "engine": _called(engine),
         "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
     }
+    known = about(method)
+    if known is not None:
+        settings |= {"method": known.name, "hyperparameters": known.settings()}
     made = Made(
         settings | {"program": program_fingerprint(algorithm, theta, data)},
         environment(data=data_fingerprint({"clients": data}), params=arrays_fingerprint(theta)),
     )
-    return _recorded(training, Path(out), made, recording, overwrite, anyway)
+    place = Path(out)
+    return _followed(
+        training,
+        progress,
+        place,
+        lambda training: _recorded(training, place, made, recording, overwrite, anyway),
+    )
+
+
+def _followed(
+    training: Training,
+    progress: bool | None,
+    out: Path | None,
+    train: Callable[[Training], Fit],
+) -> Fit:
+    """Train with the progress shown; Ctrl-C ends it in a few lines."""
+    done = 0
+
+    def count(event: Event) -> None:
+        nonlocal done
+        done = event.round
+
+    with show_progress(progress if is_first() else False) as shown:
+        try:
+            return train(training._replace(callbacks=[*training.callbacks, *shown, count]))
+        except KeyboardInterrupt:  # what is done is saved by now
+            resumes = "nothing is kept without out=DIR"
+            if out is not None:
+                done = max(checkpoints.entries(out), default=0)
+                resumes = f"the same call, with out={str(out)!r}, resumes it"
+        raise KeyboardInterrupt(f"after round {done} of {training.rounds}: {resumes}")
 
 
 def _recorded(
@@ -157,13 +207,10 @@ def _recorded(
         return conduct(training, Place(out, made, options, None, {}))
 
 
-def _evaluated_at_end(
-    evaluate: Evaluate | None, every: int, model: Any, record: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The last round is evaluated, whether it is its turn or not."""
-    if evaluate is None or record["round"] % every == 0:
-        return {}
-    return evaluated(evaluate, model)
+def _called(engine: Any) -> str:
+    """An engine's name, as commands have it: local, per-client."""
+    name = getattr(engine, "__qualname__", type(engine).__name__)
+    return str(name).split(".<locals>")[0].replace("_", "-")
 
 
 def prepared(

@@ -25,7 +25,7 @@ from fedpa.engines.flower.replies import checked
 from fedpa.engines.flower.serving import serve
 from fedpa.engines.flower.settings import run_settings
 from fedpa.engines.flower.states import in_context, in_directory, put, taken
-from fedpa.errors import BadValueError, FedpaError
+from fedpa.errors import BadValueError, FedpaError, NoUsableClientError
 from fedpa.training.checkpoints import entry
 from fedpa.training.run import run
 from tests.flower.loopback_grid import LoopbackGrid, capture
@@ -285,13 +285,15 @@ def test_sums_of_clients_that_don_t_count_and_sums_too_large_are_left_out(tmp_pa
 
 @pytest.mark.filterwarnings("ignore:round")
 def test_a_round_whose_clients_all_fail_is_skipped(tmp_path):
-    """The run goes on, unless min-success says otherwise."""
+    """The run continues, unless all rounds are such, or min-success says otherwise."""
     config = settings(tmp_path, rounds=2)
     grid = grid_of(config)
     for node in (101, 102, 103):
         grid.faults[node] = lambda content: content.clear()
-    fit = serve(grid, config)
-    assert [record["train/skipped"] for record in fit.history] == [1, 1]
+    with pytest.raises(NoUsableClientError, match="rounds 1 to 2 had no usable client update"):
+        serve(grid, config)
+    records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(record)["train/skipped"] for record in records] == [1]
     grid = grid_of(config)
     grid.faults[101] = lambda content: content.clear()
     strict = {**config, "out": str(tmp_path / "strict"), "min-success": 0.9, "seed": 0}

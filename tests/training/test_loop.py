@@ -12,6 +12,7 @@ from jax._src import monitoring
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, Stop, server
 from fedpa.data import from_mapping
+from fedpa.errors import NoUsableClientError
 from fedpa.objectives import Objective, least_squares
 from fedpa.training.cohort import client_keys, select
 from tests.federations import least_squares_clients
@@ -92,17 +93,63 @@ def test_a_cohort_larger_than_the_population_warns_once():
 
 def test_a_round_without_any_usable_client_leaves_the_state():
     data = from_mapping(CLIENTS)
-    far = lambda name: jax.tree.map(lambda a: np.full_like(a, 1e30), data.examples(name))  # noqa: E731
-    algorithm = FEDAVG(Objective(least_squares.loss))
+    ids = [select(0, t, data.ids, 1)[0] for t in range(3)]
+    assert ids[2] not in ids[:2]
+
+    def examples(name):
+        found = data.examples(name)
+        return found if name == ids[2] else jax.tree.map(lambda a: np.full_like(a, 1e30), found)
+
+    met = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = fedpa.train(
-            algorithm, jnp.ones(3), data._replace(examples=far), rounds=1, clients_per_round=2
+            FEDAVG(Objective(least_squares.loss)),
+            jnp.ones(3),
+            data._replace(examples=examples),
+            rounds=3,
+            clients_per_round=1,
+            engine=ENGINE,
+            callbacks=[lambda event: met.append(event.params)],
         )
     assert any("state stays as it was" in str(w.message) for w in caught)
-    assert result.history[0]["train/skipped"] == 1
-    assert result.history[0]["train/rejected"] == 2
-    np.testing.assert_array_equal(result.params, jnp.ones(3))
+    assert [record["train/skipped"] for record in result.history] == [1, 1, 0]
+    assert result.history[0]["train/rejected"] == 1
+    np.testing.assert_array_equal(met[1], jnp.ones(3))
+    assert (result.params != 1).all()
+
+
+def test_a_run_that_no_client_ever_changed_fails_and_says_why(tmp_path):
+    """After five such rounds; a shorter one after its last. Run again, it fails again."""
+    rounds = []
+
+    def run(**options):
+        note = lambda event: rounds.append(event.round)  # noqa: E731
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return fit(method=wild, callbacks=[note], out=tmp_path / "run", **options)
+
+    wild = fedpa.fedavg(LOCAL._replace(optimizer=optax.sgd(1e30)), SIDE)
+    with pytest.raises(
+        NoUsableClientError, match=r"rounds 1 to 3 .*client 'client-000.*not finite"
+    ):
+        run()
+    with pytest.raises(NoUsableClientError, match="rounds 1 to 3 "):
+        run()
+    with pytest.raises(NoUsableClientError, match=r"rounds 1 to 5 .*Lower the learning rate"):
+        run(rounds=9)
+    assert rounds == [1, 2, 3, 4]
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert fedpa.load(tmp_path / "run").round == 4
+
+
+def test_a_run_whose_clients_have_no_examples_fails():
+    empty = {name: jax.tree.map(lambda a: a[:0], client) for name, client in CLIENTS.items()}
+    with (
+        pytest.warns(UserWarning, match="round 1"),
+        pytest.raises(NoUsableClientError, match=r"'client-000[345]' has no examples"),
+    ):
+        fit(empty | {"client-0000": CLIENTS["client-0000"]}, rounds=1)  # not of the cohort
 
 
 def compilations(work):
