@@ -12,7 +12,6 @@ import fedpa
 from benchmarks.models import MODELS
 from benchmarks.works import initial_parameters
 
-
 fedpa.configure()  # as the command does
 
 

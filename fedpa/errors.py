@@ -14,8 +14,16 @@ class DataError(FedpaError):
     """
 
 
+class BadValueError(DataError):
+    """A value of a client's data that can't be used. It is quoted: a node does not send this."""
+
+
 class TooFewClientsError(FedpaError):
     """Fewer of a round's clients succeeded than a run asks for."""
+
+
+class NoUsableClientError(TooFewClientsError):
+    """No round so far had a usable client update: the model is what it was before the first."""
 
 
 def refuse(field: str, value: object, expected: str) -> FedpaError:
@@ -24,6 +32,11 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return FedpaError(f"{field} = {shown}: {expected}")
+
+
+def explain(error: OSError) -> str:
+    """Why the system could not do it. Libraries raise some OSErrors without `strerror`."""
+    return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def check_integer(field: str, value: object, least: int) -> None:

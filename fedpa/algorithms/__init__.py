@@ -5,12 +5,13 @@ from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedexp import fedexp
-from fedpa.algorithms.fedopt import Algorithm, ClientResult, Method
+from fedpa.algorithms.fedopt import Algorithm, ClientResult
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.global_precision import global_precision
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
+from fedpa.algorithms.methods import Method
 from fedpa.algorithms.mime import mime, mime_lite, moments, momentum
 from fedpa.algorithms.scaffold import scaffold
 

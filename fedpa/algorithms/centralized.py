@@ -7,11 +7,12 @@ A round makes one pass over them unless more epochs are asked for. ClientOpt is 
 
 from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedopt import Method
+from fedpa.algorithms.methods import Method, describe
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server
 
 
+@describe
 def centralized(local: LocalTraining) -> Method:
     """Local training as the only training; for data from `fedpa.data.pooled`."""
     return fedavg(local, Server(sgd(1.0)))

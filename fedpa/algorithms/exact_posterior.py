@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedpa.algorithms.client import client_info
-from fedpa.algorithms.fedopt import SAMPLING, Algorithm, Broadcast, ClientResult, Method, fedopt
+from fedpa.algorithms.fedopt import SAMPLING, Algorithm, Broadcast, ClientResult, fedopt
+from fedpa.algorithms.methods import Method, describe
 from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -20,6 +21,7 @@ from fedpa.server.weighting import client_weight
 from fedpa.types import Key
 
 
+@describe
 def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server) -> Method:
     """`posterior` gives a client's quadratic, for example `least_squares.posterior`."""
     check_server(server)

@@ -5,12 +5,14 @@ terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 """
 
 from fedpa.algorithms.client import LocalTraining, client_update, local_sampler, local_work
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientUpdate, Method, fedopt
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientUpdate, fedopt
+from fedpa.algorithms.methods import Method, describe
 from fedpa.deltas.last_iterate import last_iterate
 from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
 
 
+@describe
 def fedavg(local: LocalTraining, server: Server) -> Method:
     """Local SGD for all the epochs (or steps) of `local`, the last iterate sent."""
     local_work(local)

@@ -16,7 +16,8 @@ import optax
 
 from fedpa.algorithms.client import Broadcast, LocalTraining
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, Method, fedopt
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, fedopt
+from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -33,6 +34,7 @@ class ExtrapolatedResult(NamedTuple):
     """‖Δ_i‖²."""
 
 
+@describe
 def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Method:
     """FedAvg with a server step of length η_g; `epsilon` is ε, which bounds it."""
     fedavg(local, server)  # refuses what FedAvg refuses

@@ -12,21 +12,18 @@ algorithm's own choosing: an engine moves, weighs and averages them without know
 it runs.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedpa.errors import FedpaError, check_integer
+from fedpa.errors import check_integer
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.objective import Objective
 from fedpa.server import update as server_update
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, weighted_mean
 from fedpa.server.schedules import constant
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
-from fedpa.server.weighting import total_weight
 from fedpa.types import Key, Keys, Params, Scalar
 
 State = Any
@@ -195,29 +192,3 @@ def phase_after(burn_in_rounds: int) -> Callable[[int], str]:
     """round → phase: sampling from round `burn_in_rounds` on."""
     check_integer("burn_in_rounds", burn_in_rounds, 0)
     return lambda t: SAMPLING if t >= burn_in_rounds else BURN_IN
-
-
-Method = Callable[[Objective], Algorithm]
-"""An algorithm with all its settings, waiting for the objective."""
-
-
-@dataclasses.dataclass(frozen=True)
-class OfPopulation:
-    """A method that has yet to be told of all clients, not only those of a round."""
-
-    weighting: str
-    """By which weights q_i it counts them."""
-    method: Callable[[float], Method]
-    """Σ q_i over all clients → the method."""
-
-    def __call__(self, objective: Objective) -> Algorithm:
-        raise FedpaError(
-            "population is not known: give population=…, the sum of the weights of all clients"
-        )
-
-
-def of_population(method: Method, sizes: Iterable[int]) -> Method:
-    """The method, told how many examples each of all clients has."""
-    if not isinstance(method, OfPopulation):
-        return method
-    return method.method(total_weight(method.weighting, sizes))

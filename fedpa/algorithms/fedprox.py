@@ -15,12 +15,13 @@ import optax
 
 from fedpa.algorithms.client import LocalTraining, as_optimizer, local_work
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedopt import Method
+from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
 from fedpa.server.update import Server
 from fedpa.types import Params
 
 
+@describe
 def fedprox(local: LocalTraining, server: Server, *, proximal: Any) -> Method:
     """FedAvg with the proximal term of weight μ = `proximal` in the clients' objective."""
     local_work(local)

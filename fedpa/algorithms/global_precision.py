@@ -27,9 +27,9 @@ from fedpa.algorithms.fedopt import (
     ClientResult,
     ClientState,
     ClientUpdate,
-    Method,
     State,
 )
+from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.input_factor import Factor, input_factors
@@ -67,6 +67,7 @@ class PrecisionInfo(NamedTuple):
     """The largest eigenvalue of any layer's Ā, whose mean is 1."""
 
 
+@describe
 def global_precision(
     numerator: Any,
     *,

@@ -18,7 +18,8 @@ from fedpa.algorithms.client import (
     local_work,
     run_locally,
 )
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, Method, fedopt
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, fedopt
+from fedpa.algorithms.methods import Method, describe
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.update import Server, check_server
@@ -26,6 +27,7 @@ from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params
 
 
+@describe
 def mb_sgd(local: LocalTraining, server: Server) -> Method:
     """Visit the mini-batches `local` describes, without moving, and send the mean gradient."""
     check_server(server)

@@ -17,7 +17,8 @@ from fedpa.algorithms.client import (
     sampler_for,
 )
 from fedpa.algorithms.fedavg import fedavg_client
-from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, Method, fedopt, phase_after
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, fedopt, phase_after
+from fedpa.algorithms.methods import Method, describe
 from fedpa.deltas.mean import mean as mean_delta
 from fedpa.deltas.shrinkage import fixed
 from fedpa.objectives.objective import Objective
@@ -25,6 +26,7 @@ from fedpa.samplers.sampler import Sampler
 from fedpa.server.update import Server, check_server
 
 
+@describe
 def mean(
     local: LocalTraining,
     server: Server,

@@ -31,7 +31,8 @@ from fedpa.algorithms.client import (
     run_locally,
     scaled,
 )
-from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult, Inquiry, Method
+from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult, Inquiry
+from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_gradient
@@ -118,11 +119,13 @@ class InquiryInfo(NamedTuple):
     loss: Scalar
 
 
+@describe
 def mime(local: LocalTraining, server: Server, *, base: Any) -> Method:
     """MIME; `base`: `momentum(0.9)` or `moments(…)`; ClientOpt: plain SGD."""
     return _method(local, server, base, control_variates=True)
 
 
+@describe
 def mime_lite(local: LocalTraining, server: Server, *, base: Any) -> Method:
     """MIME without control variates: half the gradients, one round trip."""
     return _method(local, server, base, control_variates=False)

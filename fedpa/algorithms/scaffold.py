@@ -24,13 +24,8 @@ from fedpa.algorithms.client import (
     local_work,
     run_locally,
 )
-from fedpa.algorithms.fedopt import (
-    TRAINING,
-    Algorithm,
-    ClientResult,
-    Method,
-    OfPopulation,
-)
+from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult
+from fedpa.algorithms.methods import Method, OfPopulation, describe
 from fedpa.errors import check_number, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -61,6 +56,7 @@ class ScaffoldResult(NamedTuple):
     """c_i⁺ − c_i."""
 
 
+@describe
 def scaffold(local: LocalTraining, server: Server, *, population: Any = None) -> Method:
     """Build SCAFFOLD.
 

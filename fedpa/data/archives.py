@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedpa import places
 from fedpa.data.kept import settle, stamp, unwritable, whole
 from fedpa.data.progress import Told, progress
-from fedpa.errors import DataError, FedpaError, refuse
+from fedpa.errors import DataError, FedpaError, explain, refuse
 
 OPENERS: dict[str, Callable[[Any], Any]] = {
     ".bz2": bz2.open,
@@ -39,7 +39,7 @@ def readable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedpaError(f"{error.filename} can't be read: {error.strerror}") from None
+        raise FedpaError(f"{error.filename} can't be read: {explain(error)}") from None
 
 
 @readable()
@@ -197,7 +197,7 @@ def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"]
         if error.errno is None:  # what bz2 and gzip raise; the system's errors have a number
             raise _cut(packed) from None
         if error.filename == str(packed):
-            raise FedpaError(f"{packed} can't be read: {error.strerror}") from None
+            raise FedpaError(f"{packed} can't be read: {explain(error)}") from None
         raise
 
 

@@ -1,19 +1,35 @@
 """Federated data: client ids, examples per client, one client's arrays by id. Read lazily."""
 
+import itertools
+import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedpa.errors import FedpaError
-from fedpa.objectives.client_data import Packed, num_rows, packed
+from fedpa.errors import BadValueError, DataError, FedpaError
+from fedpa.objectives.client_data import (
+    Kind,
+    Packed,
+    check_examples,
+    column_name,
+    find_bad_value,
+    find_misfit,
+    is_real,
+    kind_of,
+)
 
 PACKED_UP_TO = 2**28
 """Bytes of examples up to which a packed copy of them is kept: rounds of many small clients begin
 sooner."""
+CHECKED_AT_ONCE = 2**24
+"""Bytes of examples that are looked through at a time where no packed copy is made."""
+
+
+def _name_client(name: str, row: int | None = None) -> str:
+    return f"client {name!r}"
 
 
 class FederatedData(NamedTuple):
@@ -24,6 +40,8 @@ class FederatedData(NamedTuple):
     """id → a pytree of arrays with one leading axis in common."""
     packed: Packed | None = None
     """All examples in few arrays, where they are in memory."""
+    locate: Callable[[str, int | None], str] = _name_client
+    """(id, one of its rows or None) → where that is, as messages begin: file, client."""
 
 
 class Splits(NamedTuple):
@@ -53,7 +71,30 @@ def mapped(
             raw = jax.tree.map(lambda array: array[:most], raw)
         return function(name, raw)
 
-    return FederatedData(data.ids, num_examples, examples)
+    return FederatedData(data.ids, num_examples, examples, locate=data.locate)
+
+
+def check_when_read(data: FederatedData) -> FederatedData:
+    """The federation with every client checked as it is read, as `from_mapping` checks them.
+
+    A client whose arrays can't be used, or are not like those of the client that was read first,
+    raises a DataError that names source, client, column and row.
+    """
+    if data.packed is not None and data.packed.load == data.examples:
+        return data  # `from_mapping` has looked at them
+    first: dict[None, tuple[str, Kind]] = {}
+
+    def examples(name: str) -> Any:
+        arrays, kind = check_examples(data.examples(name), lambda row: data.locate(name, row))
+        other, usual = first.setdefault(None, (name, kind))
+        if kind != usual:
+            raise DataError(
+                f"{data.locate(name, None)} has arrays {kind}, client {other!r} has "
+                f"{usual}: all must have the same"
+            )
+        return jax.tree.unflatten(kind.structure, arrays)
+
+    return data._replace(examples=examples, packed=None)
 
 
 def from_mapping(clients: Any) -> FederatedData:
@@ -64,68 +105,157 @@ def from_mapping(clients: Any) -> FederatedData:
     if not isinstance(clients, Mapping):
         raise FedpaError(
             f"clients is a {type(clients).__name__}: must be a mapping of client id to arrays "
-            "(dict(enumerate(clients)) makes one of a list)"
+            f"({_advise(clients)})"
         )
     if not clients:
         raise FedpaError("clients is empty: give at least one client id with its arrays")
-    by_id = {str(name): name for name in clients}
+    ids, keys = _sort(clients)
+    # There may be a million: what is done for each client is done in C, as far as that goes, and
+    # the client to name is looked for when it is known that there is one.
+    flat = _flatten(clients, keys)
+    if flat is None:
+        raise _blame((name, clients[key]) for name, key in zip(ids, keys, strict=True))
+    columns, sizes, structure = flat
+    if not sizes.any():
+        raise FedpaError("clients have no examples: at least one client needs one")
+    start = np.cumsum(sizes) - sizes
+    row_bytes = list(map(_row_bytes, columns))
+    arrays = None
+    if int(sizes.sum()) * sum(row_bytes) <= PACKED_UP_TO:
+        arrays = list(map(np.concatenate, columns))
+    for place, column in enumerate(columns):
+        whole = None if arrays is None else [(0, arrays[place])]
+        for first, block in whole or _blocks(column, start, row_bytes[place]):
+            bad = find_bad_value(block)
+            if bad is not None:
+                index, expected = bad
+                row = first + index[0]
+                client = int(np.searchsorted(start, row, side="right")) - 1
+                within = [int(row - start[client]), *index[1:]]
+                value = f"{column_name(structure, place)}{within} = {block[tuple(index)]}"
+                raise BadValueError(f"client {ids[client]!r}: {value}: {expected}")
+    position = {name: place for place, name in enumerate(ids)}
+
+    def num_examples(name: str) -> int:
+        return int(sizes[position[name]])
+
+    def examples(name: str) -> Any:
+        place = position[name]
+        if arrays is None:
+            return jax.tree.unflatten(structure, [column[place] for column in columns])
+        rows = slice(start[place], start[place] + sizes[place])
+        return jax.tree.unflatten(structure, [array[rows] for array in arrays])
+
+    if arrays is None:
+        return FederatedData(ids, num_examples, examples)
+    columns.clear()  # the packed copy is enough
+    pack = Packed(examples, structure, arrays, position, start, sizes)
+    return FederatedData(ids, num_examples, examples, pack)
+
+
+def _advise(clients: Any) -> str:
+    """How a mapping, or a federation, is made of something else."""
+    if hasattr(clients, "column_names") and hasattr(clients, "with_format"):
+        return "fedpa.data.readers.open_huggingface(dataset, column) reads a data set"
+    if hasattr(clients, "columns"):
+        return "fedpa.data.readers.open_table(df, column) reads a table with a column of client ids"
+    if isinstance(clients, str) or hasattr(clients, "__fspath__"):
+        return "fedpa.data.readers has open_table(path, column), open_hdf5(path) and others"
+    return "dict(enumerate(clients)) makes one of a list"
+
+
+def _sort(clients: Mapping[Any, Any]) -> tuple[list[str], Sequence[Any]]:
+    """The ids as text, sorted, and the key of each in the mapping."""
+    if set(map(type, clients)) == {str}:
+        ids = sorted(clients)
+        return ids, ids
+    by_id = {str(key): key for key in clients}
     if len(by_id) != len(clients):
         raise FedpaError("clients has ids that are the same as text: ids must differ as text")
     ids = sorted(by_id)
-    for name in ids:
-        _check_kinds(name, clients[by_id[name]])
-    arrays = {name: jax.tree.map(np.asarray, clients[by_id[name]]) for name in ids}
-    _check(arrays)
-    counts = {name: num_rows(tree) for name, tree in arrays.items()}
-    if not any(counts.values()):
-        raise FedpaError("clients have no examples: at least one client needs one")
-    read = arrays.__getitem__
-    size = sum(leaf.nbytes for tree in arrays.values() for leaf in jax.tree.leaves(tree))
-    together = packed(read, ids) if size <= PACKED_UP_TO else None
-    return FederatedData(ids, counts.__getitem__, read, together)
+    return ids, [by_id[name] for name in ids]
 
 
-def _check_kinds(name: str, tree: Any) -> None:
-    """Every leaf must be an array of numbers."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not isinstance(leaf, np.ndarray | jax.Array):
-            raise FedpaError(
-                f"client {name!r}: {_where(path)} is a {type(leaf).__name__}: must be an array "
-                "(numpy.asarray makes one of a list)"
-            )
-        if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
-            raise FedpaError(
-                f"client {name!r}: {_where(path)} is of type {leaf.dtype}: must be numbers"
-            )
+def _flatten(
+    clients: Mapping[Any, Any], keys: Sequence[Any]
+) -> tuple[list[list[np.ndarray]], np.ndarray, Any] | None:
+    """Each leaf's arrays client by client, the clients' sizes, and their trees' structure.
+
+    None if arrays are not of numbers, or not of one kind, or not of one length in every client.
+    """
+    flatten: Any = jax.tree_util.tree_flatten
+    leaves, structure = flatten(clients[keys[0]])
+    leaves.clear()
+    for key in keys:
+        own, its = flatten(clients[key])
+        if its != structure:
+            return None
+        leaves += own
+    columns, sizes = [], None
+    for place in range(structure.num_leaves):
+        column = _as_numpy(leaves[place :: structure.num_leaves])
+        if column is None:
+            return None
+        dtypes, shapes = set(map(_DTYPE, column)), set(map(_SHAPE, column))
+        if not all(map(is_real, dtypes)) or () in shapes or len({s[1:] for s in shapes}) > 1:
+            return None
+        if not all(dtype.isnative for dtype in dtypes):
+            column = [array.astype(array.dtype.newbyteorder("=")) for array in column]
+        if len({jax.dtypes.canonicalize_dtype(d.newbyteorder("=")) for d in dtypes}) > 1:
+            return None
+        lengths = np.fromiter(map(len, column), np.int64, len(column))
+        if sizes is not None and not np.array_equal(sizes, lengths):
+            return None
+        columns.append(column)
+        sizes = lengths
+    return None if sizes is None else (columns, sizes, structure)
 
 
-def _check(arrays: Mapping[str, Any]) -> None:
+_DTYPE, _SHAPE = operator.attrgetter("dtype"), operator.attrgetter("shape")
+
+
+def _as_numpy(column: list[Any]) -> list[np.ndarray] | None:
+    kinds = set(map(type, column))
+    if any(not hasattr(kind, "shape") or issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        return None
+    if all(issubclass(kind, np.ndarray) for kind in kinds):
+        return column
+    try:
+        return list(map(np.asarray, column))
+    except TypeError:  # keys of random numbers
+        return None
+
+
+def _blame(clients: Iterable[tuple[str, Any]]) -> FedpaError:
+    """The error that names the client whose arrays can't be used, or are unlike the others'."""
     shapes = {}
-    for name, tree in arrays.items():
+    for name, tree in clients:
+        leaves, structure = jax.tree.flatten(tree)
+        for place, leaf in enumerate(leaves):
+            misfit = find_misfit(leaf)
+            if misfit is not None:
+                return FedpaError(f"client {name!r}: {column_name(structure, place)} {misfit}")
         try:
-            num_rows(tree)
+            shapes[name] = str(kind_of(list(map(np.asarray, leaves)), structure))
         except FedpaError as error:
-            raise FedpaError(f"client {name!r}: {error}") from None
-        shapes[name] = str(jax.tree.map(_shape_and_type, tree))
+            return FedpaError(f"client {name!r}: {error}")
     # What most clients have is right; one that differs is named, wherever it stands.
     usual, _ = Counter(shapes.values()).most_common(1)[0]
-    for name, shape in shapes.items():
-        if shape != usual:
-            raise FedpaError(f"client {name!r} has arrays {shape}: the others have {usual}")
-    for name, tree in arrays.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.isfinite(leaf).all():
-                bad = np.argwhere(~np.isfinite(leaf))[0]
-                raise FedpaError(
-                    f"client {name!r}: {_where(path)}{bad.tolist()} = {leaf[tuple(bad)]}: must be "
-                    "a finite number"
-                )
+    name, shape = next(item for item in shapes.items() if item[1] != usual)
+    return FedpaError(f"client {name!r} has arrays {shape}: the others have {usual}")
 
 
-def _shape_and_type(array: np.ndarray) -> str:
-    """An example's shape and dtype, the dtype as JAX will have it."""
-    return f"{jax.dtypes.canonicalize_dtype(array.dtype).name}{list(array.shape[1:])}"
+def _row_bytes(column: Sequence[np.ndarray]) -> int:
+    """Of one example, in a packed copy."""
+    return int(np.prod(column[0].shape[1:])) * max(d.itemsize for d in set(map(_DTYPE, column)))
 
 
-def _where(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "array"
+def _blocks(
+    column: Sequence[np.ndarray], start: np.ndarray, row_bytes: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, the arrays of the next few clients as one), a few megabytes each."""
+    blocks = start * row_bytes // CHECKED_AT_ONCE
+    edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(column)]
+    for first, last in itertools.pairwise(edges):
+        one = last - first == 1
+        yield int(start[first]), column[first] if one else np.concatenate(column[first:last])

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedpa.errors import DataError, FedpaError
+from fedpa.errors import DataError, FedpaError, explain
 
 
 def stamp(path: Path, part: str = "") -> str:
@@ -28,7 +28,7 @@ def stamp(path: Path, part: str = "") -> str:
     except FileNotFoundError:
         raise DataError(f"{path} is not there") from None
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}") from None
+        raise DataError(f"{path} can't be read: {explain(error)}") from None
     text = repr((str(resolved), facts, part))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -61,7 +61,7 @@ def unwritable(target: Path, error: OSError) -> FedpaError:
     room = error.errno in (errno.ENOSPC, errno.EDQUOT)
     advice = "make room" if room else "make it writable"
     return FedpaError(
-        f"{target.parent} can't be written ({error.strerror or error}): {advice}, or set "
+        f"{target.parent} can't be written ({explain(error)}): {advice}, or set "
         "XDG_CACHE_HOME to another directory"
     )
 

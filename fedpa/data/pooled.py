@@ -32,7 +32,15 @@ def pooled(data: FederatedData, clients: int, seed: int) -> FederatedData:
         parts = [data.examples(member) for member in members or groups[name][:1]]
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
-    return FederatedData(list(groups), num_examples, examples)
+    def locate(name: str, row: int | None) -> str:
+        if row is None:
+            return f"client {name!r}"
+        ends = np.cumsum([data.num_examples(member) for member in groups[name]])
+        place = int(np.searchsorted(ends, row, side="right"))
+        member = groups[name][place]
+        return data.locate(member, int(row - ends[place]) + data.num_examples(member))
+
+    return FederatedData(list(groups), num_examples, examples, locate=locate)
 
 
 _POOLS = 2

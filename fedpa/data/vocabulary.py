@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedpa.errors import DataError, check_integer
+from fedpa.errors import DataError, check_integer, explain
 
 File: TypeAlias = str | PathLike[str]
 
@@ -78,7 +78,7 @@ def words(path: File, size: int) -> Vocabulary:
                 if first != number:
                     raise DataError(f"{path}, line {number}: {word!r} stands in line {first} too")
     except OSError as error:
-        raise DataError(f"{path}: can't be read ({error.strerror})") from error
+        raise DataError(f"{path}: can't be read ({explain(error)})") from error
     return _complete(path, vocabulary(lines), size, "words")
 
 
@@ -92,7 +92,7 @@ def tags(path: File, size: int) -> Vocabulary:
     try:
         pairs = json.loads(Path(path).read_bytes(), object_pairs_hook=tuple)
     except OSError as error:
-        raise DataError(f"{path}: can't be read ({error.strerror})") from error
+        raise DataError(f"{path}: can't be read ({explain(error)})") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
     except UnicodeDecodeError as error:

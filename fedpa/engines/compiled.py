@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +11,11 @@ import jax.numpy as jnp
 from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import WASTE, blocks, capacities, ladder
 from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.engines.execution import Kind, run_blocks, usual_kind
+from fedpa.engines.execution import run_blocks, usual_kind
 from fedpa.engines.memory import DoesNotFit, check_fits
 from fedpa.engines.options import EngineOptions, check_options, chosen_devices
 from fedpa.engines.program import Lanes, Program, bytes_of_result, compiled
-from fedpa.objectives.client_data import ClientData, Resident
+from fedpa.objectives.client_data import ClientData, Kind, Resident
 from fedpa.server.aggregation import Aggregation
 
 
@@ -52,7 +51,8 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
         pack = cohort.packed
         if pack is None or pack.load != cohort.load:
             return None
-        if any(map(operator.ne, map(pack.sizes.get, cohort.ids), cohort.sizes)):
+        places = [pack.position.get(name, -1) for name in cohort.ids]
+        if -1 in places or pack.sizes[places].tolist() != list(cohort.sizes):
             return None  # somebody says otherwise
         if pack.load not in homes:
             homes.clear()  # of another federation
@@ -109,6 +109,7 @@ def one_device(options: EngineOptions, choose: Callable[[Message, Cohort], Width
             return run(client, aggregation, message, cohort)
         return result
 
+    run.__qualname__ = choose.__module__.rpartition(".")[2]  # as configurations name the engine
     return run
 
 

@@ -22,7 +22,7 @@ from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
 from fedpa.engines.program import Lanes, Outcome, Program
 from fedpa.engines.threads import with_settings_of_this_thread
 from fedpa.errors import DataError, FedpaError
-from fedpa.objectives.client_data import ClientData, Resident, num_rows
+from fedpa.objectives.client_data import ClientData, Kind, Resident, kind_of
 
 ASKED = 3
 """Clients whose arrays tell what everybody's should be."""
@@ -35,17 +35,6 @@ class Loaded(NamedTuple):
     lane_of: dict[int, int]
     """Position in the cohort → lane, of the clients that are there."""
     failures: dict[str, str]
-
-
-class Kind(NamedTuple):
-    """What a client's arrays are, beside their length."""
-
-    structure: Any
-    arrays: tuple[tuple[tuple[int, ...], Any], ...]
-    """Shape of one example, and dtype."""
-
-    def __str__(self) -> str:
-        return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in self.arrays)
 
 
 def run_blocks(
@@ -207,16 +196,6 @@ def usual_kind(cohort: Cohort) -> Kind:
     return kinds.most_common(1)[0][0]
 
 
-def kind_of(arrays: Sequence[np.ndarray], structure: Any) -> Kind:
-    if not arrays or any(not a.ndim or len(a) != len(arrays[0]) for a in arrays):
-        num_rows(list(arrays))  # says what is wrong
-    # As JAX will have them: without x64, float64 is float32.
-    return Kind(
-        structure,
-        tuple((a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)) for a in arrays),
-    )
-
-
 def stacked(
     cohort: Cohort,
     keys: np.ndarray,
@@ -245,9 +224,9 @@ def at_their_rows(cohort: Cohort, resident: Any, keys: np.ndarray, block: Block)
     assert cohort.packed is not None
     n, start = np.zeros((2, block.lanes), np.int32)
     n[: len(block.members)] = [cohort.sizes[member] for member in block.members]
-    start[: len(block.members)] = [
-        cohort.packed.start[cohort.ids[member]] for member in block.members
-    ]
+    pack = cohort.packed
+    places = [pack.position[cohort.ids[member]] for member in block.members]
+    start[: len(block.members)] = pack.start[places]
     return _lanes(cohort, keys, block, Resident(resident, start, n, block.capacity))
 
 

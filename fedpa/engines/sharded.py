@@ -21,7 +21,6 @@ from fedpa.engines.blocks import Block, blocks, capacities, ladder
 from fedpa.engines.compiled import on_device, prepare
 from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
 from fedpa.engines.execution import (
-    Kind,
     Loaded,
     every_client_failed,
     raw_keys,
@@ -42,7 +41,7 @@ from fedpa.engines.program import (
 )
 from fedpa.engines.vectorized import MOST_LANES, gains
 from fedpa.errors import FedpaError, refuse
-from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.client_data import ClientData, Kind
 from fedpa.server.aggregation import Aggregation
 
 AXIS = "clients"

@@ -12,7 +12,7 @@ import tyro
 
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
     Hyperparameters,
@@ -173,7 +173,7 @@ def table_of(field: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise FedpaError(f"{field} = {str(path)!r}: can't be read: {error.strerror}") from None
+        raise FedpaError(f"{field} = {str(path)!r}: can't be read: {explain(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"{field} = {str(path)!r}: is not valid TOML: {error}") from None
 

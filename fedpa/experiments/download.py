@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fedpa.data.progress import Told, progress
-from fedpa.errors import DataError, FedpaError, refuse
+from fedpa.errors import DataError, FedpaError, explain, refuse
 
 BLOCK = 2**18
 TRY_AGAIN = {408, 429, 500, 502, 503, 504}
@@ -81,7 +81,7 @@ def _there(path: Path, checksum: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise FedpaError(f"{path}: can't be read: {error.strerror or error}") from None
+        raise FedpaError(f"{path}: can't be read: {explain(error)}") from None
     if found != checksum:
         raise DataError(
             f"{path} is there, but is another file: its checksum is {found}, the original's "
@@ -216,7 +216,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason = "the disk is full" if full else error.strerror or str(error)
+        reason = "the disk is full" if full else explain(error)
         raise FedpaError(f"{path}: can't be written: {reason}") from None
 
 

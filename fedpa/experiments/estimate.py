@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.fedopt import of_population
-from fedpa.data.federated import FederatedData
+from fedpa.algorithms.methods import of_population
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.pooled import pooled
 from fedpa.engines.blocks import blocks, capacities
 from fedpa.engines.engine import Cohort
@@ -96,7 +96,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
 def _alike(name: str, data: FederatedData, state: Any, number: int) -> Cohort:
     """A cohort of so many clients like the one named."""
     ids = [f"{name} {index}" for index in range(number)]
-    examples, n = data.examples(name), data.num_examples(name)
+    examples, n = check_when_read(data).examples(name), data.num_examples(name)
     keys = jax.random.split(jax.random.key(0), number)
     return Cohort(ids, lambda _: examples, keys, dict.fromkeys(ids, state), [n] * number)
 

@@ -23,7 +23,7 @@ from fedpa.experiments.hyperparameters import (
 )
 
 if TYPE_CHECKING:
-    from fedpa.algorithms.fedopt import Method
+    from fedpa.algorithms.methods import Method
     from fedpa.algorithms.mime import Base
 
 Adjust = Callable[[Hyperparameters], Hyperparameters]

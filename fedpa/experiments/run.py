@@ -25,7 +25,7 @@ from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import branched, go_on, new_directory
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.fit import prepared_task
-from fedpa.training.loop import Fit
+from fedpa.training.loop import Fit, check_callbacks
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.recording import Made, begin, check_settings
 from fedpa.training.stopping import Best, remember_best, stops
@@ -53,6 +53,7 @@ def run(
     elsewhere: where clients run, if not in one of the engines that the configuration can name.
     """
     config = resolve(config)
+    check_callbacks(callbacks)
     if out is not None and is_first():
         run_directory.check_free(out, overwrite)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
@@ -137,6 +138,7 @@ def _go_on(
     branch: Path | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Fit:
+    check_callbacks(callbacks)
     made, arrays = _made(config, problem), _initial(config, out)
     training = _training(config, problem, arrays, callbacks, elsewhere)
     about = _about(config)
@@ -244,6 +246,7 @@ def _training(
         algorithm, engine = elsewhere(algorithm, theta)
     measure = task_evaluation(problem, task.metric, options)
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
+    remembering = remember_best(best)
 
     def at_end(model: Any, record: dict[str, Any]) -> dict[str, Any]:
         last = {} if f"eval/{task.metric}" in record else measure(model)
@@ -263,9 +266,10 @@ def _training(
         config.min_success,
         [
             at_rounds(measure, config.eval_every),
-            remember_best(best),
+            remembering,
             *stops(config.stopping, best, f"eval/{task.metric}"),
             *callbacks,
         ],
+        remembering,
         at_end,
     )

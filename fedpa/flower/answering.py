@@ -21,7 +21,7 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 import fedpa
-from fedpa.errors import FedpaError
+from fedpa.errors import BadValueError, FedpaError
 from fedpa.flower import states
 from fedpa.flower.examples_kind import as_text
 from fedpa.flower.node import Node, answer, example_shapes, message_shapes
@@ -154,7 +154,7 @@ def _telling_of_errors(
             content = function(message.content, context)
         except Exception as error:
             # What we refuse names settings and clients; other errors may quote data, and stay.
-            known = isinstance(error, FedpaError)
+            known = isinstance(error, FedpaError) and not isinstance(error, BadValueError)
             text = str(error) if known else f"{type(error).__name__}; the node's log has more"
             log(ERROR, "fedpa: %s", error, exc_info=not known)
             try:

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Method, OfPopulation
-from fedpa.data.federated import FederatedData
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
+from fedpa.algorithms.methods import Method, OfPopulation
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.per_client import per_client
 from fedpa.errors import FedpaError
@@ -55,7 +56,7 @@ def make_node(
     # How many rounds there are makes no difference to what a client does.
     algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, sys.maxsize)
     engine = per_client() if engine is None else engine
-    return Node(problem.clients, algorithm, theta, engine)
+    return Node(check_when_read(problem.clients), algorithm, theta, engine)
 
 
 def _any_model(init: Any) -> Any:

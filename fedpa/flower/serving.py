@@ -19,7 +19,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from fedpa.algorithms.fedopt import Algorithm, Method, OfPopulation
+from fedpa.algorithms.fedopt import Algorithm
+from fedpa.algorithms.methods import Method, OfPopulation
 from fedpa.engines.engine import Engine, RoundResult
 from fedpa.errors import FedpaError
 from fedpa.flower.engine import Told, flower, with_tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpa.data.federated import FederatedData
-from fedpa.errors import FedpaError, check_integer, check_number, refuse
+from fedpa.errors import FedpaError, check_integer, check_number, explain, refuse
 from fedpa.typed_settings import typed
 
 OWN = "app."
@@ -118,7 +118,7 @@ def check_state_dir(holding: Holding) -> None:
         with tempfile.TemporaryFile(dir=holding.state_dir):
             pass
     except OSError as error:
-        expected = f"can't be written to: {error.strerror}"
+        expected = f"can't be written to: {explain(error)}"
         raise refuse("node config: state-dir", holding.state_dir, expected) from None
 
 
@@ -158,6 +158,6 @@ def _lines(path: str) -> list[str]:
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except OSError as error:
-        expected = f"can't be read: {error.strerror}"
+        expected = f"can't be read: {explain(error)}"
         raise refuse("node config: clients-file", path, expected) from None
     return [line.strip() for line in lines if line.strip()]

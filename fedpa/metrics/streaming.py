@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.data.federated import FederatedData
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import DataError
 from fedpa.metrics.metric import Counts, Metric
 from fedpa.types import Examples
@@ -47,7 +47,7 @@ def streamed(
     Those of the first clients, in a shuffled order that is always the same: in the order of their
     names clients are often alike.
     """
-    chosen = _first(data, most)
+    data, chosen = check_when_read(data), _first(data, most)
     total = sum(taken for _, taken in chosen)
     if not total:
         raise DataError(f"none of the {len(data.ids)} clients to evaluate on has an example")
@@ -156,7 +156,7 @@ def _read(data: FederatedData, chosen: Sequence[tuple[str, int]]) -> Iterator[tu
 
     def read(place: int) -> Any:
         name, taken = chosen[place]
-        examples = jax.tree.map(np.asarray, data.examples(name))
+        examples = data.examples(name)
         rows = len(jax.tree.leaves(examples)[0])
         if rows < taken:
             raise DataError(

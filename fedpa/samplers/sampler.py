@@ -49,8 +49,6 @@ def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tup
     if not isinstance(key, jax.Array):
         raise refuse("key", key, "must be a key, for example jax.random.key(0)")
     if not isinstance(data, ClientData):
-        if not all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(data)):
-            raise FedpaError("data holds a value that is not finite: all must be finite numbers")
         data = client_data(data)
 
     def step(state: State, _: None) -> tuple[State, tuple[Params, Info]]:

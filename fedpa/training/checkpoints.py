@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedpa.errors import FedpaError
-from fedpa.training.history import History, from_line, line
+from fedpa.errors import FedpaError, explain
+from fedpa.training.history import History, Record, from_line, line
 from fedpa.training.named_arrays import filled, named, numbers
 from fedpa.training.snapshot import Snapshot
 
@@ -50,6 +50,8 @@ class Stored(NamedTuple):
     stopped: str | None
     settings: dict[str, Any]
     """The configuration of the run that wrote it."""
+    untold: Record | None
+    """As in `Snapshot`."""
 
 
 def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
@@ -60,6 +62,7 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
     """
     import orbax.checkpoint as ocp  # takes a second to import
 
+    snapshot = snapshot.stored
     path = entry(out, snapshot.round)
     names, stacked = _clients(snapshot.client_states)
     trees = {"params": snapshot.params, "state": snapshot.state, "clients": stacked}
@@ -68,13 +71,13 @@ def save(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
     about = {
         "format": FORMAT,
         "round": snapshot.round,
-        "phase": records[-1]["phase"] if records else None,
         "aliases": aliases,
         "clients": names,
         "memory": snapshot.memory,
         "stopped": snapshot.stopped,
         "settings": settings,
         "history": [line(record) for record in records],
+        "untold": None if snapshot.untold is None else line(snapshot.untold),
     }
     about = json.loads(json.dumps(about))
     items = ocp.args.Composite(
@@ -186,9 +189,10 @@ def read(out: Path, t: int) -> Stored:
         raise
     except Exception as error:
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {_reason(error)}") from None
-    if about["format"] != FORMAT:
+    if about.get("format") != FORMAT:
         raise FedpaError(
-            f"checkpoint {str(path)!r} is of format {about['format']}: this version reads {FORMAT}"
+            f"checkpoint {str(path)!r} is of format {about.get('format')}: this version reads "
+            f"{FORMAT}"
         )
     if digest != _digest(arrays, about):
         raise DamagedError(
@@ -203,6 +207,7 @@ def read(out: Path, t: int) -> Stored:
         about["memory"],
         about["stopped"],
         about["settings"],
+        None if about.get("untold") is None else from_line(about["untold"]),
     )
 
 
@@ -220,6 +225,7 @@ def restored(stored: Stored, state: Any, params: Any, client_state: Any) -> Snap
         stored.history,
         stored.memory,
         stored.stopped,
+        stored.untold,
     )
 
 
@@ -284,8 +290,8 @@ def _remove_unfinished(root: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
     if re.search(r"RESOURCE_EXHAUSTED|No space left|ENOSPC", str(error)):
         return os.strerror(errno.ENOSPC)
+    if isinstance(error, OSError):
+        return explain(error)
     return " ".join(str(error).split())[:300] or type(error).__name__

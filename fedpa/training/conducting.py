@@ -11,13 +11,14 @@ from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError
 from fedpa.training import checkpoints, run_directory
-from fedpa.training.callbacks import Callback
+from fedpa.training.callbacks import Callback, Event, Remembering
 from fedpa.training.checkpoints import Stored
 from fedpa.training.history import History, Record, plain
 from fedpa.training.loop import Fit, beginning, train
 from fedpa.training.named_arrays import filled, named
 from fedpa.training.recording import Made, Recorder, finish, recorded
 from fedpa.training.recording_options import RecordingOptions
+from fedpa.training.saving import best_of
 from fedpa.training.snapshot import Snapshot
 from fedpa.training.whole_files import read_npz
 from fedpa.types import Params
@@ -37,8 +38,11 @@ class Training(NamedTuple):
     engine: Engine | None
     min_success: float
     callbacks: Sequence[Callback]
+    best: Remembering | None
+    """The one of the callbacks that knows the best round."""
     at_end: Callable[[Any, Record], Mapping[str, Any]]
-    """(the model, its round's record) → what the end adds to that record."""
+    """(the model, its round's record) → what the end adds to that record: tests; the evaluation of
+    a round that turned out to be the last when a callback ended the run."""
 
 
 class Place(NamedTuple):
@@ -87,12 +91,25 @@ def conduct(training: Training, place: Place | None) -> Fit:
             return fit
         recorder.write()  # now: a broken test split costs nothing but itself
         last = plain(training.at_end(fit.params, fit.history[-1]))
+        latest = _with_last_evaluation(training, fit, latest, last)
         recorder.log({"round": latest.round, **last})
     if place is None or not is_first():
         history = History([*fit.history[:-1], fit.history[-1] | last])
     else:
         history = finish(place.out, fit.params, latest, last, place.about)
-    return fit._replace(history=history)
+    return fit._replace(history=history, best=best_of(latest.memory))
+
+
+def _with_last_evaluation(
+    training: Training, fit: Fit, latest: Snapshot, last: Mapping[str, Any]
+) -> Snapshot:
+    """The best round may be one that was evaluated only because a callback ended the run."""
+    if training.best is None:
+        return latest
+    record = {**fit.history[-1], **last}
+    event = Event(latest.round, training.rounds, fit.params, fit.state, record)
+    memory, _ = training.best.update(latest.memory[training.best.name], event)
+    return latest._replace(memory={**latest.memory, training.best.name: memory})
 
 
 _NOWHERE = Recorder(lambda snapshot: None, lambda: None, lambda record: None)
@@ -127,4 +144,5 @@ def given_back(training: Training, out: Path, start: Snapshot | None) -> Fit | N
     if len(history) != summary.get("round"):
         return None
     state = start.state if start is not None else None
-    return Fit(training.assemble(theta), history, state, summary.get("stopped"))
+    params, stopped, best = training.assemble(theta), summary["stopped"], summary.get("best")
+    return Fit(params, history, state, stopped, best=best)

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from fedpa.data.federated import FederatedData
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import check_integer, refuse
 from fedpa.metrics.streaming import PERCENTILES, distribution, streamed
 from fedpa.training.callbacks import Callback, Event
@@ -38,25 +38,24 @@ class EvaluationOptions(Protocol):
 
 def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
     """Call `evaluate` every so many rounds, and after the last: `eval/<name>`."""
-    return at_rounds(lambda params: evaluated(evaluate, params), every, after_last=True)
+    return at_rounds(lambda params: evaluated(evaluate, params), every)
 
 
-def at_rounds(
-    measure: Callable[[Any], Mapping[str, Any]], every: Any, after_last: bool = False
-) -> Callback:
-    """Measure every so many rounds.
-
-    after_last: also after the last. (Not where a run may be extended: its last round so far is then
-    one of many.)
-    """
+def at_rounds(measure: Callable[[Any], Mapping[str, Any]], every: Any) -> Callback:
+    """Measure every so many rounds, and after the last."""
     check_integer("eval_every", every, 1)
 
     def callback(event: Event) -> Mapping[str, Any] | None:
-        if event.round % every == 0 or (after_last and event.round == event.rounds):
+        if is_due(event.round, event.rounds, every):
             return measure(event.params)
         return None
 
     return callback
+
+
+def is_due(t: int, rounds: int, every: int) -> bool:
+    """Whether round t is evaluated, as one in `every` or the last."""
+    return t % every == 0 or t == rounds
 
 
 def evaluated(evaluate: Evaluate, params: Any) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def reported(problem: Problem, metric: str, options: EvaluationOptions) -> list[
     """The names of the metrics that rounds report, known before anything is computed."""
     data = problem.clients
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    batch = jax.tree.map(lambda x: np.asarray(x)[:1], data.examples(some))
+    batch = jax.tree.map(lambda x: np.asarray(x)[:1], check_when_read(data).examples(some))
 
     def measure(key: Any, batch: Any) -> tuple[Any, Any]:
         each, vectors = problem.metric.measure(problem.init(key), batch)

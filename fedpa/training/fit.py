@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,19 +13,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, of_population, stage
-from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.algorithms.client import LocalTraining
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
+from fedpa.algorithms.methods import about, of_population
+from fedpa.data.federated import FederatedData, check_when_read, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
+from fedpa.objectives.client_data import find_bad_value, is_real
 from fedpa.objectives.objective import Objective, Reduction, check_loss
 from fedpa.objectives.sparse_table import SparseTable
-from fedpa.training.callbacks import Callback
+from fedpa.server.update import Server
+from fedpa.training import checkpoints
+from fedpa.training.callbacks import Callback, Event
 from fedpa.training.conducting import Place, Training, conduct
 from fedpa.training.directories import go_on, new_directory
-from fedpa.training.evaluation import Evaluate, at_rounds, evaluated
-from fedpa.training.loop import Fit, check_counts, check_share
+from fedpa.training.evaluation import Evaluate, at_rounds, evaluated, is_due
+from fedpa.training.loop import Fit, check_callbacks, check_counts, check_share
 from fedpa.training.problem import Problem
+from fedpa.training.progress import show_progress
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
@@ -61,6 +68,7 @@ def fit(
     anyway: bool = False,
     best: Best | str | None = None,
     recording: RecordingOptions = RecordingOptions(),
+    progress: bool | None = None,
 ) -> Fit:
     """Train `params` on the clients' data.
 
@@ -69,7 +77,7 @@ def fit(
     params: any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point arrays
         are trained; every other leaf stays as it is.
     clients: a mapping of client id to a pytree of arrays (first axis = examples), checked before
-        anything runs; or a lazy `FederatedData`.
+        anything runs; or a lazy `FederatedData`, whose clients are checked as they are read.
     method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
     regularizer: a function of the parameters, added once to each mini-batch's loss.
     sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
@@ -85,9 +93,14 @@ def fit(
     anyway: go on although versions or data are not what they were.
     best: the metric whose best round keeps its checkpoint: "eval/accuracy".
     recording: how often checkpoints are written, how many are kept, further loggers.
+    progress: show the rounds on stderr: a bar on a terminal, else ten lines. Default: on a terminal
+        only.
+
+    Ctrl-C, with `out`, keeps the rounds done: the same call resumes the run.
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
+    check_callbacks(callbacks)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
@@ -102,6 +115,14 @@ def fit(
         evaluations = [at_rounds(lambda model: evaluated(evaluate, model), eval_every)]
     if isinstance(best, str):
         best = Best(best)
+    remembering = None if best is None else remember_best(best)
+
+    def at_end(model: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Evaluate a round that turned out to be the last when a callback ended the run."""
+        if evaluate is None or is_due(record["round"], rounds, eval_every):
+            return {}
+        return evaluated(evaluate, model)
+
     training = Training(
         algorithm,
         theta,
@@ -112,11 +133,12 @@ def fit(
         seed,
         engine,
         min_success,
-        [*evaluations, *callbacks, *([remember_best(best)] if best is not None else [])],
-        lambda model, record: _evaluated_at_end(evaluate, eval_every, model, record),
+        [*evaluations, *callbacks, *([] if remembering is None else [remembering])],
+        remembering,
+        at_end,
     )
     if out is None:
-        return conduct(training, None)
+        return _followed(training, progress, None, lambda training: conduct(training, None))
     check_recording(recording)
     settings = {
         "rounds": int(rounds),
@@ -124,15 +146,48 @@ def fit(
         "seed": int(seed),
         "min_success": float(min_success),
         "eval_every": int(eval_every),
-        "engine": getattr(engine, "__qualname__", str(engine)),
+        "engine": _called(engine),
         "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
     }
+    known = about(method)
+    if known is not None:
+        settings |= {"method": known.name, "hyperparameters": known.settings()}
     made = Made(
         settings | {"program": program_fingerprint(algorithm, theta, data)},
         environment(data=data_fingerprint({"clients": data}), params=arrays_fingerprint(theta)),
     )
-    return _recorded(training, Path(out), made, recording, overwrite, anyway)
+    place = Path(out)
+    return _followed(
+        training,
+        progress,
+        place,
+        lambda training: _recorded(training, place, made, recording, overwrite, anyway),
+    )
+
+
+def _followed(
+    training: Training,
+    progress: bool | None,
+    out: Path | None,
+    train: Callable[[Training], Fit],
+) -> Fit:
+    """Train with the progress shown; Ctrl-C ends it in a few lines."""
+    done = 0
+
+    def count(event: Event) -> None:
+        nonlocal done
+        done = event.round
+
+    with show_progress(progress if is_first() else False) as shown:
+        try:
+            return train(training._replace(callbacks=[*training.callbacks, *shown, count]))
+        except KeyboardInterrupt:  # what is done is saved by now
+            resumes = "nothing is kept without out=DIR"
+            if out is not None:
+                done = max(checkpoints.entries(out), default=0)
+                resumes = f"the same call, with out={str(out)!r}, resumes it"
+        raise KeyboardInterrupt(f"after round {done} of {training.rounds}: {resumes}")
 
 
 def _recorded(
@@ -153,13 +208,10 @@ def _recorded(
         return conduct(training, Place(out, made, options, None, {}))
 
 
-def _evaluated_at_end(
-    evaluate: Evaluate | None, every: int, model: Any, record: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The last round is evaluated, whether it is its turn or not."""
-    if evaluate is None or record["round"] % every == 0:
-        return {}
-    return evaluated(evaluate, model)
+def _called(engine: Any) -> str:
+    """An engine's name, as commands have it: local, per-client."""
+    name = getattr(engine, "__qualname__", type(engine).__name__)
+    return str(name).split(".<locals>")[0].replace("_", "-")
 
 
 def prepared(
@@ -177,13 +229,41 @@ def prepared(
     problem, theta, assemble = bind(loss, params, regularizer, reduction, sparse, weight)
     problem = problem._replace(like=some_examples(data))
     check_loss(problem, theta, problem.like)
+    algorithm = None
     if callable(method):
-        method = of_population(method, map(data.num_examples, data.ids))
-    algorithm = method(problem) if callable(method) else None
+        _check_called(method, problem)
+        algorithm = of_population(method, map(data.num_examples, data.ids))(problem)
+    if isinstance(method, LocalTraining | Server):
+        kind = type(method).__name__
+        raise refuse(
+            "method", method, f"must be an algorithm: fedpa.fedavg(local, server) takes a {kind}"
+        )
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     _warn_of_no_sampling(algorithm, rounds)
     return algorithm, theta, assemble
+
+
+def _check_called(method: Any, problem: Objective) -> None:
+    """Refuse a function that makes methods and was not called: fedpa.fedavg."""
+    name = getattr(method, "__qualname__", "")
+    ours = getattr(method, "__module__", "").startswith("fedpa.algorithms")
+    try:
+        signature = inspect.signature(method)
+        if not (ours and name.isidentifier()):  # a method that it makes is local to it
+            signature.bind(problem)
+            return
+    except ValueError:  # what is not written in Python does not tell
+        return
+    except TypeError:
+        pass
+    needed = [
+        f"{field}=…" if parameter.kind is parameter.KEYWORD_ONLY else field
+        for field, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+    ]
+    call = f"{'fedpa.' if ours else ''}{name}({', '.join(needed)})"
+    raise FedpaError(f"method = {name}: must be called with its settings, {call}")
 
 
 def prepared_task(
@@ -206,7 +286,7 @@ def prepared_task(
 def some_examples(data: FederatedData) -> Any:
     """Those of the first client that has any."""
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    return jax.tree.map(np.asarray, data.examples(some))
+    return check_when_read(data).examples(some)
 
 
 def bind(
@@ -218,16 +298,12 @@ def bind(
     weight: Callable[[Examples], Losses] | None = None,
 ) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest: (objective, θ, θ → params)."""
-    # A copy that is moved: `jnp.asarray` compiles a program for every shape.
-    params = jax.tree.map(lambda x: jax.device_put(np.array(x)) if _is_numeric(x) else x, params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
+    params = jax.tree.map(_moved, params)
     theta, rest = eqx.partition(params, eqx.is_inexact_array)
-    leaves = jax.tree_util.tree_leaves_with_path(theta)
-    if not leaves:
+    if not jax.tree.leaves(theta):
         raise FedpaError("params has no floating-point arrays: there is nothing to train")
-    for path, leaf in leaves:
-        if not np.isfinite(np.asarray(leaf)).all():  # on the host: nothing to compile
-            where = jax.tree_util.keystr(path) or "params"
-            raise FedpaError(f"params: {where} holds a value that is not finite: all must be")
 
     def assemble(theta: Params) -> Any:
         return eqx.combine(theta, rest)
@@ -253,5 +329,27 @@ def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
         )
 
 
-def _is_numeric(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.number)
+def _check_parameter(where: str, leaf: Any) -> None:
+    """Refuse complex numbers, and numbers that are not finite or that JAX would change."""
+    if not isinstance(leaf, np.ndarray | jax.Array):
+        return
+    if jnp.issubdtype(leaf.dtype, jnp.inexact) and not is_real(leaf.dtype):
+        raise FedpaError(
+            f"params: {where} is of type {leaf.dtype}: must be real numbers of at most 64 bits"
+        )
+    if is_real(leaf.dtype):
+        array = np.asarray(leaf)  # on the host: nothing to compile
+        bad = find_bad_value(array)
+        if bad is not None:
+            index, expected = bad
+            place = f"{where}{index}" if index else where
+            raise FedpaError(f"params: {place} = {array[tuple(index)]}: {expected}")
+
+
+def _moved(leaf: Any) -> Any:
+    """NumPy's numbers on the device, a copy; any other leaf as it is."""
+    if not isinstance(leaf, np.ndarray) or not is_real(leaf.dtype) or leaf.dtype == bool:
+        return leaf
+    # `jnp.asarray` would compile a program for every shape. JAX has no arrays of the other byte
+    # order.
+    return jax.device_put(np.array(leaf, leaf.dtype.newbyteorder("=")))

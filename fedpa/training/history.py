@@ -31,9 +31,18 @@ class History(list[Record]):
         return frame.set_index("round") if len(self) else frame
 
 
+NUMERIC = ("train", "comm", "eval", "valid", "test")
+"""The groups whose metrics are numbers, as in `eval/accuracy`."""
+_ALWAYS = ("seconds", "comm/bytes_up", "comm/bytes_down", "train/rejected")
+"""Numbers that every record has."""
+REJECTED = "train/rejected_clients"
+
+
 def plain(metrics: Mapping[str, Any]) -> Record:
     """Metrics as numbers and texts that JSON can hold; arrays of one element are numbers."""
-    return {_named(name): _plain(name, value) for name, value in metrics.items()}
+    found = {_named(name): _plain(name, value) for name, value in metrics.items()}
+    _check_numbers(found)
+    return found
 
 
 def _named(name: Any) -> str:
@@ -61,9 +70,42 @@ def line(record: Mapping[str, Any]) -> str:
     return json.dumps({key: _json_value(value) for key, value in record.items()}) + "\n"
 
 
-def from_line(text: str) -> Record:
-    """A line's record; what was no number is NaN again."""
-    return {key: math.nan if value is None else value for key, value in json.loads(text).items()}
+def from_line(text: str | bytes) -> Record:
+    """A line's record; what was no number is NaN again. A line of anything else is refused."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise refuse("the record", found, "must be an object with a round's metrics")
+    record = {key: math.nan if value is None else value for key, value in found.items()}
+    if not is_count(record.get("round")):
+        raise refuse("round", record.get("round"), "must be the number of a round")
+    if not isinstance(record.get("phase"), str):
+        raise refuse("phase", record.get("phase"), "must be a text")
+    for name in _ALWAYS:
+        if not is_number(record.get(name)):
+            raise refuse(name, record.get(name), "must be a number")
+    rejected = record.get(REJECTED, [])
+    if not isinstance(rejected, list) or not all(isinstance(name, str) for name in rejected):
+        raise refuse(REJECTED, rejected, "must be a list of clients' names")
+    _check_numbers(record)
+    return record
+
+
+def _check_numbers(record: Mapping[str, Any]) -> None:
+    for name, value in record.items():
+        if name.partition("/")[0] in NUMERIC and name != REJECTED and not is_number(value):
+            raise refuse(name, value, "must be a number")
+        if isinstance(value, dict):
+            raise refuse(name, value, "must be a number, a text or a list of them")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number that float holds."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+
+
+def is_count(value: object) -> bool:
+    """Whether it can be a number of rounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _json_value(value: Any) -> Any:

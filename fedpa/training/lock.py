@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, explain
 
 LOCK = ".lock"
 PATIENCE = 10.0
@@ -25,7 +25,7 @@ def locked(out: Path) -> Iterator[None]:
     try:
         file = (out / LOCK).open("a+")
     except OSError as error:
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
     with file:
         if not _taken(file):
             file.seek(0)
@@ -75,7 +75,7 @@ else:
             return False
         except OSError as error:
             raise FedpaError(
-                f"{file.name}: can't be locked ({error.strerror}): the file system does not know "
+                f"{file.name}: can't be locked ({explain(error)}): the file system does not know "
                 "locks; choose a directory on another"
             ) from None
         return True

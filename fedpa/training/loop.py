@@ -15,15 +15,17 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedpa.algorithms.fedopt import Algorithm
-from fedpa.data.federated import FederatedData
+from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
-from fedpa.errors import FedpaError, TooFewClientsError, check_integer, refuse
+from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
 from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.cohort import client_keys, select
 from fedpa.training.history import History, Record, plain
+from fedpa.training.named_arrays import is_array
 from fedpa.training.snapshot import Keep, Snapshot
+from fedpa.training.stopping import BEST
 from fedpa.types import Params
 
 
@@ -39,6 +41,27 @@ class Fit(NamedTuple):
     """Why a callback ended the run early."""
     finished: bool = True
     """Whether it is over; if not, it can be resumed."""
+    best: Mapping[str, Any] | None = None
+    """The best round, `{"metric": …, "value": …, "round": …}`, where one is chosen."""
+
+    def __repr__(self) -> str:
+        """A few lines; parameters and records are in the fields."""
+        leaves = [leaf for leaf in jax.tree.leaves(self.params) if is_array(leaf)]
+        last = self.history[-1] if self.history else {}
+        seconds = sum(record["seconds"] for record in self.history)
+        splits = ("train/loss", "eval/", "valid/", "test/")
+        shown = [f"{name} {last[name]:.4g}" for name in last if name.startswith(splits)]
+        lines = [
+            f"rounds      {len(self.history)} in {seconds:.1f} s",
+            f"ended       {self.stopped or 'after its last round'}"
+            + ("" if self.finished else " (can be resumed)"),
+            *(f"{'last round' if not k else '':<11} {x}" for k, x in enumerate(shown[:5])),
+        ]
+        if self.best is not None:
+            b = self.best
+            lines.append(f"best        {b['metric']} {b['value']:.4g} in round {b['round']}")
+        lines.append(f"params      {sum(leaf.size for leaf in leaves):,} numbers")
+        return "\n".join(["Fit", *(f"  {line}" for line in lines)])
 
 
 def train(
@@ -73,6 +96,7 @@ def train(
             "are: all take part in every round",
             stacklevel=2,
         )
+    data = check_when_read(data)
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
     remembered = _memories(callbacks)
@@ -90,7 +114,10 @@ def train(
 
     following = cohort_at(now.round)
     with ahead(data, whole_cohort=jax.process_count() == 1) as reading:
-        while now.round < rounds and now.stopped is None:
+
+        def compute(now: Snapshot) -> Snapshot:
+            """The next round, up to its callbacks."""
+            nonlocal following
             t = now.round
             started = time.perf_counter()
             ids, following = following, cohort_at(t + 1)
@@ -119,26 +146,43 @@ def train(
             record |= _train_metrics(result, ids) | _traffic(message, result, asked)
             record |= _server_metrics(info)
             _report(record, result.failures, warned)
+            _check_progress(record, now.history, rounds, result, ids)
             record["seconds"] = time.perf_counter() - started
-            theta_t = algorithm.parameters(state)
-            event = Event(t + 1, rounds, assemble(theta_t), state, record, ids)
-            memory, stop = _told(callbacks, event, now.memory)
-            # The round is over at once, for whoever looks at `now` from outside.
-            now.history.append(record)
-            # Clients go on as the server does: from where they were, if it skipped the round.
+            # Clients continue as the server does: from where they were, if it skipped the round.
             states = {} if info.skipped else result.states
-            now = Snapshot(
+            return Snapshot(
                 t + 1,
                 state,
-                theta_t,
+                algorithm.parameters(state),
                 {**now.client_states, **states} if keeps_states else {},
                 now.history,
-                memory,
-                stop.reason if stop is not None and stop.finished else None,
+                now.memory,
+                untold=record,
             )
+
+        def tell(now: Snapshot) -> tuple[Snapshot, Stop | None]:
+            """Call the callbacks of a round that is computed."""
+            assert now.untold is not None
+            t, record, last = now.round, dict(now.untold), now.round == rounds
+            event = Event(t, rounds, assemble(now.params), now.state, record, cohort_at(t - 1))
+            memory, stop = _told(callbacks, event, now.memory)
+            history = History(now.history) if last else now.history
+            history.append(record)
+            told = now._replace(
+                history=history,
+                memory=memory,
+                stopped=stop.reason if stop is not None and stop.finished else None,
+                untold=None,
+                before_callbacks=now if last else None,
+            )
+            return told, stop
+
+        while now.stopped is None and (now.untold is not None or now.round < rounds):
+            now, stop = tell(compute(now) if now.untold is None else now)
             keep(now)
             if stop is not None:
-                return Fit(event.params, now.history, state, stop.reason, stop.finished)
+                params = assemble(now.params)
+                return Fit(params, now.history, now.state, stop.reason, stop.finished)
     return Fit(assemble(now.params), now.history, now.state, now.stopped)
 
 
@@ -179,6 +223,12 @@ def _memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
     return memories
 
 
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse a user's callbacks whose memories could not be kept under their names."""
+    if BEST in _memories(callbacks):
+        raise refuse("callbacks", BEST, "is the name of fedpa's own: give yours another")
+
+
 def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
     check_integer("rounds", rounds, 1)
     check_integer("clients_per_round", clients_per_round, 1)
@@ -196,7 +246,7 @@ def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float
     succeeded = int(result.accepted.sum())
     if succeeded / len(ids) < least:
         wrong = {
-            name: result.failures.get(name, "a result that is not finite")
+            name: result.failures.get(name, NOT_FINITE)
             for name, ok in zip(ids, result.accepted, strict=True)
             if not ok
         }
@@ -205,6 +255,34 @@ def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
             f"asks for more; client {name!r}: {reason}"
         )
+
+
+def _check_progress(
+    record: Record, history: History, rounds: int, result: RoundResult, ids: Sequence[str]
+) -> None:
+    """End a run none of whose rounds has changed the model, for want of a usable client."""
+    t = record["round"]
+    skipped = [*(past.get("train/skipped") for past in history), record["train/skipped"]]
+    if t < min(rounds, FRUITLESS) or not all(skipped):
+        return
+    rejected = record.get("train/rejected_clients", ())
+    if rejected:
+        failed = next((name for name in rejected if name in result.failures), rejected[0])
+        reason = f"client {failed!r}: {result.failures.get(failed, NOT_FINITE)}"
+    elif not result.examples.any():
+        reason = f"client {ids[0]!r} has no examples, nor has any other of round {t}"
+    else:
+        reason = "the server's update is not finite: lower the learning rate"
+    since = "round 1 had" if t == 1 else f"rounds 1 to {t} had"
+    raise NoUsableClientError(f"{since} no usable client update, the model is unchanged; {reason}")
+
+
+FRUITLESS = 5
+"""Rounds without a usable client update, from the first on, after which a run ends as failed; a
+shorter run after its last."""
+NOT_FINITE = (
+    "its update is not finite. Lower the learning rate, or look for missing values in its data"
+)
 
 
 def _told(

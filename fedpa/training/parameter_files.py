@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 from fedpa.training import run_directory
 from fedpa.training.named_arrays import filled, is_key, numbers, path_name
 from fedpa.training.whole_files import read_npz, write_atomically, write_npz
@@ -72,8 +72,11 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
     try:
         return load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise FedpaError(f"{path} is cut or no file of parameters: {error}") from None
+    except OSError as error:
+        raise FedpaError(f"{path} can't be read: {explain(error)}") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise FedpaError(f"{path} is cut or no .safetensors file: {reason}") from None
 
 
 def initial(source: str, which: str = "last") -> dict[str, np.ndarray]:
@@ -116,6 +119,9 @@ def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Non
             raise FedpaError(
                 f"{source}: {name} has shape {list(array.shape)}: this model needs {list(wanted)}"
             )
+        kind = np.dtype(np.uint32) if is_key(own[name]) else own[name].dtype
+        if not _holds(kind, array.dtype):
+            raise FedpaError(f"{source}: {name} is of type {array.dtype}: this model needs {kind}")
         if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
             raise FedpaError(f"{source}: {name} holds a value that is not finite: all must be")
 
@@ -143,6 +149,18 @@ def _leaves(model: Any) -> list[tuple[Any, Any]]:
 
 def _is_trained(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact) and array.size > 0
+
+
+def _holds(wanted: Any, given: Any) -> bool:
+    """Whether numbers of one type can stand for those of another: no fractions for integers, no
+    complex numbers for real ones, nothing but numbers for any.
+    """
+    kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
+    order = [
+        next((place for place, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
+        for dtype in (given, wanted)
+    ]
+    return order[0] <= order[1] < len(kinds)
 
 
 def _listed(arrays: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from fedpa.training.loggers.logger import loggers
 from fedpa.training.provenance import differences
 from fedpa.training.recording_options import RecordingOptions, logger_names
 from fedpa.training.run_directory import METRICS, writing
-from fedpa.training.saving import best_round, saved
+from fedpa.training.saving import best_of, saved
 from fedpa.training.snapshot import Keep, Snapshot
 from fedpa.training.whole_files import write_npz
 
@@ -120,7 +120,7 @@ class Recorder(NamedTuple):
 def recorded(
     out: Path, made: Made, options: RecordingOptions, start: Snapshot | None
 ) -> Iterator[Recorder]:
-    """Record a run as it goes; `start` is where it goes on from."""
+    """Record a run as it goes; `start` is where it continues from."""
     past = start.history if start is not None else History()
     done = start.round if start is not None else 0
     run_directory.write_metrics(out, past)
@@ -169,7 +169,7 @@ def summary(history: History, snapshot: Snapshot) -> Record:
     return {
         "round": snapshot.round,
         "stopped": snapshot.stopped,
-        "best": snapshot.memory["best"] if best_round(snapshot.memory) else None,
+        "best": best_of(snapshot.memory),
         "seconds": sum(record["seconds"] for record in history),
         "bytes_up": sum(record["comm/bytes_up"] for record in history),
         "bytes_down": sum(record["comm/bytes_down"] for record in history),

@@ -23,14 +23,15 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 from fedpa.training import checkpoints
 from fedpa.training.checkpoints import CHECKPOINTS
-from fedpa.training.history import History, Record, from_line, line
+from fedpa.training.history import History, Record, from_line, is_count, is_number, line
 from fedpa.training.lock import LOCK, locked
 from fedpa.training.loggers.logger import loggers
 from fedpa.training.loggers.memory import MEMORY
 from fedpa.training.named_arrays import named, portable
+from fedpa.training.saving import best_round
 from fedpa.training.whole_files import PART, read_npz, write_atomically, write_npz
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
@@ -164,7 +165,7 @@ def writing(out: Path) -> Iterator[None]:
     except FileExistsError:
         raise
     except OSError as error:
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
 
 
 def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
@@ -183,10 +184,19 @@ def read_config(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except NotADirectoryError:
         raise FedpaError(f"{str(out)!r} is a file: give the run's directory") from None
     except OSError as error:
-        raise FedpaError(f"{out / CONFIG} can't be read: {error.strerror}") from None
+        raise FedpaError(f"{out / CONFIG} can't be read: {explain(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedpaError(f"{out / CONFIG} is not valid TOML: {error}") from None
-    return values, values.pop(ENVIRONMENT, {})
+    environment = values.pop(ENVIRONMENT, {})
+    versions = environment.get("versions", {}) if isinstance(environment, dict) else None
+    if not isinstance(versions, dict):
+        raise refuse(f"{out / CONFIG}: {ENVIRONMENT}", environment, "must be a table, as written")
+    changed = environment.get("changed", [])
+    if not isinstance(changed, list):
+        raise refuse(f"{out / CONFIG}: {ENVIRONMENT}.changed", changed, "must be a list of texts")
+    if not is_count(values.get("rounds", 0)):
+        raise refuse(f"{out / CONFIG}: rounds", values["rounds"], "must be a whole number")
+    return values, environment
 
 
 def _no_run(out: Path) -> str:
@@ -208,14 +218,19 @@ def write_metrics(out: Path, history: History) -> None:
 def read_metrics(out: Path, torn: bool = False) -> History:
     """The records; `torn`: a last line that was cut is left out."""
     records = History()
-    lines = (out / METRICS).read_text("utf-8").splitlines(keepends=True)
+    lines = (out / METRICS).read_bytes().splitlines()
     for number, text in enumerate(lines, start=1):
         try:
-            records.append(from_line(text))
-        except ValueError:
+            record = from_line(text)
+            if record["round"] != number:
+                raise refuse("round", record["round"], f"must be {number}")
+        except FedpaError as error:
+            raise FedpaError(f"{out / METRICS}: line {number}: {error}") from None
+        except (ValueError, RecursionError):
             if torn and number == len(lines):
                 break
             raise FedpaError(f"{out / METRICS}: line {number} is cut or no JSON") from None
+        records.append(record)
     return records
 
 
@@ -251,17 +266,48 @@ def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
 def read_summary(out: Path) -> Record | None:
     """What came of the run; None if it is not finished."""
     try:
-        return json.loads((out / SUMMARY).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):  # a cut one is none: the end is written again
+        summary = json.loads((out / SUMMARY).read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):  # a cut one: the end is written again
         return None
     except OSError as error:
-        raise FedpaError(f"{out / SUMMARY} can't be read: {error.strerror}") from None
+        raise FedpaError(f"{out / SUMMARY} can't be read: {explain(error)}") from None
+    _check_summary(out / SUMMARY, summary)
+    return summary
+
+
+def _check_summary(path: Path, summary: Any) -> None:
+    """Refuse what no run of ours wrote."""
+
+    def check(field: str, value: Any, right: bool, expected: str) -> None:
+        if not right:
+            again = f"must be {expected}; without the file, `fedpa resume` writes it again"
+            raise refuse(f"{path}: {field}", value, again)
+
+    check("content", summary, isinstance(summary, dict), "an object")
+    t, stopped, best = (summary.get(name) for name in ("round", "stopped", "best"))
+    check("round", t, is_count(t), "a whole number")
+    known = "stopped" in summary and isinstance(stopped, str | None)
+    check("stopped", stopped, known, "a text or null")
+    check("best", best, isinstance(best, dict | None), "an object or null")
+    if best is not None:
+        metric, value, t = (best.get(name) for name in ("metric", "value", "round"))
+        check("best.metric", metric, isinstance(metric, str), "a text")
+        check("best.value", value, value is None or is_number(value), "a number or null")
+        check("best.round", t, is_count(t), "a whole number")
 
 
 def is_finished(out: Path, rounds: int) -> bool:
-    """Whether a run of so many rounds is over."""
+    """Whether a run of so many rounds is over.
+
+    One that a callback ended before its last round is, however many more it is to have. One that
+    was ended in its last round is not: that round is evaluated for being the last, and need not
+    end a longer run.
+    """
     summary = read_summary(out)
-    return summary is not None and (bool(summary["stopped"]) or summary["round"] >= rounds)
+    if summary is None:
+        return False
+    early = summary["stopped"] and summary["round"] < read_config(out)[0].get("rounds", rounds)
+    return bool(early) or summary["round"] >= rounds
 
 
 def remove_end(out: Path) -> None:
@@ -302,7 +348,7 @@ def _best(out: Path, summary: Record | None) -> int | None:
     if summary is not None:
         return (summary.get("best") or {}).get("round")
     stored = checkpoints.last(out)
-    return None if stored is None else stored.memory.get("best", {}).get("round")
+    return None if stored is None else best_round(stored.memory)
 
 
 def _called(which: str | int) -> str:

@@ -15,6 +15,7 @@ from fedpa.training import checkpoints
 from fedpa.training.recording_options import RecordingOptions
 from fedpa.training.signals import uninterrupted
 from fedpa.training.snapshot import Keep, Snapshot
+from fedpa.training.stopping import BEST
 
 AT_LEAST = 10.0
 """Seconds between checkpoints where nobody says how often: what a kill costs, and a round."""
@@ -63,7 +64,7 @@ def saved(
             broken = True
             raise
         best = None
-        chosen = best_round(latest.memory)
+        chosen = best_round(latest.stored.memory)
         checkpoints.prune(out, options.keep_checkpoints, [chosen] if chosen else [])
         ended = clock()
         due_at = ended + max(AT_LEAST, (ended - started) / SHARE)
@@ -71,7 +72,7 @@ def saved(
     def keep(snapshot: Snapshot) -> None:
         nonlocal latest, best
         latest = snapshot
-        if best_round(snapshot.memory) == snapshot.round:
+        if best_round(snapshot.stored.memory) == snapshot.round:
             best = snapshot
         every = options.checkpoint_every
         if snapshot.round % every == 0 if every is not None else clock() >= due_at:
@@ -90,6 +91,13 @@ def saved(
     write()
 
 
+def best_of(memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The best round so far, as `stopping.remember_best` has it; None if there is none yet."""
+    best = memory.get(BEST)
+    return best if best is not None and best["round"] is not None else None
+
+
 def best_round(memory: Mapping[str, Any]) -> int | None:
-    """The best round so far, as `stopping.remember_best` has it."""
-    return memory.get("best", {}).get("round")
+    """The number of the best round so far."""
+    best = best_of(memory)
+    return None if best is None else best["round"]

@@ -18,6 +18,10 @@ WINDOW = 10
 """Rounds of the running average, as in the paper."""
 
 
+BEST = "best"
+"""Under which a run remembers its best round."""
+
+
 class Best(NamedTuple):
     """By which metric the best round is chosen; its checkpoint is kept."""
 
@@ -89,7 +93,7 @@ def remember_best(best: Best) -> Remembering:
             memory = {"metric": best.metric, "value": value, "round": event.round}
         return memory, None
 
-    return Remembering("best", {"metric": best.metric, "value": None, "round": None}, update)
+    return Remembering(BEST, {"metric": best.metric, "value": None, "round": None}, update)
 
 
 def early_stopping(

@@ -11,7 +11,7 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms.fedopt import of_population
+from fedpa.algorithms.methods import of_population
 from fedpa.algorithms.mime import moments, momentum
 from fedpa.data import from_mapping
 from fedpa.experiments.config import default_config, resolve

@@ -1,11 +1,18 @@
+import time
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
-from fedpa.data import dirichlet_label_skew, from_mapping
+from fedpa.data import FederatedData, dirichlet_label_skew, federated, from_mapping
+from fedpa.data.federated import check_when_read
 from fedpa.experiments.tasks import TaskOptions, task_named
 
 
@@ -52,12 +59,73 @@ def test_ids_may_be_numbers():
         ({"c": client(), "bad": {"x": np.ones((3, 2), np.float32)}, "d": client()}, "client 'bad'"),
         ({"a": {"x": np.array(1.0)}}, "client 'a': examples have arrays of shapes"),
         ({"a": {}}, "no arrays"),
+        (
+            {"a": {"y": np.arange(3)}, "b": {"y": np.array([0, 2**40 + 7])}},
+            r"client 'b': y\[1\] = 1099511627783: must be from -2147483648 to 2147483647",
+        ),
+        ({"a": {"y": np.array([2**32], np.uint64)}}, r"client 'a': y\[0\] = 4294967296"),
+        ({"a": {"y": np.array([1.0, 1e300])}}, r"client 'a': y\[1\] = 1e\+300: must be from -3.4"),
+        ({"a": {"y": np.ones(2, np.complex64)}}, "client 'a': y is of type complex64"),
+        ({"a": {"y": np.ones(2, "m8[s]")}}, "client 'a': y is of type timedelta64"),
+        ({"a": {"y": np.ones(2, "M8[s]")}}, "client 'a': y is of type datetime64"),
+        ({"a": {"y": np.ones(2, np.longdouble)}}, "client 'a': y is of type float128"),
+        ({"a": {"y": np.ma.masked_equal([1.0, 2.0], 2.0)}}, "client 'a': y is a masked array"),
+        ({"a": {"y": jax.random.split(jax.random.key(0), 2)}}, "client 'a': y is of type key"),
+        (pd.DataFrame({"who": ["a"], "x": [1.0]}), r"is a DataFrame.*open_table\(df, column\)"),
+        ("clients.csv", r"is a str.*open_table\(path, column\)"),
     ],
 )
 def test_bad_clients_are_refused(clients, words):
     with pytest.raises(FedpaError, match=words) as caught:
         from_mapping(clients)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_one_bad_client_of_many_is_named(packed, monkeypatch):
+    """Also where clients are looked through together, and some are empty."""
+    if not packed:
+        monkeypatch.setattr(federated, "PACKED_UP_TO", 0)
+        monkeypatch.setattr(federated, "CHECKED_AT_ONCE", 100)
+    sizes = [3, 0, 1, 0, 0, 4, 2, 0]
+    for bad in (2, 5, 6):
+        clients = {f"c{place}": client(n) for place, n in enumerate(sizes)}
+        good = from_mapping(clients)
+        assert (good.packed is not None) == packed
+        for name, arrays in clients.items():
+            assert good.num_examples(name) == len(arrays["y"])
+            np.testing.assert_array_equal(good.examples(name)["x"], arrays["x"])
+        clients[f"c{bad}"]["x"][-1, 1] = np.inf
+        with pytest.raises(FedpaError, match=rf"client 'c{bad}': x\[{sizes[bad] - 1}, 1\] = inf"):
+            from_mapping(clients)
+
+
+def test_whole_numbers_of_64_bits_are_fine_where_jax_has_them():
+    with jax.enable_x64(True):
+        data = from_mapping({"a": {"y": np.array([2**40 + 7])}})
+        assert data.examples("a")["y"].tolist() == [2**40 + 7]
+
+
+def test_the_other_byte_order_and_short_types_are_fine():
+    for dtype in (">f4", ">i8", "float16", "uint8", ml_dtypes.bfloat16, bool):
+        arrays = {"x": np.ones(3, dtype)}
+        lazy = FederatedData(["a"], lambda name: 3, {"a": arrays}.__getitem__)
+        for data in (from_mapping({"a": arrays}), check_when_read(lazy)):
+            assert jnp.asarray(data.examples("a")["x"]).sum() == 3
+
+
+@pytest.mark.long
+def test_a_million_clients_begin_soon():
+    """The caller's arrays are not copied one by one."""
+    clients = {str(place): {"x": np.ones((2, 3), np.float32)} for place in range(10**6)}
+    tracemalloc.start()
+    started = time.process_time()
+    data = from_mapping(clients)
+    seconds = time.process_time() - started
+    assert len(data.ids) == 10**6
+    assert tracemalloc.get_traced_memory()[1] < 3e8
+    assert seconds < 30  # 3 s; much more while memory is traced
+    tracemalloc.stop()
 
 
 def test_widths_of_the_same_number_type_are_one():

@@ -1,11 +1,13 @@
 import sys
 
 import numpy as np
+import optax
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+import fedpa
 from fedpa.data.readers import open_table
 from fedpa.errors import DataError, FedpaError
 
@@ -109,7 +111,7 @@ def test_columns_that_are_no_arrays_are_refused(make, values):
 
 def test_numbers_that_arrow_says_are_missing_are_refused():
     data = open_table(pa.table({"c": ["a", "a"], "x": [1, None]}), "c")
-    with pytest.raises(DataError, match="column 'x' has values that are missing"):
+    with pytest.raises(DataError, match="column 'x' has None in row 1"):
         data.examples("a")
 
 
@@ -145,3 +147,43 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(FedpaError, match=r"pip install 'fedpa\[tables\]'"):
         open_table(path, "user")
+
+
+def fit(clients):
+    local = fedpa.LocalTraining(optax.sgd(0.1), batch_size=5)
+    method = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))
+    loss = lambda p, b, k: (b["x"] * p - b["y"]) ** 2  # noqa: E731
+    return fedpa.fit(loss, np.zeros(()), clients, method, rounds=2, clients_per_round=2)
+
+
+def with_value(value, dtype="float64"):
+    """Client a has rows 1, 3, 4, the value in row 3."""
+    x = np.array([0, 1, 2, 3, 4], dtype)
+    x = pd.Series(x, dtype=object if value is None else dtype)
+    x[3] = value
+    return pd.DataFrame({"user": list("babaa"), "x": x, "y": np.ones(5)})
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "says"),
+    [
+        (np.nan, "float64", r"row 3: client 'a': x\[1\] = nan"),
+        (2**40 + 7, "int64", r"row 3: client 'a': x\[1\] = 1099511627783"),
+        (1e300, "float64", r"row 3: client 'a': x\[1\] = 1e\+300"),
+        ("three", "object", r"client 'a', column 'x' has 'three' in row 3"),
+        (None, "float64", r"client 'a', column 'x' has None in row 3"),
+    ],
+)
+def test_a_table_with_a_bad_value_ends_a_run(value, dtype, says):
+    with pytest.raises(DataError, match=f"table.*{says}"):
+        fit(open_table(with_value(value, dtype), "user"))
+
+
+def test_a_csv_with_missing_values_or_text_ends_a_run(tmp_path):
+    path = tmp_path / "visits.csv"
+    with_value(np.nan).to_csv(path, index=False)
+    with pytest.raises(DataError, match=r"visits\.csv: client 'a', column 'x' has None in row 3"):
+        fit(open_table(path, "user"))
+    with_value(3.0).assign(y=list("uvwxy")).to_csv(path, index=False)
+    with pytest.raises(DataError, match=r"visits\.csv: client 'a': y is of type object"):
+        fit(open_table(path, "user"))

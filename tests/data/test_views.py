@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.data import FederatedData, from_mapping, mapped
+from fedpa.data.federated import check_when_read
 from fedpa.data.held_out import held_out
 from fedpa.data.pooled import pooled
 from fedpa.data.prefetch import ahead
+from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
+from fedpa.errors import DataError
 
 sizes = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)
 
@@ -97,3 +100,20 @@ def test_nothing_is_read_ahead_for_others():
         reading.announce(["a"], ["b"])
         assert reading.data.examples("a") is not None
     assert [name for name, _ in read] == ["a"]
+
+
+def test_a_bad_value_is_located_in_its_source(tmp_path):
+    """Through views, too: by file and client."""
+    path = tmp_path / "data.h5"
+    clients = {name: {"x": np.arange(3.0), "y": np.arange(3)} for name in "ab"}
+    clients["b"]["y"][2] = 2**33
+    write_hdf5(path, clients.items())
+    data = open_hdf5(path)
+    says = rf"data\.h5: client 'b': y\[{{}}\] = {2**33}"
+    for view in (data, mapped(data, lambda name, raw: {"y": raw["y"]})):
+        checked = check_when_read(view)
+        assert len(checked.examples("a")["y"]) == 3
+        with pytest.raises(DataError, match=says.format(2)):
+            checked.examples("b")
+    with pytest.raises(DataError, match=rf"data\.h5: client 'b': y\[\d\] = {2**33}"):
+        check_when_read(pooled(data, 2, seed=0)).examples("pool-0")

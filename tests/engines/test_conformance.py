@@ -17,6 +17,7 @@ import fedpa
 from fedpa import FedpaError
 from fedpa.data import from_mapping
 from fedpa.engines import EngineOptions, engines
+from fedpa.errors import DataError
 from fedpa.objectives import Objective, least_squares
 from tests.engines.federation import METHODS, leaves, train
 
@@ -140,8 +141,12 @@ def unreadable(tree):
     raise OSError("no such file")
 
 
+def too_large(tree):
+    return jax.tree.map(lambda x: x * np.float32(1e30), tree)
+
+
 def not_a_number(tree):
-    return jax.tree.map(lambda x: x * np.nan, tree)
+    return tree | {"y": np.where(np.arange(len(tree["y"])) == 1, np.nan, tree["y"])}
 
 
 def another_shape(tree):
@@ -152,8 +157,7 @@ def another_shape(tree):
     ("how", "says"),
     [
         (unreadable, "OSError: no such file"),
-        (not_a_number, "not finite|nan"),
-        (another_shape, r"has arrays .*\[6\]"),
+        (too_large, "not finite|inf"),
     ],
 )
 @pytest.mark.parametrize(
@@ -170,6 +174,22 @@ def test_a_failing_client_is_counted_and_named(engine, how, says):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(fit.params))
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (not_a_number, r"client 'client-0002': y\[1\] = nan"),
+        (another_shape, r"client 'client-0002' has arrays .*\[6\].*\[3\]"),
+        (lambda tree: tree | {"y": tree["y"].astype(str)}, "client 'client-0002': y is of type <U"),
+        (lambda tree: tree | {"y": tree["y"] * 1j}, "client 'client-0002': y is of type complex"),
+        (lambda tree: tree | {"y": np.float32(0)}, "client 'client-0002': examples have arrays of"),
+    ],
+)
+def test_a_client_whose_data_is_wrong_ends_the_run(how, says):
+    """As a mapping with it would be refused."""
+    with pytest.raises(DataError, match=says):
+        train("per-client", "fedavg", failing({"client-0002"}, how))
+
+
 @pytest.mark.parametrize("engine", engines())
 def test_a_round_in_which_everybody_fails_is_an_error(engine):
     with pytest.raises(FedpaError, match=r"every client of the round failed.*no such file"):
@@ -177,8 +197,8 @@ def test_a_round_in_which_everybody_fails_is_an_error(engine):
 
 
 def test_the_debug_engine_names_client_step_and_value():
-    with pytest.warns(UserWarning, match=r"client-0002: step 1: .*loss = nan"):
-        train("debug", "fedavg", failing({"client-0002"}, not_a_number))
+    with pytest.warns(UserWarning, match=r"client-0002: step 1: .*loss = inf"):
+        train("debug", "fedavg", failing({"client-0002"}, too_large))
 
 
 @pytest.mark.parametrize("engine", ["per-client", "vectorized"])

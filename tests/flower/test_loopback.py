@@ -1,5 +1,6 @@
 """Rounds over messages are the rounds of the local engine; what is wrong on the way is refused."""
 
+import contextlib
 import json
 import shutil
 import time
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
 import fedpa
-from fedpa.errors import FedpaError
+from fedpa.errors import BadValueError, FedpaError, NoUsableClientError
 from fedpa.experiments.flower import client_app, load_served, run_settings
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run
@@ -290,13 +291,15 @@ def test_sums_of_clients_that_don_t_count_and_sums_too_large_are_left_out(tmp_pa
 
 @pytest.mark.filterwarnings("ignore:round")
 def test_a_round_whose_clients_all_fail_is_skipped(tmp_path):
-    """The run goes on, unless min-success says otherwise."""
+    """The run continues, unless all rounds are such, or min-success says otherwise."""
     config = settings(tmp_path, rounds=2)
     grid = grid_of(config)
     for node in (101, 102, 103):
         grid.faults[node] = lambda content: content.clear()
-    fit = serve(grid, config)
-    assert [record["train/skipped"] for record in fit.history] == [1, 1]
+    with pytest.raises(NoUsableClientError, match="rounds 1 to 2 had no usable client update"):
+        serve(grid, config)
+    records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(record)["train/skipped"] for record in records] == [1]
     grid = grid_of(config)
     grid.faults[101] = lambda content: content.clear()
     strict = {**config, "out": str(tmp_path / "strict"), "min-success": 0.9, "seed": 0}
@@ -726,6 +729,26 @@ def test_no_example_is_told(tmp_path):
     for message in (m for m in said if m.metadata.message_type == "train"):
         arrays = message.content["arrays"]
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_bad_value_is_not_told(tmp_path, monkeypatch):
+    """Its place is in the node's log; the server learns of the kind of error."""
+
+    def refuse(*arguments):
+        raise BadValueError("client '7': y[0] = 424242: must be smaller")
+
+    monkeypatch.setattr("fedpa.flower.answering.answer", refuse)
+    config = settings(tmp_path, rounds=2)
+    grid = grid_of(config)
+    said = []
+    original = grid.pull_messages
+    grid.pull_messages = lambda ids: [said.append(m) or m for m in original(ids)]
+    with contextlib.suppress(FedpaError):  # no round has a client
+        serve(grid, config)
+    errors = [m.content["about"].get("error", "") for m in said]
+    assert any("BadValueError" in error for error in errors)
+    assert not any("424242" in error for error in errors)
 
 
 def test_the_page_s_task_of_one_s_own(tmp_path, monkeypatch):

@@ -214,7 +214,7 @@ def one_chain():
     ("attempt", "message"),
     [
         (lambda run: run(num=0), "num = 0: must be a whole number, at least 1"),
-        (lambda run: run(data={"z": np.array([[np.nan]])}), "data holds a value that is not"),
+        (lambda run: run(data={"z": np.array([[np.nan]])}), "z[0, 0] = nan"),
         (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(())}), "one θ₀ per chain"),
         (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(3)}), "one θ₀ per chain"),
         (lambda run: run(starts=jnp.zeros((0, 3))), "one θ₀ per chain"),

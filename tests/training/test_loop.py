@@ -12,6 +12,7 @@ from jax._src import monitoring
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, Stop, server
 from fedpa.data import from_mapping
+from fedpa.errors import NoUsableClientError
 from fedpa.objectives import Objective, least_squares
 from fedpa.training.cohort import client_keys, select
 from tests.federations import least_squares_clients
@@ -92,17 +93,63 @@ def test_a_cohort_larger_than_the_population_warns_once():
 
 def test_a_round_without_any_usable_client_leaves_the_state():
     data = from_mapping(CLIENTS)
-    nan = lambda name: jax.tree.map(lambda a: np.full_like(a, np.nan), data.examples(name))  # noqa: E731
-    algorithm = FEDAVG(Objective(least_squares.loss))
+    ids = [select(0, t, data.ids, 1)[0] for t in range(3)]
+    assert ids[2] not in ids[:2]
+
+    def examples(name):
+        found = data.examples(name)
+        return found if name == ids[2] else jax.tree.map(lambda a: np.full_like(a, 1e30), found)
+
+    met = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = fedpa.train(
-            algorithm, jnp.ones(3), data._replace(examples=nan), rounds=1, clients_per_round=2
+            FEDAVG(Objective(least_squares.loss)),
+            jnp.ones(3),
+            data._replace(examples=examples),
+            rounds=3,
+            clients_per_round=1,
+            engine=ENGINE,
+            callbacks=[lambda event: met.append(event.params)],
         )
     assert any("state stays as it was" in str(w.message) for w in caught)
-    assert result.history[0]["train/skipped"] == 1
-    assert result.history[0]["train/rejected"] == 2
-    np.testing.assert_array_equal(result.params, jnp.ones(3))
+    assert [record["train/skipped"] for record in result.history] == [1, 1, 0]
+    assert result.history[0]["train/rejected"] == 1
+    np.testing.assert_array_equal(met[1], jnp.ones(3))
+    assert (result.params != 1).all()
+
+
+def test_a_run_that_no_client_ever_changed_fails_and_says_why(tmp_path):
+    """After five such rounds; a shorter one after its last. Run again, it fails again."""
+    rounds = []
+
+    def run(**options):
+        note = lambda event: rounds.append(event.round)  # noqa: E731
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return fit(method=wild, callbacks=[note], out=tmp_path / "run", **options)
+
+    wild = fedpa.fedavg(LOCAL._replace(optimizer=optax.sgd(1e30)), SIDE)
+    with pytest.raises(
+        NoUsableClientError, match=r"rounds 1 to 3 .*client 'client-000.*not finite"
+    ):
+        run()
+    with pytest.raises(NoUsableClientError, match="rounds 1 to 3 "):
+        run()
+    with pytest.raises(NoUsableClientError, match=r"rounds 1 to 5 .*Lower the learning rate"):
+        run(rounds=9)
+    assert rounds == [1, 2, 3, 4]
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert fedpa.load(tmp_path / "run").round == 4
+
+
+def test_a_run_whose_clients_have_no_examples_fails():
+    empty = {name: jax.tree.map(lambda a: a[:0], client) for name, client in CLIENTS.items()}
+    with (
+        pytest.warns(UserWarning, match="round 1"),
+        pytest.raises(NoUsableClientError, match=r"'client-000[345]' has no examples"),
+    ):
+        fit(empty | {"client-0000": CLIENTS["client-0000"]}, rounds=1)  # not of the cohort
 
 
 def compilations(work):
@@ -163,24 +210,23 @@ def test_few_programs_per_phase_and_none_later():
 
 def test_a_rejected_client_keeps_its_old_state():
     """One bad round does not spoil a stateful client for good."""
-    data, calls = from_mapping(CLIENTS), []
+    data, name = from_mapping(CLIENTS), next(iter(CLIENTS))
+    clients = {name: jax.tree.map(np.array, data.examples(name)) for name in data.ids}
+    clients[name]["x"] *= 1e30  # its loss is not finite
 
-    def once_broken(name):
-        calls.append(name)
-        good = data.examples(name)
-        # Twice in the first round: to see what its arrays are like, and to run it.
-        first_round = name == calls[0] and calls.count(name) <= 2
-        return jax.tree.map(lambda a: a * np.nan, good) if first_round else good
+    def mend(event):
+        clients[name]["x"][:] = CLIENTS[name]["x"]
 
     algorithm = fedpa.scaffold(LOCAL, SIDE, population=260)(Objective(least_squares.loss))
     with pytest.warns(UserWarning, match="rejected"):
         result = fedpa.train(
             algorithm,
             jnp.zeros(3),
-            data._replace(examples=once_broken),
+            data._replace(examples=clients.__getitem__),
             rounds=4,
             clients_per_round=6,
             engine=ENGINE,
+            callbacks=[mend],
         )
     assert [record["train/rejected"] for record in result.history] == [1, 0, 0, 0]
 
@@ -326,7 +372,7 @@ def test_bad_settings_are_refused(options, words):
 def test_bad_models_and_losses_are_refused():
     with pytest.raises(FedpaError, match="nothing to train"):
         fedpa.fit(least_squares.loss, {"n": 3}, CLIENTS, FEDAVG, rounds=1, clients_per_round=1)
-    with pytest.raises(FedpaError, match=r"params: \['w'\] holds a value that is not finite"):
+    with pytest.raises(FedpaError, match=r"params: \['w'\] = nan"):
         fedpa.fit(
             lambda p, b, k: b["y"] * p["w"],
             {"w": jnp.asarray(jnp.nan)},

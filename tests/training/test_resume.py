@@ -244,6 +244,67 @@ def test_more_rounds_extend_it_to_the_longer_run(runs, tmp_path):
     assert [r["round"] for r in longer.history if "eval/mse" in r] == [4, 8, 9]
 
 
+def scripted(values):
+    """An evaluation that gives these values in turn."""
+    given = iter(values)
+    return lambda params: {"mse": next(given)}
+
+
+def test_the_best_round_may_be_the_last_which_is_evaluated_for_being_the_last(tmp_path):
+    """Of 6 rounds, 4 and 6 are evaluated. Extended, round 6 is one of many, and 4 is the best."""
+    out, seen = tmp_path / "run", []
+    note = lambda event: seen.append((event.round, event.record.get("eval/mse")))  # noqa: E731
+    few = RecordingOptions(checkpoint_every=99, keep_checkpoints=1)
+    short = fit(out, evaluate=scripted([2.0, 1.0]), callbacks=[note], recording=few)
+    assert seen[3:] == [(4, 2.0), (5, None), (6, 1.0)]
+    assert short.best == {"metric": "eval/mse", "value": 1.0, "round": 6}
+    assert left(out)[1]["best"] == short.best
+    best = fedpa.load(out, "best", jnp.zeros(3))
+    assert best.round == 6
+    assert checkpointing.entries(out) == [4, 6]
+    assert trees_equal(best.params, short.params)
+    assert fit(out, evaluate=None, recording=few).best == short.best  # given back
+    seen.clear()
+    longer = fit(out, evaluate=scripted([4.0, 3.0]), callbacks=[note], recording=few, rounds=9)
+    assert seen == [(6, None), (7, None), (8, 4.0), (9, 3.0)]
+    assert longer.best == {"metric": "eval/mse", "value": 2.0, "round": 4}
+    whole = tmp_path / "whole"
+    fit(whole, evaluate=scripted([2.0, 4.0, 3.0]), recording=few, rounds=9)
+    assert_same_run(whole, out)
+    assert checkpointing.entries(whole) == checkpointing.entries(out) == [4, 9]
+    assert fedpa.load(out, "best").round == 4
+
+
+def test_a_round_that_a_callback_makes_the_last_is_evaluated_and_may_be_the_best(tmp_path):
+    end = lambda event: fedpa.Stop("enough") if event.round == 5 else None  # noqa: E731
+    ended = fit(tmp_path / "run", evaluate=scripted([2.0, 1.0]), callbacks=[end])
+    assert ended.history[-1]["eval/mse"] == 1.0
+    assert ended.best["round"] == fedpa.load(tmp_path / "run", "best").round == 5
+    assert fit(None, evaluate=scripted([2.0]), eval_every=9, rounds=5).best["round"] == 5
+
+
+@pytest.mark.parametrize(
+    ("every", "more", "evaluated"), [(4, [0.5, 0.4], [4, 8, 9]), (3, [2.0], [3, 6])]
+)
+def test_what_ends_a_run_in_its_last_round_need_not_end_a_longer_one(
+    tmp_path, every, more, evaluated
+):
+    """A longer run evaluates round 6 if it is its turn, and only then is it ended there, too."""
+
+    def run(name, values, rounds):
+        stop = early_stopping("eval/mse", patience=1, lower=True)
+        options = {"evaluate": scripted(values), "eval_every": every, "rounds": rounds}
+        return fit(tmp_path / name, callbacks=[stop], **options)
+
+    first = run("run", [1.0, 2.0], 6)
+    assert first.stopped.startswith("early stopping")
+    assert run("run", [], 6).stopped == first.stopped
+    longer = run("run", more, 9)
+    assert [record["round"] for record in longer.history if "eval/mse" in record] == evaluated
+    run("whole", [1.0, *more], 9)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def test_early_stopping_and_targets_go_on_counting(tmp_path_factory):
     """Stopped in round 5 by evaluations 3, 4 and 5; killed in between it must be round 5 again."""
     values = iter([3.0, 2.0, 2.5, 2.5, 2.5, 2.5] * 9)

@@ -42,7 +42,9 @@ def _npz(path: Path) -> Arrays:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
         raise DataError(f"{path} can't be read, it is cut or no npz of arrays: {error}") from None
     return {
-        name: column(f"{path}: {name}", array) if array.dtype.kind in "OUS" else array
+        name: column(f"{path}: {name}", array, range(array.size))
+        if array.dtype.kind in "OUS"
+        else array
         for name, array in arrays.items()
     }
 
@@ -52,6 +54,8 @@ def _table(path: Path, text_column: str) -> Arrays:
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{path} has columns of the same name")
     return {
-        name: column(f"{path}: column {name!r}", np.asarray(table.column(name).to_numpy()))
+        name: column(
+            f"{path}: column {name!r}", np.asarray(table.column(name).to_numpy()), range(len(table))
+        )
         for name in table.column_names
     }

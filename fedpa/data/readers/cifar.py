@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpa.data.readers.clients import Arrays
-from fedpa.errors import DataError
+from fedpa.errors import DataError, explain
 
 SIDE, CHANNELS = 32, 3
 RECORD = 2 + CHANNELS * SIDE * SIDE
@@ -23,7 +23,7 @@ def _read(path: Path) -> Arrays:
     except FileNotFoundError:
         raise DataError(f"{path} is not there") from None
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}") from None
+        raise DataError(f"{path} can't be read: {explain(error)}") from None
     if not len(raw) or len(raw) % RECORD:
         raise DataError(f"{path} has {len(raw)} bytes: must be records of {RECORD}, it may be cut")
     records = raw.reshape(-1, RECORD)

@@ -15,10 +15,16 @@ Features: TypeAlias = Mapping[str, str] | Sequence[str] | None
 all of them."""
 
 
-def federation(source: object, index: Index, read: Callable[[str], Arrays]) -> FederatedData:
+def federation(
+    source: object,
+    index: Index,
+    read: Callable[[str], Arrays],
+    rows: Callable[[str], np.ndarray] | None = None,
+) -> FederatedData:
     """Clients of `index`, each read by `read` when it is asked for.
 
     A client without examples may be read as no arrays at all: it gets empty ones like the others'.
+    rows: id → the source's rows that are the client's, where that is a table.
     """
     if not index.ids:
         raise DataError(f"{source} has no clients")
@@ -44,7 +50,11 @@ def federation(source: object, index: Index, read: Callable[[str], Arrays]) -> F
                 )
         return arrays
 
-    return FederatedData(index.ids, num_examples, examples)
+    def locate(name: str, row: int | None) -> str:
+        at = "" if rows is None or row is None else f", row {rows(name)[row]}"
+        return f"{source}{at}: client {name!r}"
+
+    return FederatedData(index.ids, num_examples, examples, locate=locate)
 
 
 def wanted(features: Features, there: Collection[str], of: str) -> dict[str, str]:

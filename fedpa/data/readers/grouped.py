@@ -1,12 +1,13 @@
 """Rows of a table by client, in the order in which they stand."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedpa.data.index import Index
-from fedpa.errors import DataError, refuse
+from fedpa.errors import BadValueError, DataError, refuse
 
 
 class Grouped(NamedTuple):
@@ -43,21 +44,29 @@ def check_column(client_column: str, columns: Sequence[str]) -> None:
         raise refuse("client_column", client_column, f"must be one of the columns {shown}")
 
 
-def column(what: str, values: np.ndarray) -> np.ndarray:
-    """Numbers as they are, lists of equal length as rows, text as objects."""
+def column(what: str, values: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Numbers as they are, lists of equal length as rows, text as objects.
+
+    rows: the number of each value's row in the table.
+    """
     if values.dtype.kind in "biufc":
         return values
     if values.dtype.kind in "US":
         return values.astype(object)
     if values.dtype.kind != "O":
         raise DataError(f"{what} is of type {values.dtype}: must be numbers, text or lists of them")
-    kinds = {type(value) for value in values.flat}
+    kinds = Counter(map(type, values.flat))
     if all(issubclass(kind, str) for kind in kinds):
         return values
     if not all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
-        raise DataError(f"{what} has values that are missing or of several kinds")
+        usual = kinds.most_common(1)[0][0]
+        odd = next((i for i, value in enumerate(values.flat) if type(value) is not usual), 0)
+        raise BadValueError(
+            f"{what} has {values.flat[odd]!r} in row {rows[odd * len(values) // values.size]}: "
+            "must be numbers, text or lists of them, none missing and all of one kind"
+        )
     try:
-        return column(what, np.stack([np.asarray(value) for value in values]))
+        return column(what, np.stack([np.asarray(value) for value in values]), rows)
     except ValueError as error:
         if isinstance(error, DataError):
             raise

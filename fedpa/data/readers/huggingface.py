@@ -39,10 +39,12 @@ def open_huggingface(dataset: Any, client_column: str, features: Features = None
     rows = dataset.select_columns(list(dict.fromkeys(names.values()))).with_format("numpy")
 
     def read(client: str) -> Arrays:
-        taken = rows[by_client.rows(client).tolist()]
+        own = by_client.rows(client)
+        taken = rows[own.tolist()]
         where = f"dataset: client {client!r}, column"
         return {
-            new: column(f"{where} {old!r}", np.asarray(taken[old])) for new, old in names.items()
+            new: column(f"{where} {old!r}", np.asarray(taken[old]), own)
+            for new, old in names.items()
         }
 
-    return federation("dataset", by_client.who, read)
+    return federation("dataset", by_client.who, read, by_client.rows)

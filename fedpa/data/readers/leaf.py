@@ -14,7 +14,7 @@ from fedpa.data.kept import stamp, unwritable
 from fedpa.data.progress import Told, progress
 from fedpa.data.readers.clients import Arrays, federation
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
-from fedpa.errors import DataError
+from fedpa.errors import DataError, explain
 
 
 def open_leaf(path: str | Path) -> FederatedData:
@@ -79,7 +79,7 @@ def _parsed(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except OSError as error:
-        raise DataError(f"{file} can't be read: {error.strerror}") from None
+        raise DataError(f"{file} can't be read: {explain(error)}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is cut or no JSON: {error}") from None
     kinds = {"users": list, "num_samples": list, "user_data": dict}

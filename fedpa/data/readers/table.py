@@ -46,9 +46,11 @@ def open_table(table: Any, client_column: str, features: Features = None) -> Fed
     def read(client: str) -> Arrays:
         rows = by_client.rows(client)
         where = f"{source}: client {client!r}, column"
-        return {new: column(f"{where} {old!r}", take(old, rows)) for new, old in names.items()}
+        return {
+            new: column(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
+        }
 
-    return federation(source, by_client.who, read)
+    return federation(source, by_client.who, read, by_client.rows)
 
 
 def _of_pandas(

@@ -24,7 +24,7 @@ from fedpa.data.partition import (
 from fedpa.data.readers.central import read_central
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import sizes_of, table_of
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.catalogue import CIFAR, cifar_files
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
@@ -299,7 +299,7 @@ def _write(
             for file in [*files, *pictures]:
                 os.replace(beside / file, out / file)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = explain(error)
         raise FedpaError(f"out = {str(out)!r}: can't be written: {reason}") from None
     return [*files, *pictures]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, NoUsableClientError
 from fedpa.experiments.cli.arguments import shown
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback, Event
@@ -77,7 +77,7 @@ def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callbac
             signal.signal(kept.popitem()[0], signal.SIG_IGN)
         sys.exit(128 + (received[0] if received else signal.SIGINT))
     except FedpaError as error:
-        if not begun:
+        if not begun or isinstance(error, NoUsableClientError):  # resumed, it would fail again
             raise
         raise FedpaError(f"{error}; once that is mended, {going_on}") from None
     finally:

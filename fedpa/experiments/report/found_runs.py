@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.report.summary import WINDOW
@@ -158,7 +158,7 @@ def _history(directory: Path) -> History:
         return History()
     except OSError as error:
         path = directory / run_directory.METRICS
-        raise FedpaError(f"{path} can't be read: {error.strerror}") from None
+        raise FedpaError(f"{path} can't be read: {explain(error)}") from None
 
 
 def grouped(runs: Sequence[FoundRun]) -> list[Group]:

@@ -37,9 +37,9 @@ from rich.table import Table
 from fedpa.algorithms.client import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedopt import Method
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.mean import mean
+from fedpa.algorithms.methods import Method
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.simulation import Clients, equal_clients, simulate

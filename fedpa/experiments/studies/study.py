@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.discovery import defined
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, explain, refuse
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
@@ -94,7 +94,7 @@ def read_csv(path: Path) -> list[Row]:
     try:
         return parse_csv(path.read_text())
     except OSError as error:
-        raise FedpaError(f"{str(path)!r} can't be read: {error.strerror}") from None
+        raise FedpaError(f"{str(path)!r} can't be read: {explain(error)}") from None
     except (KeyError, ValueError, csv.Error):
         raise FedpaError(f"{str(path)!r} is no CSV of a study") from None
 

@@ -30,10 +30,10 @@ from rich.table import Table
 from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedopt import Method
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
+from fedpa.algorithms.methods import Method
 from fedpa.experiments.report.figures import COLOURS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.simulation import equal_clients, simulate
 from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.sweeps.space import Interval, Params, Space, is_whole, point, size
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Answer, Event, Remembering, Stop
@@ -130,7 +130,7 @@ def opened(out: Path) -> Iterator["optuna.Study"]:
                 sampler=optuna.samplers.RandomSampler(),  # never asked; the default one computes
             )
         except OSError as error:
-            raise FedpaError(f"{path} can't be written: {error.strerror}") from None
+            raise FedpaError(f"{path} can't be written: {explain(error)}") from None
 
 
 @contextlib.contextmanager

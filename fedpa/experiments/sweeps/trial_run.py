@@ -12,7 +12,7 @@ from fedpa.experiments.run import run_or_resume
 from fedpa.experiments.sweeps.search import Outcome, Trial, pruning
 from fedpa.experiments.tasks.task import Problem, preset_named, task_named
 from fedpa.metrics.metric import lower_is_better
-from fedpa.training import checkpoints, run_directory
+from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback
 from fedpa.training.lock import wait_for
 from fedpa.training.loop import Fit
@@ -54,9 +54,8 @@ def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) ->
         return Outcome(math.nan, {}, str(error), {"stopped": str(error)})
     if not fit.finished:
         return None
-    # Many trials, which seldom go on: what `fedpa resume` and the best round need is kept.
-    best = (run_directory.read_summary(job.out) or {}).get("best")
-    checkpoints.prune(job.out, 1, [best["round"]] if best else [])
+    # Many trials, which are seldom resumed: what `fedpa resume` and the best round need is kept.
+    checkpoints.prune(job.out, 1, [] if fit.best is None else [fit.best["round"]])
     last = preset_named(job.config.task, job.config.preset)[1].last
     measured, sign = curve(fit.history, job.metric), -1 if lower_is_better(job.metric) else 1
     points = zip(measured.rounds.tolist(), (sign * measured.values).tolist(), strict=True)

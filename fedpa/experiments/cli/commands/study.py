@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
 from fedpa.experiments.report.figures import rendered
@@ -152,7 +152,7 @@ def _make_writable(out: Path) -> None:
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
 
 
 def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Console) -> None:
@@ -181,7 +181,7 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         for file, written in files.items():
             write_atomically(out / file, written)
     except OSError as error:
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {error.strerror}") from None
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
     for finding in findings:
         console.print(finding, highlight=False)
     console.print(
