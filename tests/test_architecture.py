@@ -29,6 +29,7 @@ LABORATORY = [
     {"models"},
     {"tasks"},
     {"config", "run", "estimate", "workers", "shared_burn_in"},
+    {"flower"},
     {"report"},
     {"sweeps"},
     {"studies"},
