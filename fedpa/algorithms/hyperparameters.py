@@ -12,6 +12,7 @@ import tyro
 from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
 from fedpa.deltas.posterior import Form, check_sample_scale
 from fedpa.deltas.shrinkage import Rule, Target
+from fedpa.discovery import match_name
 from fedpa.errors import refuse
 from fedpa.objectives.minibatches import Order
 from fedpa.objectives.objective import Objective
@@ -125,6 +126,12 @@ class Hyperparameters:
     """Larger layers have a block-diagonal precision, in blocks of at most so many inputs (2048)."""
     precision_rank: int | Literal["exact"] | None = None
     """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
+
+    def __post_init__(self) -> None:
+        """Spell the sampler's name as it is known; `resolved` refuses an unknown one."""
+        if isinstance(self.sampler, str):
+            spelled = match_name(self.sampler, samplers()) or self.sampler
+            object.__setattr__(self, "sampler", spelled)
 
 
 def resolved(h: Hyperparameters) -> Hyperparameters:

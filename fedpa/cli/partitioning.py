@@ -27,6 +27,7 @@ from fedpa.data.partition import (
 from fedpa.data.readers.central import read_central
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import sizes_of, table_of
+from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.data_tables import splits_table
 from fedpa.report.figures import rendered
@@ -102,6 +103,15 @@ class PartitionCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(PartitionCommand, argv, "fedpa data partition", PartitionCommand())
+    if not command.source:
+        raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
+    if not command.scheme:
+        raise FedpaError(f"partition needs --scheme: choose from {', '.join(APPLY)}")
+    command = dataclasses.replace(
+        command,
+        source=match_name(command.source, [CIFAR]) or command.source,
+        scheme=find_name("scheme", command.scheme, APPLY),
+    )
     _check(command)
     out = command.out
     assert out is not None
@@ -132,10 +142,6 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 def _check(command: PartitionCommand) -> None:
     """Refuse what can be refused before anything is read."""
-    if not command.source:
-        raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
-    if command.scheme not in APPLY:
-        raise refuse("scheme", command.scheme, f"choose from {', '.join(APPLY)}")
     for option in sorted(set().union(*APPLY.values())):
         value = getattr(command, option)
         if value is not None and option not in APPLY[command.scheme]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fedpa.algorithms.hyperparameters import Hyperparameters
 from fedpa.data.federated import FederatedData
-from fedpa.discovery import defined
+from fedpa.discovery import defined, find_name
 from fedpa.errors import refuse
 from fedpa.metrics.metric import Metric
 from fedpa.objectives.objective import Reduction
@@ -109,9 +109,7 @@ def tasks() -> dict[str, Task]:
 
 def task_named(name: str) -> Task:
     known = tasks()
-    if name not in known:
-        raise refuse("task", name, f"unknown task; choose from {', '.join(known)}")
-    return known[name]
+    return known[find_name("task", name, known)]
 
 
 def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
@@ -119,6 +117,5 @@ def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
     presets = task_named(task).presets
     if name is None:
         name = next(iter(presets))
-    if name not in presets:
-        raise refuse("preset", name, f"task {task} has {', '.join(presets)}")
+    name = find_name("preset", name, presets, f"preset of task {task}")
     return name, presets[name]

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from fedpa.cli.arguments import parse_words, shown
 from fedpa.cli.directories import left_as_found
+from fedpa.discovery import find_name
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.report.figures import rendered
 from fedpa.studies.study import (
@@ -25,7 +26,6 @@ from fedpa.studies.study import (
     read_csv,
     size,
     studies,
-    study_named,
 )
 from fedpa.training.run_directory import check_free
 from fedpa.training.whole_files import write_atomically
@@ -64,7 +64,11 @@ class StudyCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(StudyCommand, argv, "fedpa study", StudyCommand())
-    chosen = _chosen(command)
+    if not command.name:
+        raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
+    name = find_name("study", command.name, [*studies(), "all"])
+    command = dataclasses.replace(command, name=name)
+    chosen = studies() if name == "all" else {name: studies()[name]}
     _check(command, chosen)
     out = command.out
     assert out is not None
@@ -76,14 +80,6 @@ def main(argv: Sequence[str], console: Console) -> None:
                 console.print(f"{name}: kept, it is there already", highlight=False)
                 continue
             _run(name, study, command, directory, console)
-
-
-def _chosen(command: StudyCommand) -> dict[str, Study]:
-    if not command.name:
-        raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
-    if command.name == "all":
-        return studies()
-    return {command.name: study_named(command.name)}
 
 
 def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
