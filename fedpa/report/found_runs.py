@@ -119,7 +119,7 @@ def _runs_of(directory: Path) -> list[FoundRun]:
         below = (f"*/{run_directory.CONFIG}", *_OF_SWEEPS)
         found = (sorted(directory.glob(pattern), key=_in_order) for pattern in below)
         inside = [path.parent for paths in found for path in paths]
-    read = [_read(run, directory) for run in inside]
+    read = [_read_if_whole(run, directory) for run in inside]
     return [run for run in read if run is not None]
 
 
@@ -134,6 +134,17 @@ def _in_order(path: Path) -> tuple[Path, int, str]:
     return path.parent.parent, int(name) if name.isdecimal() else -1, name
 
 
+def _read_if_whole(directory: Path, origin: Path) -> FoundRun | None:
+    """A run; one among others that is damaged is left out, with a warning."""
+    try:
+        return _read(directory, origin)
+    except FedpaError as error:
+        if directory == origin:
+            raise
+        warnings.warn(f"{directory} is left out: {error}", stacklevel=2)
+        return None
+
+
 def _read(directory: Path, origin: Path) -> FoundRun | None:
     """A run as far as it has come; None where config.toml is another program's."""
     settings, environment = run_directory.read_config(directory)
@@ -145,6 +156,9 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
             )
         return None
     fields = flat(settings)
+    if not isinstance(fields.get("rounds", 0), int):
+        where = f"{directory / run_directory.CONFIG}: rounds"
+        raise refuse(where, fields["rounds"], "must be a whole number")
     summary = run_directory.read_summary(directory) or {}
     return FoundRun(
         directory,

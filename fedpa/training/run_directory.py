@@ -209,11 +209,13 @@ def read_metrics(out: Path, torn: bool = False) -> History:
     lines = (out / METRICS).read_text("utf-8").splitlines(keepends=True)
     for number, text in enumerate(lines, start=1):
         try:
-            records.append(from_line(text))
-        except ValueError:
+            record = from_line(text)
+            int(record["round"])
+        except (ValueError, TypeError, KeyError, AttributeError):
             if torn and number == len(lines):
                 break
-            raise FedpaError(f"{out / METRICS}: line {number} is cut or no JSON") from None
+            raise FedpaError(f"{out / METRICS}: line {number} is cut or no record") from None
+        records.append(record)
     return records
 
 
@@ -249,11 +251,12 @@ def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
 def read_summary(out: Path) -> Record | None:
     """What came of the run; None if it is not finished."""
     try:
-        return json.loads((out / SUMMARY).read_text("utf-8"))
+        summary = json.loads((out / SUMMARY).read_text("utf-8"))
     except (FileNotFoundError, ValueError):  # a cut one is none: the end is written again
         return None
     except OSError as error:
         raise FedpaError(f"{out / SUMMARY} can't be read: {error.strerror}") from None
+    return summary if isinstance(summary, dict) and {"round", "stopped"} <= set(summary) else None
 
 
 def is_finished(out: Path, rounds: int) -> bool:

@@ -450,6 +450,25 @@ def test_a_run_whose_configuration_was_cut_is_named():
         assert [run.directory.name for run in find_runs([Path("cmp")])] == ["b"]
 
 
+def test_damaged_runs_among_others_are_left_out_and_named(capsys):
+    for name in ("a", "b", "c", "d", "e"):
+        made_run(Path("cmp") / name, seed=ord(name))
+    Path("cmp/a/config.toml").write_text("task = ")
+    Path("cmp/b/config.toml").write_text("rounds = 'x'\n[environment]\nsource = 'abc'\n")
+    Path("cmp/c/metrics.jsonl").write_text("[1]\n{}\n")
+    Path("cmp/d/summary.json").write_text("[1]")
+    with pytest.warns(UserWarning, match="is left out") as said:
+        runs = find_runs([Path("cmp")])
+    assert [(run.directory.name, run.finished) for run in runs] == [("d", False), ("e", True)]
+    assert [str(w.message).partition(" is left out")[0] for w in said] == [
+        "cmp/a",
+        "cmp/b",
+        "cmp/c",
+    ]
+    for name in ("a", "b", "c"):
+        assert f"cmp/{name}/" in refused(f"cmp/{name}", capsys=capsys)
+
+
 def test_a_sweeps_trials_are_found_and_in_order():
     for place in ("sweep/trials/2", "sweep/trials/10", "staged/2-fedpa/trials/0"):
         made_run(Path(place))
