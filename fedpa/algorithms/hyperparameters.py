@@ -12,6 +12,7 @@ import tyro
 from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
 from fedpa.deltas.posterior import Form, check_sample_scale
 from fedpa.deltas.shrinkage import Rule, Target
+from fedpa.discovery import match_name
 from fedpa.errors import refuse
 from fedpa.objectives.minibatches import Order
 from fedpa.objectives.objective import Objective
@@ -38,6 +39,15 @@ COVARIANCE_FIELDS = ("rho", "shrinkage", "shrinkage_target", "sample_scale", "de
 """Settings of the posterior delta."""
 SAMPLING_FIELDS = ("burn_in_rounds", *COVARIANCE_FIELDS, "sampler", *SAMPLER_FIELDS)
 """Settings of rounds in which clients draw samples: methods that draw none don't read them."""
+APPLIES_TO = {
+    "rho": ("shrinkage", ("fixed",)),
+    "client_momentum": ("client_optimizer", ("sgd",)),
+    "server_momentum": ("server_optimizer", ("sgd",)),
+    "server_b1": ("server_optimizer", ("adam", "yogi")),
+    "server_b2": ("server_optimizer", ("adam", "yogi")),
+    "server_tau": ("server_optimizer", ("adam", "adagrad", "yogi")),
+}
+"""Setting → the choice, and those of its values, with which it is read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +136,12 @@ class Hyperparameters:
     precision_rank: int | Literal["exact"] | None = None
     """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
 
+    def __post_init__(self) -> None:
+        """Spell the sampler's name as it is known; `resolved` refuses an unknown one."""
+        if isinstance(self.sampler, str):
+            spelled = match_name(self.sampler, samplers()) or self.sampler
+            object.__setattr__(self, "sampler", spelled)
+
 
 def resolved(h: Hyperparameters) -> Hyperparameters:
     """Check every value and fill in what follows from others (the number of samples)."""
@@ -205,6 +221,14 @@ def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
     """The same settings, as if nobody had said anything about these."""
     plain = Hyperparameters()
     return dataclasses.replace(h, **{name: getattr(plain, name) for name in fields})
+
+
+def applies(h: Hyperparameters, field: str) -> bool:
+    """Whether the optimizers, the sampler and the rule that are chosen have a setting."""
+    if field in SAMPLER_FIELDS and h.sampler in samplers():
+        return field in samplers()[h.sampler].takes
+    chooser, choices = APPLIES_TO.get(field, ("", ()))
+    return not chooser or getattr(h, chooser) in choices
 
 
 def sampler_factory(h: Hyperparameters) -> SamplerFactory | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fedpa.algorithms.algorithm import Method
-from fedpa.algorithms.hyperparameters import Hyperparameters
+from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters, applies
 from fedpa.discovery import defined
 from fedpa.errors import refuse
 
@@ -60,6 +60,23 @@ def check_own(name: str, h: Hyperparameters) -> None:
             raise refuse(
                 field, value, f"does not apply to method {name}; only to {', '.join(takers)}"
             )
+
+
+def reads_setting(name: str, h: Hyperparameters, field: str, values: Iterable[Any]) -> bool:
+    """Whether a method with these settings reads one of them.
+
+    values: what the setting has elsewhere. A method that sets it back to its default whatever is
+        asked for does not read it.
+    """
+    method = methods()[name]
+    takers = own_fields().get(field)
+    if (takers is not None and name not in takers) or not applies(h, field):
+        return False
+    if not method.samples and field in SAMPLING_FIELDS:
+        return False
+    plain = getattr(Hyperparameters(), field)
+    asked = [dataclasses.replace(h, **{field: value}) for value in values if value != plain]
+    return all(getattr(method.adjust(other), field) != plain for other in asked)
 
 
 def without_others(name: str, h: Hyperparameters, among: Iterable[str]) -> Hyperparameters:

@@ -28,7 +28,7 @@ from fedpa.tasks.options import TaskOptions
 from fedpa.tasks.task import Problem, task_named
 from fedpa.training.callbacks import Callback
 from fedpa.training.config import RunConfig, resolve
-from fedpa.training.shared_burn_in import check_samples
+from fedpa.training.shared_burn_in import is_all_burn_in
 
 TUNING = "tuning"
 """Where the sweeps are, one for each method."""
@@ -92,7 +92,10 @@ def _search(
         shorter = dataclasses.replace(config.hyperparameters, burn_in_rounds=share)
         base = dataclasses.replace(base, rounds=rounds, hyperparameters=shorter)
     space = {rate: values}
-    check_samples(resolve(base))
+    if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
+        raise refuse(
+            "tune_rounds", rounds, f"none of them would sample for {config.method}: give more"
+        )
     return checked(Sweep(base, space, chosen_search("grid", space, None, 0), by))
 
 

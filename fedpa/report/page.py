@@ -15,7 +15,7 @@ from fedpa.errors import FedpaError
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.report.figures import COLOURS
 from fedpa.report.file_progress import in_bytes
-from fedpa.report.found_runs import FoundRun, Group, differing
+from fedpa.report.found_runs import UNUSED, FoundRun, Group, differing
 from fedpa.report.page_charts import DARK, LEAST_POINTS, charts, dash, marks_shown, points_shown
 from fedpa.report.panels import Panel, at_the_end_over_clients, spread_metrics
 from fedpa.report.parts import Part
@@ -328,7 +328,10 @@ def _results(found: Sequence[Part]) -> str:
 
 def _settings(found: Sequence[Part]) -> str:
     """Within a task: two tasks differ in nearly everything."""
-    caption = "Fields of config.toml in which the runs differ; of seeds, every value."
+    caption = (
+        f"Fields of config.toml in which the runs differ; of seeds, every value. {UNUSED}: a "
+        "setting that the method does not use."
+    )
     content = ""
     for part in found:
         rows = [[name, *values] for name, values in differing(part.groups).items()]

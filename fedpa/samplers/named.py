@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedpa.discovery import defined
-from fedpa.errors import refuse
+from fedpa.discovery import defined, find_name
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.minibatch_chain import Window
 from fedpa.samplers.sampler import Sampler
@@ -55,6 +54,4 @@ def samplers() -> dict[str, NamedSampler]:
 
 def sampler_named(name: str) -> NamedSampler:
     known = samplers()
-    if name not in known:
-        raise refuse("sampler", name, f"unknown sampler; choose from {', '.join(known)}")
-    return known[name]
+    return known[find_name("sampler", name, known)]

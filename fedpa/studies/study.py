@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.discovery import defined
-from fedpa.errors import FedpaError, explain, refuse
+from fedpa.errors import FedpaError, explain
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
@@ -54,13 +54,6 @@ class Study(NamedTuple):
 def studies() -> dict[str, Study]:
     """All studies: every file of this package that defines `STUDY`, by its name with dashes."""
     return defined("fedpa.studies", "STUDY")
-
-
-def study_named(name: str) -> Study:
-    known = studies()
-    if name not in known:
-        raise refuse("study", name, f"unknown study; choose from {', '.join(known)}, all")
-    return known[name]
 
 
 def size(quick: bool) -> str:

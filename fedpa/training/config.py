@@ -5,6 +5,7 @@ import difflib
 import tomllib
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ import tyro
 
 from fedpa.algorithms.hyperparameters import SAMPLING_FIELDS, Hyperparameters, resolved, unset
 from fedpa.algorithms.method import check_own, methods
+from fedpa.discovery import find_name, match_name
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, explain, refuse
@@ -89,12 +91,25 @@ class RunConfig:
         default_factory=RecordingOptions
     )
 
+    def __post_init__(self) -> None:
+        """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
+        self._spell("task", tasks())
+        self._spell("method", methods())
+        self._spell("engine", engines())
+        if self.task in tasks():
+            self._spell("preset", tasks()[self.task].presets)
+
+    def _spell(self, field: str, known: Collection[str]) -> None:
+        name = getattr(self, field)
+        if isinstance(name, str):
+            object.__setattr__(self, field, match_name(name, known) or name)
+
 
 def default_config(task: str, method: str, preset: str | None = None) -> RunConfig:
     """The preset's settings for a method; the task's first preset if none is named."""
-    check_names(task, method)
     name, chosen = preset_named(task, preset)
     defaults = chosen.defaults
+    method = find_name("method", method, methods())
     return RunConfig(
         task,
         method,
@@ -109,8 +124,7 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
 
 def check_names(task: str, method: str) -> None:
     task_named(task)
-    if method not in methods():
-        raise refuse("method", method, f"unknown method; choose from {', '.join(methods())}")
+    find_name("method", method, methods())
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -127,8 +141,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
-    if config.engine not in engines():
-        raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
+    find_name("engine", config.engine, engines())
     check_share("min_success", config.min_success)
     check_options(config.engine_options)
     check_stopping(config.stopping)
@@ -233,17 +246,19 @@ def typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         elif type(value) is option:
             return value
-    raise refuse(where, value, f"must be {_described(hint)}")
+    raise refuse(where, value, f"must be {describe_type(hint)}")
 
 
 def _is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def _described(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
+    """Say what values a field takes."""
     if _is_union(hint):
         parts = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return " or ".join(_described(part) for part in parts)
+        return " or ".join(describe_type(part) for part in parts)
     if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    return {float: "a number", int: "an integer", str: "a text", bool: "true or false"}[hint]
+        choices = ", ".join(repr(choice) for choice in typing.get_args(hint))
+        return f"one of {choices}" if len(typing.get_args(hint)) > 1 else choices
+    return {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}[hint]

@@ -141,7 +141,7 @@ def test_an_interrupted_study_leaves_nothing(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     found = {"tiny": tiny()._replace(measure=measure)}
-    monkeypatch.setattr(studies_module, "studies", lambda: found)
+    monkeypatch.setattr(command, "studies", lambda: found)
     with pytest.raises(SystemExit) as leaving:
         main(["study", "tiny", "--out", str(tmp_path / "a")])
     assert leaving.value.code == 130
