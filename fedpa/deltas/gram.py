@@ -332,7 +332,7 @@ def _factored(deviations: np.ndarray, b: np.ndarray, kappa: np.floating) -> np.n
 
     def solve(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
         stacked = np.concatenate([np.eye(len(right)), np.sqrt(kappa) * factor])
-        upper = np.linalg.qr(stacked, mode="r")
+        upper: np.ndarray = np.linalg.qr(stacked, mode="r")  # type: ignore[assignment]
         return np.linalg.solve(upper, np.linalg.solve(upper.T, right))
 
     ell, dim = deviations.shape
