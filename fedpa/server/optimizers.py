@@ -13,8 +13,8 @@ is large.
 Adam and Yogi by default correct the bias, as the code of Reddi et al.'s experiments does (Keras's
 Adam, its own Yogi): the step is multiplied by √(1−β₂ᵗ)/(1−β₁ᵗ). Adam starts v at 0 and Yogi at τ²,
 as there. Their paper prints both without correction and with v starting at τ²:
-`bias_correction=False`, for Adam with `initial=tau**2`. At β₁ = 0.9 and β₂ = 0.99 the
-factor is 1 in the first round, 0.54 in the fifth, least (0.47) about the twelfth, 0.98 in the 300th.
+`bias_correction=False`, for Adam with `initial=tau**2`. At β₁ = 0.9 and β₂ = 0.99 the factor is 1
+in the first round, 0.54 in the fifth, least (0.47) in the 13th, 0.98 in the 300th.
 """
 
 import math
