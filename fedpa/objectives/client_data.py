@@ -87,9 +87,10 @@ def client_data(examples: Any, capacity: int | None = None) -> ClientData:
     capacity = max(n, 1) if capacity is None else capacity
 
     def pad(array: Any) -> Array:
-        array = np.asarray(array)
+        xp = jnp if isinstance(array, jax.core.Tracer) else np
+        array = xp.asarray(array)
         missing = [(0, capacity - n)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.asarray(np.pad(array, missing) if capacity > n else array)
+        return jnp.asarray(xp.pad(array, missing) if capacity > n else array)
 
     return ClientData(jax.tree.map(pad, examples), jnp.asarray(n, jnp.int32))
 

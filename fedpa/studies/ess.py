@@ -44,7 +44,8 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.samplers import Steps, exact, iasg
-from fedpa.samplers.diagnostics import bulk_ess, draw_chains, kish_ess
+from fedpa.samplers.diagnostics import bulk_ess, kish_ess
+from fedpa.samplers.sampler import draw_chains
 from fedpa.studies.study import Row, Settings, Study, bootstrap, distinct, where
 from fedpa.types import Key
 

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedpa.objectives import Objective, client_data, least_squares
-from fedpa.samplers import Steps, iasg
-from fedpa.samplers.diagnostics import draw_chains, kish_ess
+from fedpa.samplers import Steps, draw_chains, iasg, kish_ess
 from fedpa.studies.ess import (
     BATCH,
     CHAINS,
