@@ -16,7 +16,7 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,8 @@ def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval 
     return Interval(float(low), float(high))
 
 
-def band_of_mean(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """The low and high ends of the intervals of the means over axis 0, for at least two seeds.
+def band_of_mean(values: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
+    """The low and high ends of the intervals of the means over axis 0, one per column.
 
     One seed has no interval: NaN, which figures leave out.
     """
