@@ -11,11 +11,13 @@ With the paper's shrinkage κ = ρ and 1/a = 1 + (ℓ−1)ρ. Numerics:
   mean; one product of the augmented rows gives E Eᵀ and E e; centring happens in the ℓ×ℓ space.
 - Rounding in XXᵀ alone would cost up to κ‖X‖² to the power 3/2 in relative error where x₀ − x̄ lies
   along the samples' spread (always for d < ℓ). Where λ_max(Σ̃) is large enough for that to matter,
-  X itself is factored, slower and as accurate as a backward-stable dense solve, ε·λ_max(Σ̃).
+  X itself is factored (QR form): slower, error at most ε·λ_max(Σ̃).
+- For d < ℓ the QR form is of size d: Σ̃ = RᵀR, with R from [I; √κ X] = QR, and Δ̃ = R⁻¹R⁻ᵀb. Nothing
+  cancels there: the error is ε times the condition number of Σ̃, which does not grow with ρ.
 
 Two ways to run it: `on_device`, inside compiled programs, and `on_host`, NumPy with everything of
-size ℓ×ℓ in float64, blocks of columns at a time. On the device nothing is left to LAPACK, whose
-calls are slow for such small matrices and can't be vectorized over clients.
+size ℓ×ℓ in float64, blocks of columns at a time. On the device only the QR form is left to LAPACK,
+whose calls are slow for such small matrices and run client by client.
 """
 
 import functools
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float
 from threadpoolctl import ThreadpoolController
 
@@ -37,6 +40,9 @@ from fedpa.types import Scalar
 
 FACTOR_ABOVE = 30.0
 """λ_max(Σ̃) beyond which X is factored rather than XXᵀ."""
+
+SMALL = 1 << 20
+"""Numbers up to which float64 throughout costs the host no time worth saving."""
 
 BLOCK = 1 << 19
 """Numbers the host form works on at a time, in each thread."""
@@ -149,42 +155,35 @@ def _gentle(given: Given, shrink: Shrinkage) -> Gentle:
 
 
 def _steep(given: Given, gentle: Gentle) -> Float[Array, " d"]:
-    """Σ̃⁻¹b from X = L Q with orthonormal rows Q: b − Qᵀc + Qᵀz, c = Q b, (I + κ LᵀL) z = c.
+    """Σ̃⁻¹b by QR; neither X Xᵀ nor XᵀX, whose rounding would be magnified, is ever formed.
 
-    z is the least-squares solution of [I; √κ L] z = [c; 0], by another factorization: neither X Xᵀ
-    nor LᵀL, whose rounding would be magnified, is ever formed.
+    For d ≥ ℓ from X = L Q with orthonormal rows Q: b − Qᵀc + Qᵀz, c = Q b, (I + κ LᵀL) z = c.
     """
     theta0, samples, count, _ = given
     rows, real = _differences(theta0, samples, count)
     b = rows[-1] - _product(real / count, rows[:-1])
-    lower, q = _factored(_centered(rows[:-1], real, count))
-    c = _product(q, b)
-    size = c.shape[0]
-    stacked = jnp.concatenate([jnp.eye(size, dtype=c.dtype), jnp.sqrt(gentle.kappa) * lower])
-    upper, basis = _factored(stacked.T)
-    z = _solve(upper.T, _product(basis[:, :size], c))
-    return b + _product(z - c, q)
+    deviations = _centered(rows[:-1], real, count)
 
+    def solve(factor: Array, right: Array) -> Array:
+        """(I + κ FᵀF)⁻¹ right = R⁻¹R⁻ᵀ right, [I; √κ F] = QR."""
+        unit = jnp.eye(right.shape[0], dtype=right.dtype)
+        upper = jnp.linalg.qr(jnp.concatenate([unit, jnp.sqrt(gentle.kappa) * factor]), mode="r")
+        half = solve_triangular(upper, right, trans="T")
+        return solve_triangular(upper, half)
 
-def _factored(x: Float[Array, "l d"]) -> tuple[Float[Array, "l l"], Float[Array, "l d"]]:
-    """X = L Q, Q's rows orthonormal (or 0 where X has no more rank), by Gram–Schmidt done twice."""
-    eps = jnp.finfo(x.dtype).eps
-
-    def body(j: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        lower, q = carry
-        once = x[j] - _product(first := _product(q, x[j]), q)
-        rest = once - _product(second := _product(q, once), q)
-        norm = jnp.linalg.norm(rest)
-        new = norm > 4 * eps * jnp.linalg.norm(x[j])
-        q = q.at[j].set(jnp.where(new, rest / jnp.where(new, norm, 1), 0))
-        return lower.at[j].set((first + second).at[j].set(jnp.where(new, norm, 0))), q
-
-    size = x.shape[0]
-    return jax.lax.fori_loop(0, size, body, (jnp.zeros((size, size), x.dtype), jnp.zeros_like(x)))
+    if b.shape[0] < samples.shape[0]:
+        return solve(deviations, b)
+    q, upper = jnp.linalg.qr(deviations.T)
+    # X is centred, so that its last row adds no direction: what is left of it is rounding.
+    own = jnp.diagonal(upper)
+    rounding = jnp.abs(own) <= 8 * jnp.finfo(own.dtype).eps * jnp.linalg.norm(upper, axis=0)
+    upper = upper - jnp.diag(jnp.where(rounding, own, 0))
+    c = _product(b, q)
+    return b + _product(q, solve(upper.T, c) - c)
 
 
 def _solve(system: Float[Array, "l l"], right: Float[Array, " l"]) -> Float[Array, " l"]:
-    """Gauss–Jordan without pivots: for positive definite and triangular systems."""
+    """Gauss–Jordan without pivots: for positive definite systems."""
 
     def body(j: Any, table: Array) -> Array:
         pivot = table[j] / table[j, j]
@@ -246,17 +245,19 @@ def on_host(theta0: np.ndarray, samples: np.ndarray, scale: float, shrink: Shrin
         _each(combine, dim, width)
         return values
 
-    # Up to a million numbers float64 throughout costs nothing that anybody would notice.
-    dtype = np.dtype(np.float64) if samples.size <= 1 << 20 else samples.dtype
+    dtype = np.dtype(np.float64) if samples.size <= SMALL else samples.dtype
     with np.errstate(over="ignore", invalid="ignore"):
         s = _solution(products(dtype), dim, scale, shrink)
         if not s.largest <= FACTOR_ABOVE and dtype != np.float64:
-            # All in float64, a Gram matrix is right for a float32 result, however steep.
             dtype = np.dtype(np.float64)
             s = _solution(products(dtype), dim, scale, shrink)
-    if s.largest > FACTOR_ABOVE and theta0.dtype == np.float64:
+    # For a float32 result of d ≥ ℓ, many numbers, a Gram matrix in float64 is accurate enough, and
+    # takes no second copy of the samples.
+    small = dim < ell or samples.size <= SMALL
+    if s.largest > FACTOR_ABOVE and (small or theta0.dtype == np.float64):
         whole = rows(slice(0, dim), np.empty((ell + 1, dim)))
-        delta = _decomposed(whole[:-1] - whole[:-1].mean(0), whole[-1] - whole[:-1].mean(0), s)
+        mean = whole[:-1].mean(0)
+        delta = _factored(whole[:-1] - mean, whole[-1] - mean, s.kappa)
     else:
         delta = combined(np.append(-s.weights, 1.0).astype(dtype))
     value = (delta / s.a).astype(theta0.dtype, copy=False)
@@ -326,9 +327,17 @@ def _solution(products: np.ndarray, dim: int, scale: float, shrink: Shrinkage) -
     return Solution(weights, kappa, np.max(spectrum), a, rho, ess)
 
 
-def _decomposed(deviations: np.ndarray, b: np.ndarray, s: Solution) -> np.ndarray:
-    """Σ̃⁻¹ b from X = U diag(σ) Vᵀ: b − V diag(κσ²/(1 + κσ²)) Vᵀb."""
-    _, sigma, rows = np.linalg.svd(deviations, full_matrices=False)
-    steep = s.kappa * sigma**2
-    shares = np.where(steep < np.inf, steep / (1 + steep), 1.0)
-    return b - (shares * (rows @ b)) @ rows
+def _factored(deviations: np.ndarray, b: np.ndarray, kappa: np.floating) -> np.ndarray:
+    """Σ̃⁻¹ b by QR, as `_steep` on the device."""
+
+    def solve(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
+        stacked = np.concatenate([np.eye(len(right)), np.sqrt(kappa) * factor])
+        upper: np.ndarray = np.linalg.qr(stacked, mode="r")  # type: ignore[assignment]
+        return np.linalg.solve(upper, np.linalg.solve(upper.T, right))
+
+    ell, dim = deviations.shape
+    if dim < ell:
+        return solve(deviations, b)
+    q, upper = np.linalg.qr(deviations.T)
+    c = q.T @ b
+    return b + q @ (solve(upper.T, c) - c)

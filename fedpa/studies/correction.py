@@ -47,6 +47,7 @@ from fedpa.objectives.laplace import laplace
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.objectives.quadratic import Quadratic
 from fedpa.objectives.regression_families import make_regression
+from fedpa.report.bootstrap import band_of_mean
 from fedpa.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sampler import Sampler
@@ -54,7 +55,7 @@ from fedpa.samplers.sampler import draw as draw_samples
 from fedpa.server import optimizers
 from fedpa.server.update import Server
 from fedpa.studies.simulation import Clients, equal_clients, simulate
-from fedpa.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.studies.study import Row, Settings, Study, distinct, where
 from fedpa.types import Examples, Key, Losses, Params
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -416,7 +417,7 @@ def _curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
         values = np.array(
             [[r["value"] for r in sorted(run, key=lambda r: r["round"])] for run in runs]
         )
-        low, high = bootstrap(values)
+        low, high = band_of_mean(values)
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(rounds, values.mean(0), color=colour, linestyle=STYLES[index], lw=1.5, label=name)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -450,7 +451,7 @@ def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
         found = where(rows, method=name, quantity="final")
         values = np.array([r["value"] for r in found])
         group = groups.index(found[0]["group"])
-        low, high = bootstrap(values)
+        low, high = band_of_mean(values)
         axes.errorbar(
             values.mean(),
             position,

@@ -39,12 +39,13 @@ from fedpa.objectives.client_data import client_data
 from fedpa.objectives.global_posterior import global_posterior
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.quadratic import Quadratic
+from fedpa.report.bootstrap import band_of_mean
 from fedpa.report.figures import COLOURS, STYLES, new_figure, tidy
 from fedpa.samplers.exact import exact
 from fedpa.server import optimizers
 from fedpa.server.update import Server
 from fedpa.studies.simulation import equal_clients, simulate
-from fedpa.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.studies.study import Row, Settings, Study, distinct, where
 
 POINTS, BATCH, RATE = 100, 10, 0.01
 DESIGNS = [((10, 0.5), np.pi / 6, (-3, 2)), ((8, 0.5), -np.pi / 4, (4, 3))]
@@ -237,7 +238,7 @@ def _curve(axes: Axes, rows: Sequence[Row], name: str, index: int) -> None:
         [[r["value"] for r in sorted(where(found, run=k), key=lambda r: r["round"])] for k in runs]
     )
     colour, style = COLOURS[index], STYLES[index]
-    low, high = bootstrap(values)
+    low, high = band_of_mean(values)
     axes.plot(rounds, values.mean(0), color=colour, linestyle=style, linewidth=1.5, label=name)
     axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
 
