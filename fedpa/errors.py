@@ -1,5 +1,7 @@
 """Errors a person can act on: each names the field, the value it had and what would be right."""
 
+import re
+
 import numpy as np
 
 
@@ -28,7 +30,7 @@ class NoUsableClientError(TooFewClientsError):
 
 def refuse(field: str, value: object, expected: str) -> FedpaError:
     """The error for `field` having `value` where `expected` describes what would be right."""
-    shown = repr(value)
+    shown = re.sub(r"\s*\n\s*", " ", repr(value))  # an array's may have several lines
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return FedpaError(f"{field} = {shown}: {expected}")

@@ -18,17 +18,19 @@ def typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         elif type(value) is option:
             return value
-    raise refuse(where, value, f"must be {_described(hint)}")
+    raise refuse(where, value, f"must be {describe_type(hint)}")
 
 
 def _is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def _described(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
+    """Say what values a field takes."""
     if _is_union(hint):
         parts = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return " or ".join(_described(part) for part in parts)
+        return " or ".join(describe_type(part) for part in parts)
     if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    return {float: "a number", int: "an integer", str: "a text", bool: "true or false"}[hint]
+        choices = ", ".join(repr(choice) for choice in typing.get_args(hint))
+        return f"one of {choices}" if len(typing.get_args(hint)) > 1 else choices
+    return {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}[hint]

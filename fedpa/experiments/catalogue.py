@@ -16,6 +16,7 @@ from fedpa.data.kept import settle, stamp, unwritable, whole
 from fedpa.data.readers.hdf5 import open_hdf5
 from fedpa.data.readers.leaf import open_leaf
 from fedpa.data.readers.sqlite import open_sqlite
+from fedpa.discovery import suggest
 from fedpa.errors import DataError, FedpaError, check_integer, refuse
 from fedpa.experiments.download import check_url
 
@@ -164,7 +165,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 def dataset_named(name: str) -> DataSet:
     if name not in DATA_SETS:
-        raise refuse("data set", name, f"unknown; choose from {', '.join(DATA_SETS)}")
+        raise refuse("data set", name, f"unknown; {suggest(name, DATA_SETS)}")
     return DATA_SETS[name]
 
 

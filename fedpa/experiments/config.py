@@ -4,12 +4,14 @@ import dataclasses
 import difflib
 import tomllib
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 import tyro
 
+from fedpa.discovery import find_name, match_name
 from fedpa.engines import EngineOptions, engines
 from fedpa.engines.options import check_options
 from fedpa.errors import FedpaError, explain, refuse
@@ -92,12 +94,25 @@ class RunConfig:
         default_factory=RecordingOptions
     )
 
+    def __post_init__(self) -> None:
+        """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
+        self._spell("task", tasks())
+        self._spell("method", METHODS)
+        self._spell("engine", engines())
+        if self.task in tasks():
+            self._spell("preset", tasks()[self.task].presets)
+
+    def _spell(self, field: str, known: Collection[str]) -> None:
+        name = getattr(self, field)
+        if isinstance(name, str):
+            object.__setattr__(self, field, match_name(name, known) or name)
+
 
 def default_config(task: str, method: str, preset: str | None = None) -> RunConfig:
     """The preset's settings for a method; the task's first preset if none is named."""
-    check_names(task, method)
     name, chosen = preset_named(task, preset)
     defaults = chosen.defaults
+    method = find_name("method", method, METHODS)
     return RunConfig(
         task,
         method,
@@ -112,8 +127,7 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
 
 def check_names(task: str, method: str) -> None:
     task_named(task)
-    if method not in METHODS:
-        raise refuse("method", method, f"unknown method; choose from {', '.join(METHODS)}")
+    find_name("method", method, METHODS)
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -130,8 +144,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
-    if config.engine not in engines():
-        raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
+    find_name("engine", config.engine, engines())
     check_share("min_success", config.min_success)
     check_options(config.engine_options)
     check_stopping(config.stopping)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import tyro
 
 import fedpa
+from fedpa.discovery import find_name, match_name
 from fedpa.errors import refuse
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ COVARIANCE_FIELDS = ("rho", "shrinkage", "shrinkage_target", "sample_scale", "de
 """Settings of the posterior delta."""
 SAMPLING_FIELDS = ("burn_in_rounds", *COVARIANCE_FIELDS, "sampler", *SAMPLER_FIELDS)
 """Settings of rounds in which clients draw samples: methods that draw none don't read them."""
+APPLIES_TO = {
+    "rho": ("shrinkage", ("fixed",)),
+    "client_momentum": ("client_optimizer", ("sgd",)),
+    "server_momentum": ("server_optimizer", ("sgd",)),
+    "server_b1": ("server_optimizer", ("adam", "yogi")),
+    "server_b2": ("server_optimizer", ("adam", "yogi")),
+    "server_tau": ("server_optimizer", ("adam", "adagrad", "yogi")),
+}
+"""Setting → the choice, and those of its values, with which it is read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +160,12 @@ class Hyperparameters:
     precision_rank: int | Literal["exact"] | None = None
     """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
 
+    def __post_init__(self) -> None:
+        """Spell the sampler as it is known; `resolve_hyperparameters` refuses an unknown one."""
+        if isinstance(self.sampler, str):
+            spelled = match_name(self.sampler, SAMPLERS) or self.sampler
+            object.__setattr__(self, "sampler", spelled)
+
 
 def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
     """Check every value and fill in what follows from others (the number of samples)."""
@@ -206,9 +222,7 @@ def fill_missing(h: Hyperparameters, **own: Any) -> Hyperparameters:
 
 def _check_sampler(h: Hyperparameters) -> None:
     """Refuse an unknown sampler, what does not apply to it, and values it would not take."""
-    if h.sampler not in SAMPLERS:
-        raise refuse("sampler", h.sampler, f"unknown sampler; choose from {', '.join(SAMPLERS)}")
-    chosen = SAMPLERS[h.sampler]
+    chosen = SAMPLERS[find_name("sampler", h.sampler, SAMPLERS)]
     for name in SAMPLER_FIELDS:
         if getattr(h, name) is not None and name not in chosen.takes:
             takers = [other for other, sampler in SAMPLERS.items() if name in sampler.takes]
@@ -232,6 +246,14 @@ def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
     """The same settings, as if nobody had said anything about these."""
     plain = Hyperparameters()
     return dataclasses.replace(h, **{name: getattr(plain, name) for name in fields})
+
+
+def applies(h: Hyperparameters, field: str) -> bool:
+    """Whether the optimizers, the sampler and the rule that are chosen have a setting."""
+    if field in SAMPLER_FIELDS and h.sampler in SAMPLERS:
+        return field in SAMPLERS[h.sampler].takes
+    chooser, choices = APPLIES_TO.get(field, ("", ()))
+    return not chooser or getattr(h, chooser) in choices
 
 
 def build_sampler(h: Hyperparameters) -> "SamplerFactory | None":

@@ -14,6 +14,7 @@ from fedpa.experiments.hyperparameters import (
     COVARIANCE_FIELDS,
     SAMPLING_FIELDS,
     Hyperparameters,
+    applies,
     build_local,
     build_sampler,
     build_server,
@@ -452,6 +453,23 @@ def check_own(name: str, h: Hyperparameters) -> None:
             raise refuse(
                 field, value, f"does not apply to method {name}; only to {', '.join(takers)}"
             )
+
+
+def reads_setting(name: str, h: Hyperparameters, field: str, values: Iterable[Any]) -> bool:
+    """Whether a method with these settings reads one of them.
+
+    values: what the setting has elsewhere. A method that sets it back to its default whatever is
+        asked for does not read it.
+    """
+    method = METHODS[name]
+    takers = own_fields().get(field)
+    if (takers is not None and name not in takers) or not applies(h, field):
+        return False
+    if not method.samples and field in SAMPLING_FIELDS:
+        return False
+    plain = getattr(Hyperparameters(), field)
+    asked = [dataclasses.replace(h, **{field: value}) for value in values if value != plain]
+    return all(getattr(method.adjust(other), field) != plain for other in asked)
 
 
 def drop_others(name: str, h: Hyperparameters, among: Iterable[str]) -> Hyperparameters:

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.methods import METHODS, drop_others
 
@@ -25,15 +24,10 @@ def burn_in(config: RunConfig) -> RunConfig | None:
     return as_burn_in(config, h.burn_in_rounds)
 
 
-def check_samples(config: RunConfig) -> None:
-    """Refuse a comparison of samples in which none are drawn."""
+def is_all_burn_in(config: RunConfig) -> bool:
+    """Whether the method draws samples, but none of its rounds would."""
     burn_in_rounds = config.hyperparameters.burn_in_rounds
-    if METHODS[config.method].samples and burn_in_rounds >= config.rounds:
-        raise refuse(
-            "burn_in_rounds",
-            burn_in_rounds,
-            f"none of the {config.rounds} rounds of {config.method} would sample: give fewer",
-        )
+    return METHODS[config.method].samples and burn_in_rounds >= config.rounds
 
 
 def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:

@@ -1,11 +1,11 @@
 """Ways to sample a client's posterior, one file each, behind one interface (Algorithm 4)."""
 
-from fedpa.samplers.diagnostics import Diagnostics, diagnose, draw_chains, kish_ess, worst
+from fedpa.samplers.diagnostics import Diagnostics, diagnose, kish_ess, worst
 from fedpa.samplers.exact import exact
 from fedpa.samplers.hmc import hmc
 from fedpa.samplers.iasg import Epochs, Steps, iasg
 from fedpa.samplers.nuts import nuts
-from fedpa.samplers.sampler import Sampler, draw
+from fedpa.samplers.sampler import Sampler, draw, draw_chains
 from fedpa.samplers.sghmc import sghmc
 from fedpa.samplers.sgld import sgld
 

@@ -13,8 +13,6 @@ from jaxtyping import Float
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.sampler import Sampler, draw
-from fedpa.types import Key, Params
 
 LEAST_CHAINS = 2
 """One chain alone would say that it agrees with itself."""
@@ -42,16 +40,6 @@ class Worst(NamedTuple):
     """The largest R̂."""
     ess: float
     """The smallest effective sample size."""
-
-
-def draw_chains(sampler: Sampler, starts: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:
-    """`num` samples of each of several chains of one client, with axes (chains, num, …).
-
-    `starts` stacks the chains' θ₀ on axis 0; every chain has a key of its own, split from `key`.
-    Returns samples and infos; `data` and `num` are as in `draw`.
-    """
-    keys = jax.random.split(key, _num_chains(starts))
-    return jax.vmap(lambda start, key: draw(sampler, start, data, key, num))(starts, keys)
 
 
 def diagnose(samples: Any, infos: Any) -> Diagnostics:
@@ -173,15 +161,6 @@ def _in_blocks(statistic: Any, draws: Any) -> np.ndarray:
             values = np.asarray(statistic(block)).reshape(width)  # blackjax squeezes a width of 1
         found[first : first + width] = np.where(known, values[: part.shape[2]], np.nan)
     return found
-
-
-def _num_chains(starts: Any) -> int:
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(starts)]
-    if len({shape[:1] for shape in shapes} - {()}) != 1 or () in shapes or shapes[0][0] == 0:
-        raise FedpaError(
-            f"starts has arrays of shapes {shapes}: all must have one θ₀ per chain on axis 0"
-        )
-    return int(shapes[0][0])
 
 
 def _chains_and_draws(leaves: list[Any]) -> tuple[int, int]:

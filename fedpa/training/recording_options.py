@@ -2,8 +2,9 @@
 
 import dataclasses
 
+from fedpa.discovery import match_name
 from fedpa.errors import check_integer
-from fedpa.training.loggers.logger import check_loggers
+from fedpa.training.loggers.logger import check_loggers, loggers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,5 +31,6 @@ def check_recording(options: RecordingOptions) -> None:
 
 def logger_names(options: RecordingOptions) -> list[str]:
     """TensorBoard always, then those asked for."""
-    asked = [name.strip() for name in (options.log or "").split(",") if name.strip()]
+    words = [word.strip() for word in (options.log or "").split(",") if word.strip()]
+    asked = [match_name(word, loggers()) or word for word in words]
     return ["tensorboard", *(name for name in asked if name != "tensorboard")]

@@ -1,5 +1,7 @@
 """Theorem 3: every identity of the posterior delta, against the dense float64 solve."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,6 +115,41 @@ def test_the_bound_holds_however_steep(scale, dtype):
         bound = tolerance(theta0, samples, 1e3)
         assert relative_error(fedpa.posterior_delta(theta0, samples, 1e3), expected) <= bound
         assert relative_error(compiled(_gram, theta0, samples, 1e3), expected) <= bound
+
+
+def rational_delta(theta0, samples, rho):
+    """Theorem 3 in rational numbers, rounded once."""
+    x = [[Fraction(float(value)) for value in row] for row in samples]
+    ell, d, rho = len(x), len(theta0), Fraction(rho)
+    mean = [sum(column) / ell for column in zip(*x, strict=True)]
+    x = [[value - m for value, m in zip(row, mean, strict=True)] for row in x]
+    system = [
+        [(i == j) + rho * sum(row[i] * row[j] for row in x) for j in range(d)]
+        + [Fraction(float(theta0[i])) - mean[i]]
+        for i in range(d)
+    ]
+    for k in range(d):
+        for i in set(range(d)) - {k}:
+            factor = system[i][k] / system[k][k]
+            system[i] = [a - factor * b for a, b in zip(system[i], system[k], strict=True)]
+    return np.array(
+        [float(row[d] / row[i] * (1 + (ell - 1) * rho)) for i, row in enumerate(system)]
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ell", [8, 100])
+def test_many_samples_of_few_parameters_lose_no_digits_to_a_large_rho(dtype, ell):
+    """d < ℓ: θ₀ − x̄ lies in the samples' span, whose part of Δ̂ a Gram matrix would lose."""
+    rng = np.random.default_rng(0)
+    theta0, samples = rng.normal(3, 1, 3).astype(dtype), rng.normal(0, 1, (ell, 3)).astype(dtype)
+    bound = 100 * np.finfo(dtype).eps
+    for rho in (1e9, 1e12):
+        expected = rational_delta(theta0, samples, rho)
+        assert relative_error(fedpa.posterior_delta(theta0, samples, rho), expected) <= bound
+        with jax.enable_x64(dtype == np.float64):
+            scalars = [jnp.asarray(value, dtype) for value in (ell, rho)]
+            assert relative_error(_gram(theta0, samples, *scalars), expected) <= bound
 
 
 @settings(max_examples=150)

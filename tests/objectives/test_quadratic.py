@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpa import FedpaError
 from fedpa.objectives import (
     Quadratic,
     client_data,
@@ -127,3 +128,26 @@ def test_value_is_the_excess_loss(theta):
     at = lambda t: client_loss(objective, t, data, jax.random.key(0))  # noqa: E731
     excess = at(jnp.array(theta)) - at(q.mean)
     np.testing.assert_allclose(quadratic.value(q, jnp.array(theta)), excess, rtol=1e-4, atol=1e-6)
+
+
+PLAIN = Quadratic(jnp.zeros(2), jnp.eye(2), jnp.array(3.0))
+
+
+@pytest.mark.parametrize(
+    ("clients", "weights", "field"),
+    [
+        ({"a": PLAIN}, None, "clients = {"),
+        ([], None, r"clients = \[\]"),
+        (PLAIN, None, "clients = Quadratic"),
+        ([PLAIN, {"mean": 0}], None, r"clients\[1\] = "),
+        ([PLAIN, PLAIN._replace(mean=jnp.zeros(3))], None, r"clients\[1\] has"),
+        ([PLAIN, PLAIN], [1.0], r"weights = \[1.0\]"),
+        ([PLAIN, PLAIN], [1.0, -1.0], "weights = "),
+        ([PLAIN, PLAIN], [0.0, 0.0], "weights = "),
+        ([PLAIN, PLAIN], {"a": 1.0}, "weights = {"),
+    ],
+)
+def test_what_is_no_federation_of_quadratics_is_refused(clients, weights, field):
+    with pytest.raises(FedpaError, match=field) as caught:
+        global_posterior(clients, weights)
+    assert "\n" not in str(caught.value)

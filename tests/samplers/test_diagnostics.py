@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from fedpa.errors import FedpaError
 from fedpa.objectives import Quadratic, client_data
-from fedpa.samplers import draw, exact
+from fedpa.samplers import draw, draw_chains, exact
 from fedpa.samplers.diagnostics import (
     Diagnostics,
     autocorrelation_ess,
     bulk_ess,
     diagnose,
-    draw_chains,
     kish_ess,
     worst,
 )
@@ -112,10 +111,27 @@ def test_chains_are_draws_with_keys_of_their_own():
 
 
 def test_chains_can_be_compiled():
+    """With examples among the arguments, too."""
     sampler = exact(lambda data: POSTERIOR)
-    data = client_data(EXAMPLES)
-    run = jax.jit(lambda s: draw_chains(sampler, s, data, jax.random.key(3), 5)[0])
-    assert run(jnp.zeros((3, 12))).shape == (3, 5, 12)
+    run = jax.jit(lambda s, data: draw_chains(sampler, s, data, jax.random.key(3), 5)[0])
+    for data in (EXAMPLES, client_data(EXAMPLES)):
+        assert run(jnp.zeros((3, 12)), data).shape == (3, 5, 12)
+    alone = jax.jit(lambda data: draw(sampler, jnp.zeros(12), data, jax.random.key(3), 5)[0])
+    assert alone(EXAMPLES).shape == (5, 12)
+
+
+@pytest.mark.parametrize(
+    ("function", "start"), [(draw, jnp.zeros(12)), (draw_chains, jnp.zeros((2, 12)))]
+)
+def test_a_sampler_is_compiled_once(function, start):
+    traced = []
+    sampler = exact(lambda data: traced.append(1) or POSTERIOR)
+    first, _ = function(sampler, start, EXAMPLES, jax.random.key(0), 3)
+    assert traced
+    traced.clear()
+    again, _ = function(sampler, start + 1, EXAMPLES, jax.random.key(0), 3)
+    assert not traced
+    np.testing.assert_allclose(again, first, rtol=1e-5)
 
 
 def test_exact_draws_are_as_many_as_they_are():

@@ -59,12 +59,22 @@ def reddi(second_moment, deltas, tau=1e-3, b1=0.9):
         yield x
 
 
+def experiments_yogi(deltas, tau=1e-3, b1=0.9, b2=0.99):
+    """As in the code of Reddi et al.'s experiments: with bias correction."""
+    x, m, v = np.ones(3), np.zeros(3), np.full(3, 1e-6)
+    for t, g in enumerate(deltas, start=1):
+        m, v = b1 * m + (1 - b1) * g, v + (1 - b2) * np.sign(g**2 - v) * g**2
+        x = x - RATE * np.sqrt(1 - b2**t) / (1 - b1**t) / (np.sqrt(v) + tau) * m
+        yield x
+
+
 CASES = {
     "sgd": (server.sgd(RATE, 0.9), keras_sgd),
     "adam": (server.adam(RATE), keras_adam),
     "adagrad": (server.adagrad(RATE), keras_adagrad),
-    "yogi": (
-        server.yogi(RATE),
+    "yogi": (server.yogi(RATE), experiments_yogi),
+    "yogi-as-printed": (
+        server.yogi(RATE, bias_correction=False),
         lambda deltas: reddi(lambda v, s: v - 0.01 * s * np.sign(v - s), deltas),
     ),
     "adam-as-printed": (
@@ -86,6 +96,22 @@ def test_equals_its_formula(name, seed, size):
     deltas = deltas.astype(np.float32).astype(np.float64)
     for value, expected in zip(run(optimizer, deltas), formula(deltas), strict=True):
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-5 * (1 + 10.0**size))
+
+
+@pytest.mark.parametrize("make", [server.adam, server.yogi])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bias_correction_has_the_parameters_precision(make, dtype):
+    """β₂ near 1: in float32 1 − β₂ᵗ would keep three digits."""
+    formula = {server.adam: keras_adam, server.yogi: experiments_yogi}[make]
+    deltas = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32).astype(np.float64)
+    with jax.enable_x64(dtype == np.float64):
+        optimizer, theta = make(RATE, b2=0.9999), jnp.ones(3, dtype)
+        state = optimizer.init(theta)
+        for delta, expected in zip(deltas, formula(deltas, b2=0.9999), strict=True):
+            updates, state = optimizer.update(jnp.asarray(delta, dtype), state, theta)
+            theta = optax.apply_updates(theta, updates)
+            assert theta.dtype == dtype
+            np.testing.assert_allclose(theta, expected, rtol=2e-6 if dtype == np.float32 else 1e-11)
 
 
 def test_optax_places_epsilon_elsewhere():

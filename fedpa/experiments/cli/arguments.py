@@ -4,18 +4,22 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import re
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
+from fedpa.discovery import match_name
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
+from fedpa.typed_settings import describe_type
 
 C = TypeVar("C")
 
@@ -28,16 +32,22 @@ def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None =
     """
     # A first pass finds out which task, method and file are meant; the second has their defaults.
     words = [word for word in argv if word not in ("-h", "--help")]
-    first: Any = parse_words(command, words, prog, command(run=RunConfig()))  # type: ignore[call-arg]
+    first: Any = parse_words(command, words, prog, _over(command, RunConfig()))
     if first.config is not None:
         base = read_toml(first.config)
         _refuse_others(first, base)
     else:
         base = default_config(first.run.task, method or first.run.method, first.run.preset)
-    parsed: Any = parse_words(command, argv, prog, command(run=base))  # type: ignore[call-arg]
+    parsed: Any = parse_words(command, argv, prog, _over(command, base))
     if method is not None:
         parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
     return parsed
+
+
+def _over(command: type[C], base: RunConfig) -> C:
+    """The command with these defaults; its `run` may be a `RunConfig` that hides some options."""
+    kind = typing.get_type_hints(command)["run"]
+    return command(run=kind(**vars(base)))  # type: ignore[call-arg]
 
 
 def _refuse_others(first: Any, base: RunConfig) -> None:
@@ -107,12 +117,14 @@ def is_given(field: str, argv: Sequence[str]) -> bool:
 
 def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C | None = None) -> C:
     """tyro, with its boxed complaints made into one line."""
+    hints = _hints(default or command)
+    words = _check_values(argv, hints, prog)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             parsed, unknown = tyro.cli(
                 command,
-                args=list(argv),
+                args=words,
                 prog=prog,
                 return_unknown_args=True,
                 default=tyro.MISSING_NONPROP if default is None else default,
@@ -120,44 +132,109 @@ def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C | N
     except SystemExit as leaving:
         if leaving.code in (0, None):
             raise
-        raise FedpaError(f"{_first_sentences(complaint.getvalue())} (see {prog} --help)") from None
+        needed = _required(command)
+        said = _first_sentences(complaint.getvalue())
+        if needed and said.startswith("Missing"):
+            said = f"{prog} needs {' and '.join(needed)}"
+        raise FedpaError(f"{said} (see {prog} --help)") from None
     if unknown:
-        raise FedpaError(_unknown(unknown[0], _options(default or command), prog))
+        raise FedpaError(_unknown(unknown[0], hints, prog))
     return parsed
 
 
+def _check_values(argv: Sequence[str], hints: Mapping[str, "_Hint"], prog: str) -> list[str]:
+    """Refuse values of another type than their option's; give choices the spelling they have."""
+    words, checked = list(argv), list[str]()
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        plain = name.replace("_", "-")
+        hint = hints.get(plain) or hints.get("--" + plain.removeprefix("--no-"))
+        if hint is None or hint.positional:
+            checked.append(word)
+        elif hint.type is bool:
+            if equals:
+                named = option(hint.field)
+                raise refuse(hint.field, value, f"takes no value: give {named} or --no{named[1:]}")
+            checked.append(word)
+        elif equals:
+            checked.append(f"{name}={_check_value(hint, value)}")
+        elif not words or words[0].partition("=")[0] in hints:
+            raise FedpaError(f"{name} needs a value (see {prog} --help)")
+        else:
+            checked += [name, _check_value(hint, words.pop(0))]
+    return checked
+
+
+def _check_value(hint: "_Hint", text: str) -> str:
+    of_union = typing.get_origin(hint.type) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(hint.type) if of_union else (hint.type,):
+        if typing.get_origin(kind) is Literal:
+            choice = match_name(text, typing.get_args(kind))
+            if choice is not None:
+                return choice
+        elif kind in (int, float):
+            with contextlib.suppress(ValueError):
+                kind(text)
+                return text
+        elif kind is not types.NoneType or text == "None":
+            return text
+    raise refuse(hint.field, text, f"must be {describe_type(hint.type)}")
+
+
 def _first_sentences(box: str) -> str:
-    """The text of tyro's error box up to its first rule."""
-    lines = []
-    for line in box.splitlines():
-        text = line.strip("│╭╮╰╯ ")
-        if line.startswith("╭"):
-            continue
-        if not text.strip("─"):
-            break
-        lines.append(text)
-    return re.sub(r"\s+", " ", " ".join(lines)) or box.strip()
+    """The text of tyro's error box between its title and its next rule, drawn in any characters."""
+    title, *lines = [line.strip("│ ") for line in box.splitlines()] or [""]
+    texts = list(itertools.takewhile(lambda line: line.strip("─-╰╯"), _without_rule(lines)))
+    return re.sub(r"\s+", " ", " ".join(texts)) or title
 
 
-def _unknown(word: str, options: Sequence[str], prog: str) -> str:
+def _without_rule(lines: Sequence[str]) -> Sequence[str]:
+    return lines if not lines or lines[0].strip("─-") else lines[1:]
+
+
+def _unknown(word: str, hints: Mapping[str, "_Hint"], prog: str) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r} (see {prog} --help)"
-    close = difflib.get_close_matches(word.split("=")[0], options, n=1, cutoff=0.7)
+    name = word.split("=")[0]
+    if name in hints:
+        field = hints[name].field
+        return f"unknown option {name}: give the {field} without it, as {prog} {field.upper()}"
+    options = [named for named, hint in hints.items() if not hint.positional]
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.7)
     hint = f": did you mean {close[0]}?" if close else ""
     return f"unknown option {word}{hint} (see {prog} --help)"
 
 
-def _options(command: Any) -> list[str]:
-    """The options of a command's dataclass, or of one of its values."""
-    found = []
-    for name, hint in typing.get_type_hints(
-        command if isinstance(command, type) else type(command)
-    ).items():
+class _Hint(NamedTuple):
+    field: str
+    type: Any
+    positional: bool
+
+
+def _hints(command: Any) -> dict[str, _Hint]:
+    """Each option of a command's dataclass, or of one of its values → what it takes."""
+    found = dict[str, _Hint]()
+    kind = command if isinstance(command, type) else type(command)
+    annotated = typing.get_type_hints(kind, include_extras=True)
+    for name, hint in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(hint):
-            found += _options(hint)
+            found |= _hints(hint)
         else:
-            found.append("--" + name.replace("_", "-"))
+            marks = getattr(annotated[name], "__metadata__", ())
+            if tyro.conf.Suppress not in marks:
+                found[option(name)] = _Hint(name, hint, tyro.conf.Positional in marks)
     return found
+
+
+def _required(command: Any) -> list[str]:
+    """What a command's dataclass has no default for, as its help calls it."""
+    missing = dataclasses.MISSING
+    return [
+        "DIR" if field.name == "directory" else field.name.upper()
+        for field in dataclasses.fields(command)
+        if field.default is missing and field.default_factory is missing
+    ]
 
 
 def shown(path: Path) -> str:

@@ -4,6 +4,7 @@ import concurrent.futures
 import hashlib
 import itertools
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -143,7 +144,9 @@ def _alone(run: _Run, problem: Problem, look: Callback) -> bool:
 def _perform(run: _Run, problem: Problem, callbacks: Sequence[Callback]) -> bool:
     """Whether it came to its end."""
     wait_for(run.out)
-    fit = run_or_resume(
-        run.config, run.out, callbacks=callbacks, problem=problem, branch=run.branch
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "all .* rounds are burn-in")  # said for all runs at once
+        fit = run_or_resume(
+            run.config, run.out, callbacks=callbacks, problem=problem, branch=run.branch
+        )
     return fit.finished

@@ -14,6 +14,7 @@ from rich.console import Console
 from fedpa import places
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import Sizes, num_labels, sizes
+from fedpa.discovery import find_name
 from fedpa.errors import FedpaError
 from fedpa.experiments.catalogue import (
     CIFAR,
@@ -94,7 +95,7 @@ def get(argv: Sequence[str], console: Console) -> None:
     # Every name and address is right before the first byte is fetched.
     wanted = [
         (archive, url_of(archive, command.mirror))
-        for name in dict.fromkeys(command.names)
+        for name in _names(command.names)
         for archive in dataset_named(name).archives
     ]
     try:
@@ -115,10 +116,9 @@ def info(argv: Sequence[str], console: Console) -> None:
     command = parse_words(InfoCommand, argv, "fedpa data info", InfoCommand())
     if not command.names:
         raise FedpaError(f"info needs a name: choose from {', '.join(DATA_SETS)}")
-    for name in command.names:
-        dataset_named(name)
+    names = _names(command.names)
     with shown_on(Console(stderr=True)):
-        facts = [_facts(name, command.data_dir) for name in dict.fromkeys(command.names)]
+        facts = [_facts(name, command.data_dir) for name in names]
     if command.json:
         _print_json(facts if len(facts) > 1 else facts[0])
         return
@@ -126,6 +126,11 @@ def info(argv: Sequence[str], console: Console) -> None:
         console.print(splits_table(fact))
         for note in fact["notes"]:
             _say(console, note)
+
+
+def _names(words: Sequence[str]) -> list[str]:
+    """The data sets that are meant, each once."""
+    return list(dict.fromkeys(find_name("data set", word, DATA_SETS) for word in words))
 
 
 def _facts(name: str, data_dir: Path | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The `fedpa` command: finds the subcommand and turns errors into one line."""
 
-import difflib
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from fedpa import __version__
+from fedpa.discovery import match_name, suggest
 from fedpa.errors import FedpaError
 from fedpa.experiments.cli import commands
 
@@ -19,21 +20,25 @@ from fedpa.experiments.cli import commands
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; exit 2 on bad input, 130 on Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # θ where the terminal has no Greek letters: ?
+            stream.reconfigure(errors="replace")
     console = _Console()
     names = [info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__)]
     try:
         if not words or words[0] in ("-h", "--help"):
             _help(names, console)
+        elif words[0] == "help":
+            main([*words[1:], "--help"])
         elif words[0] == "--version":
             console.print(f"fedpa {__version__}", highlight=False)
-        elif words[0] not in names:
-            close = difflib.get_close_matches(words[0], names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
-            raise FedpaError(f"unknown command {words[0]!r}: {hint}")
         else:
+            name = match_name(words[0], names)
+            if name is None:
+                raise FedpaError(f"unknown command {words[0]!r}: {suggest(words[0], names)}")
             with warnings.catch_warnings():
                 warnings.showwarning = _one_line
-                _command(words[0]).main(words[1:], console)
+                _command(name).main(words[1:], console)
     except FedpaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -67,7 +72,7 @@ def _help(names: Sequence[str], console: Console) -> None:
     for name in names:
         console.print(f"  {name:<10} {_command(name).SUMMARY}", highlight=False)
     console.print(
-        "\nfedpa COMMAND --help lists a command's options; fedpa --version the version.",
+        "\nfedpa help COMMAND lists a command's options; fedpa --version the version.",
         highlight=False,
     )
 

@@ -1,7 +1,6 @@
 """`fedpa data partition`: a data set without clients, dealt, written in TFF's layout and drawn."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from rich.console import Console
 
 from fedpa.data.cifar100 import ALPHA, BETA, CLIENTS, EACH, stream
 from fedpa.data.dealt import Dealt, numbered, write_clients
-from fedpa.data.kept import whole
 from fedpa.data.partition import (
     by_column,
     by_quantity,
@@ -24,6 +22,7 @@ from fedpa.data.partition import (
 from fedpa.data.readers.central import read_central
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import sizes_of, table_of
+from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.catalogue import CIFAR, cifar_files
 from fedpa.experiments.cli.arguments import parse_words, shown
@@ -33,6 +32,7 @@ from fedpa.experiments.report.figures import rendered
 from fedpa.experiments.report.file_progress import shown_on
 from fedpa.experiments.report.partition_figure import draw_partition
 from fedpa.training.run_directory import check_free
+from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
 APPLY = {
     "column": {"column"},
@@ -49,6 +49,8 @@ APPLY = {
 }
 """scheme → the options that mean something to it."""
 PICTURE = "clients-by-labels"
+STAGED = "partition"
+"""Names the directory in which the files are made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,15 @@ class PartitionCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(PartitionCommand, argv, "fedpa data partition", PartitionCommand())
+    if not command.source:
+        raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
+    if not command.scheme:
+        raise FedpaError(f"partition needs --scheme: choose from {', '.join(APPLY)}")
+    command = dataclasses.replace(
+        command,
+        source=match_name(command.source, [CIFAR]) or command.source,
+        scheme=find_name("scheme", command.scheme, APPLY),
+    )
     _check(command)
     out = command.out
     assert out is not None
@@ -132,10 +143,6 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 def _check(command: PartitionCommand) -> None:
     """Refuse what can be refused before anything is read."""
-    if not command.source:
-        raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
-    if command.scheme not in APPLY:
-        raise refuse("scheme", command.scheme, f"choose from {', '.join(APPLY)}")
     for option in sorted(set().union(*APPLY.values())):
         value = getattr(command, option)
         if value is not None and option not in APPLY[command.scheme]:
@@ -171,6 +178,7 @@ def _check(command: PartitionCommand) -> None:
     if command.out is None:
         raise FedpaError("partition needs --out DIR: a new or empty directory to write to")
     check_free(command.out, overwrite=True)
+    remove_leftovers(command.out / STAGED)
     if command.out.is_dir() and any(command.out.iterdir()):
         raise refuse("out", str(command.out), "is not empty: choose another directory")
 
@@ -291,13 +299,12 @@ def _write(
     files = [f"{name}_{split}.h5" for split in dealt]
     pictures = {f"{PICTURE}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
     try:
-        with left_as_found(out), whole(out / name) as beside:
+        with left_as_found(out), stage_files(out / STAGED) as staged:
             for split, file in zip(dealt, files, strict=True):
-                write_clients(beside / file, dealt[split])
+                write_clients(staged / file, dealt[split])
             for file, content in pictures.items():
-                (beside / file).write_bytes(content)
-            for file in [*files, *pictures]:
-                os.replace(beside / file, out / file)
+                (staged / file).write_bytes(content)
+            publish(staged, [*pictures, *reversed(files)])  # no train file without its test file
     except OSError as error:
         reason = explain(error)
         raise FedpaError(f"out = {str(out)!r}: can't be written: {reason}") from None

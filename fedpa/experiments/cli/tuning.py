@@ -19,7 +19,7 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.cli.resumable import interruptible
 from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.report.table import number
-from fedpa.experiments.shared_burn_in import check_samples
+from fedpa.experiments.shared_burn_in import is_all_burn_in
 from fedpa.experiments.sweeps.search import Trial, best, chosen_search
 from fedpa.experiments.sweeps.settings import Sweep, check_place, checked
 from fedpa.experiments.sweeps.space import shown
@@ -92,7 +92,10 @@ def _search(
         shorter = dataclasses.replace(config.hyperparameters, burn_in_rounds=share)
         base = dataclasses.replace(base, rounds=rounds, hyperparameters=shorter)
     space = {rate: values}
-    check_samples(resolve(base))
+    if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
+        raise refuse(
+            "tune_rounds", rounds, f"none of them would sample for {config.method}: give more"
+        )
     return checked(Sweep(base, space, chosen_search("grid", space, None, 0), by))
 
 

@@ -16,7 +16,7 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,16 +39,29 @@ def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval 
 
     The same values give the same interval: the resampling has a seed of its own.
     """
-    n = len(values)
-    if n < 2:
+    if len(values) < 2:
         return None
-    array = np.asarray(values, float)
-    mean = float(np.mean(array))
+    low, high = band_of_mean(np.asarray(values, float), level)
+    return Interval(float(low), float(high))
+
+
+def band_of_mean(values: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
+    """The low and high ends of the intervals of the means over axis 0, one per column.
+
+    One seed has no interval: NaN, which figures leave out.
+    """
+    n = len(values)
+    mean = np.mean(values, axis=0)
+    if n < 2:
+        return np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+    # How often each seed is drawn: the means of all resamples are then one product.
+    counts = (drawn[:, :, None] == np.arange(n)).sum(axis=1)
     tail = (1 - level) / 2
-    low, high = np.quantile((array - mean)[drawn].mean(axis=1), [tail, 1 - tail])
-    half = _widened(n, level) * float(np.maximum(-low, high))
-    return Interval(mean - half, mean + half)
+    means = np.tensordot(counts / n, values - mean, axes=1)
+    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
+    half = _widened(n, level) * np.maximum(-low, high)
+    return mean - half, mean + half
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from rich.table import Table
 def data_sets_table(rows: Sequence[tuple[str, str, str | None]]) -> Table:
     """(name, summary, where it was found) of each."""
     view = Table(title="data sets", title_justify="left")
-    view.add_column("name", no_wrap=True)
-    view.add_column("what", no_wrap=True)
+    view.add_column("name", overflow="fold")
+    view.add_column("what", overflow="fold")
     view.add_column("found, or – what gets it", overflow="fold")
     for name, summary, where in rows:
         view.add_row(name, summary, f"– fedpa data get {name}" if where is None else where)

@@ -6,15 +6,18 @@ is being written, can be looked at, too.
 """
 
 import dataclasses
+import itertools
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedpa.discovery import match_name
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.methods import METHODS, label_method
+from fedpa.experiments.methods import METHODS, label_method, reads_setting
 from fedpa.experiments.report.summary import WINDOW
 from fedpa.experiments.tasks.task import Preset, tasks
 from fedpa.training import run_directory
@@ -26,6 +29,10 @@ OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""
 SAME_NUMBERS = ("seed", "rounds", "stopping", "recording", "task_options.data_dir")
 """Settings, or tables of them, in which the seeds of one method may differ."""
+PROGRAM = "program"
+"""The setting of runs by `fedpa.fit` that stands for all that is in the caller's code."""
+UNUSED = "–"
+"""Stands for a setting that a method does not read."""
 
 
 class FoundRun(NamedTuple):
@@ -112,7 +119,7 @@ def _runs_of(directory: Path) -> list[FoundRun]:
         below = (f"*/{run_directory.CONFIG}", *_OF_SWEEPS)
         found = (sorted(directory.glob(pattern), key=_in_order) for pattern in below)
         inside = [path.parent for paths in found for path in paths]
-    read = [_read(run, directory) for run in inside]
+    read = [_read_if_whole(run, directory) for run in inside]
     return [run for run in read if run is not None]
 
 
@@ -127,6 +134,17 @@ def _in_order(path: Path) -> tuple[Path, int, str]:
     return path.parent.parent, int(name) if name.isdecimal() else -1, name
 
 
+def _read_if_whole(directory: Path, origin: Path) -> FoundRun | None:
+    """A run; one among others that is damaged is left out, with a warning."""
+    try:
+        return _read(directory, origin)
+    except FedpaError as error:
+        if directory == origin:
+            raise
+        warnings.warn(f"{directory} is left out: {error}", stacklevel=2)
+        return None
+
+
 def _read(directory: Path, origin: Path) -> FoundRun | None:
     """A run as far as it has come; None where config.toml is another program's."""
     settings, environment = run_directory.read_config(directory)
@@ -138,6 +156,9 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
             )
         return None
     fields = flat(settings)
+    if not isinstance(fields.get("rounds", 0), int):
+        where = f"{directory / run_directory.CONFIG}: rounds"
+        raise refuse(where, fields["rounds"], "must be a whole number")
     summary = run_directory.read_summary(directory) or {}
     return FoundRun(
         directory,
@@ -210,14 +231,34 @@ def _deciding(run: FoundRun) -> list[str]:
 
 
 def _label(run: FoundRun) -> str:
-    method = run.settings.get("method")
-    if method is None:
-        return run.directory.name
-    if method not in METHODS:
+    """The label that a person gave, else the method's, else the directory's name."""
+    label, method = run.settings.get("label"), run.settings.get("method")
+    if label or method is None:
+        return str(label or _name_without_seed(run))
+    name = match_name(str(method), METHODS)
+    if name is None:
         return str(method)
-    known = {field.name for field in dataclasses.fields(Hyperparameters)}
-    values = {name.split(".")[-1]: value for name, value in run.settings.items()}
-    return label_method(method, Hyperparameters(**{k: v for k, v in values.items() if k in known}))
+    # What says how much local work there is may be missing: `fedpa.fit` takes any function.
+    if not any(f"{_SETTINGS}{field}" in run.settings for field in ("epochs", "steps_per_sample")):
+        return METHODS[name].label.replace("[M]", "")
+    return label_method(name, _hyperparameters(run))
+
+
+def _name_without_seed(run: FoundRun) -> str:
+    """fedavg, of fedavg-0, fedavg_seed0, or fedavg/0."""
+    places = [run.directory.resolve().name, run.directory.resolve().parent.name]
+    seed = rf"(^|[-_. ]|(^|[-_. ])seed[-_=. ]?){re.escape(str(run.seed))}$"
+    stems = [re.sub(seed, "", place) for place in places]
+    return next((stem for stem in stems if stem), places[0])
+
+
+_SETTINGS = "hyperparameters."
+
+
+def _hyperparameters(run: FoundRun) -> Hyperparameters:
+    known = [field.name for field in dataclasses.fields(Hyperparameters)]
+    given = {name: run.settings.get(f"{_SETTINGS}{name}") for name in known}
+    return Hyperparameters(**{name: x for name, x in given.items() if x is not None})
 
 
 def _told_apart(groups: Sequence[Group]) -> list[str]:
@@ -236,13 +277,13 @@ def _marks(alike: Sequence[Group]) -> list[str]:
     settings = [group.runs[0].settings for group in alike]
     names = list(dict.fromkeys(name for group in alike for name in _deciding(group.runs[0])))
     shown = {name: _shown([own.get(name) for own in settings]) for name in names}
-    differing = [name for name in names if len(shown[name]) > 1]
+    differing = [name for name in names if len(shown[name]) > 1 and name != PROGRAM]
     marks = [
         [f"{name.split('.')[-1]}={shown[name][repr(own.get(name))]}" for name in differing]
         for own in settings
     ]
-    # Groups of the same settings: copies, told apart by the directories that were named.
-    keys = [_key(group.runs[0]) for group in alike]
+    # Groups that look the same: marked by the directories that were named.
+    keys = [tuple(own) for own in marks]
     places = list(zip(keys, [group.runs[0].origin.name for group in alike], strict=True))
     for k, (key, place) in enumerate(places):
         if keys.count(key) > 1:
@@ -290,18 +331,36 @@ def _likely_metric(histories: Sequence[History]) -> str:
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """field of config.toml → its values by group, for the fields in which the runs differ."""
+    """field of config.toml → its values by group, for the fields in which the runs differ.
+
+    A setting that a group's method does not read is `UNUSED` there.
+    """
     runs = [run for group in groups for run in group.runs]
-    every = [{**run.settings, **run.environment} for run in runs]
-    names = list(dict.fromkeys(name for values in every for name in values))
-    shown = {name: _shown([values.get(name) for values in every]) for name in names}
-    return {
-        name: [_values(group, name, shown[name]) for group in groups]
-        for name in names
-        if len(shown[name]) > 1
-    }
+    fields = [{**run.settings, **run.environment} for run in runs]
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for own in fields for name in own):
+        values = [own.get(name) for own in fields]
+        read = [_reads(run, name, values) for run in runs]
+        plain = getattr(Hyperparameters(), name.removeprefix(_SETTINGS), None)
+        values = [value if used else plain for value, used in zip(values, read, strict=True)]
+        shown = _shown(values)
+        if len(shown) > 1:
+            cells = iter(
+                shown[repr(value)] if used else UNUSED
+                for value, used in zip(values, read, strict=True)
+            )
+            found[name] = [
+                ", ".join(dict.fromkeys(itertools.islice(cells, len(group.runs))))
+                for group in groups
+            ]
+    return found
 
 
-def _values(group: Group, name: str, shown: Mapping[str, str]) -> str:
-    values = [{**run.settings, **run.environment}.get(name) for run in group.runs]
-    return ", ".join(dict.fromkeys(shown[repr(value)] for value in values))
+def _reads(run: FoundRun, name: str, values: Sequence[Any]) -> bool:
+    """Whether the run's method reads a setting; of other fields, and methods, yes."""
+    field = name.removeprefix(_SETTINGS)
+    method = match_name(str(run.settings.get("method")), METHODS)
+    if method is None or not name.startswith(_SETTINGS) or not hasattr(Hyperparameters, field):
+        return True
+    given = [value for value in values if value is not None]
+    return reads_setting(method, _hyperparameters(run), field, given)

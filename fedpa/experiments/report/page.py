@@ -14,7 +14,7 @@ from typing import Any
 from fedpa.errors import FedpaError
 from fedpa.experiments.report.figures import COLOURS
 from fedpa.experiments.report.file_progress import in_bytes
-from fedpa.experiments.report.found_runs import FoundRun, Group, differing
+from fedpa.experiments.report.found_runs import UNUSED, FoundRun, Group, differing
 from fedpa.experiments.report.page_charts import (
     DARK,
     LEAST_POINTS,
@@ -335,7 +335,10 @@ def _results(found: Sequence[Part]) -> str:
 
 def _settings(found: Sequence[Part]) -> str:
     """Within a task: two tasks differ in nearly everything."""
-    caption = "Fields of config.toml in which the runs differ; of seeds, every value."
+    caption = (
+        f"Fields of config.toml in which the runs differ; of seeds, every value. {UNUSED}: a "
+        "setting that the method does not use."
+    )
     content = ""
     for part in found:
         rows = [[name, *values] for name, values in differing(part.groups).items()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fedpa.discovery import match_name
 from fedpa.errors import refuse
 from fedpa.experiments.report.found_runs import Group
 
@@ -35,5 +36,9 @@ def check_reference(groups: Sequence[Group], wanted: str) -> None:
 def _named(groups: Sequence[Group], wanted: str) -> list[int]:
     """Labels first: they are told apart, methods of other settings have one name."""
     by_label = [k for k, group in enumerate(groups) if group.label == wanted]
-    by_method = [k for k, g in enumerate(groups) if g.runs[0].settings.get("method") == wanted]
+    by_method = [
+        k
+        for k, g in enumerate(groups)
+        if match_name(wanted, [str(g.runs[0].settings.get("method"))])
+    ]
     return by_label or by_method

@@ -29,8 +29,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.deltas.posterior import posterior_delta
+from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
-from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -192,7 +193,7 @@ def _deltas(case: Case, problems: Problems, chains: Chains, number: int) -> list
             errors.setdefault(key, []).append(_moments(np.array(found)))
     rows: list[Row] = [about | {"quantity": "exact_norm", "value": float(np.mean(norms))}]
     for key, values in errors.items():
-        low, high = bootstrap(np.array(values))
+        low, high = band_of_mean(np.array(values))
         mean = np.mean(values, axis=0)
         for index, quantity in enumerate(("bias", "variance")):
             for name, part in [("", mean), ("_low", low), ("_high", high)]:

@@ -41,9 +41,10 @@ from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
 from fedpa.data.partition import dirichlet_label_skew
+from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.simulation import Clients, equal_clients, simulate
-from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.laplace import laplace
@@ -416,7 +417,7 @@ def _curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
         values = np.array(
             [[r["value"] for r in sorted(run, key=lambda r: r["round"])] for run in runs]
         )
-        low, high = bootstrap(values)
+        low, high = band_of_mean(values)
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(rounds, values.mean(0), color=colour, linestyle=STYLES[index], lw=1.5, label=name)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -450,7 +451,7 @@ def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
         found = where(rows, method=name, quantity="final")
         values = np.array([r["value"] for r in found])
         group = groups.index(found[0]["group"])
-        low, high = bootstrap(values)
+        low, high = band_of_mean(values)
         axes.errorbar(
             values.mean(),
             position,

@@ -39,13 +39,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
-from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.samplers import Steps, exact, iasg
-from fedpa.samplers.diagnostics import bulk_ess, draw_chains, kish_ess
+from fedpa.samplers.diagnostics import bulk_ess, kish_ess
+from fedpa.samplers.sampler import draw_chains
 from fedpa.types import Key
 
 POINTS = 500
@@ -630,7 +632,7 @@ def _short(value: float) -> str:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
-    low, high = bootstrap(values[:, None])
+    low, high = band_of_mean(values[:, None])
     return float(low[0]), float(high[0])
 
 

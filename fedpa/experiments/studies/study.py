@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.discovery import defined
-from fedpa.errors import FedpaError, explain, refuse
+from fedpa.errors import FedpaError, explain
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
@@ -54,13 +54,6 @@ class Study(NamedTuple):
 def studies() -> dict[str, Study]:
     """All studies: every file of this package that defines `STUDY`, by its name with dashes."""
     return defined("fedpa.experiments.studies", "STUDY")
-
-
-def study_named(name: str) -> Study:
-    known = studies()
-    if name not in known:
-        raise refuse("study", name, f"unknown study; choose from {', '.join(known)}, all")
-    return known[name]
 
 
 def size(quick: bool) -> str:
@@ -125,12 +118,3 @@ def where(rows: Sequence[Row], **values: Any) -> list[Row]:
 def distinct(rows: Sequence[Row], column: str) -> list[Any]:
     """The values of a column, in order of appearance."""
     return list(dict.fromkeys(row[column] for row in rows if column in row))
-
-
-def bootstrap(values: np.ndarray, draws: int = 2_000) -> tuple[Any, Any]:
-    """A 95 % percentile interval of the mean over axis 0; the same for the same values."""
-    values = np.asarray(values, float)
-    picks = np.random.default_rng(0).integers(0, len(values), (draws, len(values)))
-    means = values[picks].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return low, high

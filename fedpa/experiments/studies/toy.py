@@ -34,9 +34,10 @@ from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
+from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.simulation import equal_clients, simulate
-from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
+from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import client_data
 from fedpa.objectives.global_posterior import global_posterior
@@ -237,7 +238,7 @@ def _curve(axes: Axes, rows: Sequence[Row], name: str, index: int) -> None:
         [[r["value"] for r in sorted(where(found, run=k), key=lambda r: r["round"])] for k in runs]
     )
     colour, style = COLOURS[index], STYLES[index]
-    low, high = bootstrap(values)
+    low, high = band_of_mean(values)
     axes.plot(rounds, values.mean(0), color=colour, linestyle=style, linewidth=1.5, label=name)
     axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
 

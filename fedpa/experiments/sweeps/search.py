@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from fedpa.discovery import find_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.sweeps.space import Interval, Params, Space, is_whole, point, size
 from fedpa.metrics.metric import lower_is_better
@@ -75,8 +76,7 @@ def chosen_search(
 ) -> Search:
     """The search as asked for; what does not go together is refused."""
     points = size(space)
-    if kind not in get_args(Kind):
-        raise refuse("search", kind, f"choose from {', '.join(get_args(Kind))}")
+    kind = find_name("search", kind, get_args(Kind))
     check_integer("search_seed", seed, 0)
     if trials is not None:
         check_integer("trials", trials, 1)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, resolve, table_of, typed
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.shared_burn_in import check_samples
+from fedpa.experiments.shared_burn_in import is_all_burn_in
 
 MOST_CHECKED = 3_000
 """Combinations that are checked one by one; of larger spaces each value is, with the others' first.
@@ -158,8 +158,9 @@ def configured(base: RunConfig, params: Mapping[str, Any]) -> RunConfig:
         taken = getattr(config.hyperparameters, name)
         if taken != value:
             raise refuse(f"space: {name}", value, f"method {base.method} takes {taken!r} always")
-    if "burn_in_rounds" in params:
-        check_samples(config)
+    if "burn_in_rounds" in params and is_all_burn_in(config):
+        expected = f"none of the {config.rounds} rounds of {config.method} would sample: give fewer"
+        raise refuse("burn_in_rounds", params["burn_in_rounds"], expected)
     return config
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from fedpa.discovery import defined
+from fedpa.discovery import defined, find_name, match_name, suggest
 from fedpa.errors import refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
@@ -82,10 +82,11 @@ def task_named(name: str) -> Task:
     if "." in name or ":" in name:
         return _import_task(name)
     known = tasks()
-    if name not in known:
-        own = "or give a module of your own that defines TASK, as package.module or module:TASK"
-        raise refuse("task", name, f"unknown task; choose from {', '.join(known)}; {own}")
-    return known[name]
+    found = match_name(name, known)
+    if found is None:
+        own = "a module of your own that defines TASK is named as package.module"
+        raise refuse("task", name, f"unknown task; {suggest(name, known)} ({own})")
+    return known[found]
 
 
 def _import_task(name: str) -> Task:
@@ -113,6 +114,5 @@ def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
     presets = task_named(task).presets
     if name is None:
         name = next(iter(presets))
-    if name not in presets:
-        raise refuse("preset", name, f"task {task} has {', '.join(presets)}")
+    name = find_name("preset", name, presets, f"preset of task {task}")
     return name, presets[name]

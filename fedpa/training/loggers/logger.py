@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.discovery import defined
+from fedpa.discovery import defined, find_name
 from fedpa.errors import FedpaError, refuse
 
 Write = Callable[[Mapping[str, Any]], None]
@@ -40,8 +40,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Refuse what is no logger, what is named twice, and what lacks its library."""
     known = loggers()
     for name in names:
-        if name not in known:
-            raise refuse("log", name, f"unknown logger; choose from {', '.join(known)}")
+        find_name("log", name, known, "logger")
     if len(set(names)) < len(names):
         raise refuse("log", list(names), "must name each logger once")
     for name in names:

@@ -4,9 +4,11 @@ As a real process where that is the point; else by the `main` that the command r
 process: starting Python and JAX takes longer than most of what is tested.
 """
 
+import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,10 @@ import pytest
 from rich.cells import cell_len
 
 import fedpa
+from fedpa.experiments.cli.arguments import parse
+from fedpa.experiments.cli.commands.run import RunCommand
 from fedpa.experiments.cli.main import main
+from fedpa.experiments.config import resolve
 from fedpa.experiments.methods import METHODS
 
 QUICK = ["--rounds", "3", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
@@ -87,17 +92,67 @@ def test_version_and_help(here, capsys):
     assert "(default: 150)" in text  # the task's own default
 
 
-@pytest.mark.parametrize("columns", [80, 130])
+def test_help_is_a_command_too(here, capsys):
+    def said(*words):
+        with contextlib.suppress(SystemExit):
+            main(words)
+        return capsys.readouterr().out
+
+    assert said("help") == said("--help")
+    assert said("help", "run") == said("run", "--help")
+    assert said("help", "data") == said("data", "--help")
+    assert said("help", "data", "info") == said("data", "info", "--help")
+    assert not re.search(r"--method\b", said("compare", "--help"))
+    assert "unknown command 'runn'" in refused_here("help", "runn", capsys=capsys)
+
+
+def test_terminals_without_greek_letters_are_written_to(here):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "fedpa", "methods"]
+    done = subprocess.run(words, capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"sends ? / ?" in done.stdout
+
+
+def test_names_are_known_whatever_their_case_and_hyphens(here):
+    words = "--method MimeLite --preset Laptop --engine DEBUG --weighting Uniform --rounds 2"
+    config = parse(RunCommand, ["Digits", *words.split()], "fedpa run").run
+    assert (config.task, config.method, config.preset) == ("digits", "mime-lite", "laptop")
+    assert (config.engine, config.hyperparameters.weighting) == ("debug", "uniform")
+    Path("mine.toml").write_text('task = "DIGITS"\nmethod = "fed_pa"\n')
+    words = ["--config", "mine.toml", "--sampler", "SGLD"]
+    config = resolve(parse(RunCommand, words, "fedpa run").run)
+    assert (config.task, config.method) == ("digits", "fedpa")
+    assert config.hyperparameters.sampler == "sgld"
+    with pytest.raises(SystemExit, match="0"):
+        main(["Run", "--help"])
+
+
+@pytest.mark.filterwarnings("default:all 3 rounds")
+def test_a_comparison_without_sampling_is_warned_of_at_once(here, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "fedpa.experiments.cli.commands.compare.carried_out", lambda *_: sys.exit(7)
+    )
+    with pytest.raises(SystemExit, match="7"):
+        main(
+            ["compare", "--methods", "fedavg,fedpa,mean", "--rounds", "3", "--burn-in-rounds", "3"]
+        )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: all 3 rounds of fedpa, mean are burn-in")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 130])
 def test_methods_are_listed_for_narrow_and_wide_terminals(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
     main(["methods"])
-    lines = capsys.readouterr().out.splitlines()
-    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("sends:"))]
-    assert max(map(cell_len, lines)) <= columns
+    text = capsys.readouterr().out
+    assert max(map(cell_len, text.splitlines())) <= columns
+    assert "…" not in text
+    said = " ".join(text.split())  # wrapped between words only
     for name, method in METHODS.items():
-        (line,) = [line for line in table if line.startswith(f" {name} ")]
-        assert all(text in line for text in (method.sends, method.keeps, method.cost))
-        assert columns == 80 or method.summary in line
+        facts = [method.sends, method.keeps, method.cost]
+        sends, keeps, cost = ("nothing" if fact == "–" else fact for fact in facts)
+        assert f"{name}: {method.summary} sends {sends}; keeps {keeps}; cost {cost}" in said
     main(["methods", "--json"])
     assert json.loads(capsys.readouterr().out)["fedprox"]["options"] == ["proximal"]
 
@@ -172,9 +227,6 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     for more in (["--rho", "0.5"], ["--burn-in-rounds", "2"], ["--rounds", "2"]):
         said = refused_here(*words, "--seeds", "3", *more, "--out", "cmp", capsys=capsys)
         assert "can't be resumed" in said or "has done 3 already" in said
-    assert "none of the 3 rounds of fedpa would sample" in refused_here(
-        *words, "--burn-in-rounds", "3", capsys=capsys
-    )
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == there
     assert "holds a run" in refused_here(*words, "--out", "cmp/fedpa-0", capsys=capsys)
 
@@ -254,7 +306,29 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["runn"], "did you mean run?"),
         (["run", "--rho", "-1"], "rho = -1.0: must be a finite number ≥ 0"),
         (["run", "--rho", "nan"], "rho = nan"),
-        (["run", "--rho", "much"], "--rho"),
+        (["run", "--rho", "much"], "rho = 'much': must be a number"),
+        (["run", "--rounds", "abc"], "rounds = 'abc': must be a whole number"),
+        (["run", "--rounds=1.5"], "rounds = '1.5': must be a whole number"),
+        (["run", "--clients_per_round", "x"], "clients_per_round = 'x': must be a whole number"),
+        (["run", "--max-minutes", "x"], "max_minutes = 'x': must be a number"),
+        (["run", "--sample-scale", "x"], "sample_scale = 'x': must be one of"),
+        (["run", "--precision-rank", "x"], "precision_rank = 'x': must be a whole number or"),
+        (["run", "--weighting", "x"], "weighting = 'x': must be one of"),
+        (["run", "--quiet=1"], "quiet = '1': takes no value"),
+        (["run", "--no-test-at-end=1"], "test_at_end = '1': takes no value"),
+        (["run", "--rounds"], "--rounds needs a value"),
+        (["run", "--rounds", "--rho", "1"], "--rounds needs a value"),
+        (["run", "--task", "digits"], "unknown option --task: give the task without it"),
+        (["run", "--method", "fedpaa"], "did you mean fedpa?"),
+        (["run", "--sampler", "sgl"], "did you mean sgld?"),
+        (["export"], "fedpa export needs DIR and FILE"),
+        (["export", "some"], "fedpa export needs DIR and FILE"),
+        (["study", "toi"], "study = 'toi': unknown study"),
+        (["compare", "--seeds", "two"], "seeds = 'two': must be a whole number"),
+        (["sweep", "--trials", "x"], "trials = 'x': must be a whole number"),
+        (["sweep", "--search", "x"], "search = 'x': unknown search"),
+        (["data", "partition", "a.npz", "--clients", "1.5"], "clients = '1.5': must be a whole"),
+        (["eval", "a-run", "--split", "all"], "split = 'all': must be one of"),
         (["run", "--samples", "0"], "samples = 0: must be a whole number"),
         (["run", "--samples", "9"], "one sample per epoch gives at most 5"),
         (["run", "--rouns", "3"], "unknown option --rouns: did you mean --rounds?"),
@@ -266,7 +340,7 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["run", "--method", "fedprox", "--proximal", "-1"], "proximal = -1.0: must be a finite"),
         (["compare", "--proximal", "1"], "proximal = 1.0: does not apply to method fedavg-1"),
         (["sweep", "--proximal", "1"], "proximal = 1.0: does not apply to method fedpa"),
-        (["run", "mnist"], "unknown task; choose from cifar100, digits"),
+        (["run", "mnist"], "task = 'mnist': unknown task; did you mean emnist?"),
         (["run", "--rounds", "0"], "rounds = 0"),
         (["run", "--shrinkage", "lw"], "'fixed', 'oas', 'rblw'"),
         (["run", "--config", "missing.toml"], "can't be read"),

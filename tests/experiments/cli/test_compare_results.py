@@ -166,7 +166,10 @@ def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
     for words, says in [
         (["--tune", "0.5,1"], "no validation clients to choose on: give --validation-share 0.1"),
         (["--tune-rounds", "9"], "tune_rounds = 9: needs --tune"),
-        (["--tune", "1,2", "--tune-rounds", "1"], "none of the 1 rounds of fedpa would sample"),
+        (
+            ["--tune", "1,2", "--tune-rounds", "1"],
+            "tune_rounds = 1: none of them would sample for fedpa",
+        ),
     ]:
         with pytest.raises(SystemExit):
             main([*WORDS, "--burn-in-rounds", "10", *words, "--out", "cmp"])

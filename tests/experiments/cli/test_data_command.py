@@ -223,8 +223,11 @@ def test_ctrl_c_leaves_a_part_and_says_that_it_resumes(tmp_path):
         (["info", "fed_emnist"], "fedpa data get fed_emnist"),
         (["info", "fed_emnist", "--data-dir", "nowhere"], "must be a directory that exists"),
         (["partition"], "needs a source"),
-        (["partition", "a.npz"], "scheme = '': choose from column, dirichlet"),
-        (["partition", "a.npz", "--scheme", "iid"], "scheme = 'iid': choose from column"),
+        (["partition", "a.npz"], "partition needs --scheme"),
+        (
+            ["partition", "a.npz", "--scheme", "iid"],
+            "scheme = 'iid': unknown scheme; choose from column",
+        ),
         (["partition", "a.npz", "--scheme", "column"], "column needs --column NAME"),
         (["partition", "a.npz", "--scheme", "quantity"], "quantity needs --clients N"),
         (["partition", "a.npz", "--scheme", "pachinko"], "pachinko needs --clients N"),

@@ -10,7 +10,9 @@ from matplotlib.image import imread
 
 from fedpa.errors import FedpaError
 from fedpa.experiments.cli.main import main
-from fedpa.experiments.report.found_runs import find_runs, grouped
+from fedpa.experiments.config import default_config, resolve
+from fedpa.experiments.methods import METHODS, reads_setting
+from fedpa.experiments.report.found_runs import differing, find_runs, grouped
 from fedpa.experiments.report.page import json_in_page, page
 from fedpa.experiments.report.page_charts import MOST_MARKS, charts, marks_shown
 from fedpa.experiments.report.panels import learning_curves, over_clients
@@ -306,6 +308,67 @@ def test_a_run_of_a_model_of_ones_own():
     assert "final accuracy" in shown(text)
 
 
+def own_run(directory, seed, text=""):
+    """A run by `fedpa.fit`."""
+    run = made_run(Path(directory), seed=seed)
+    toml = f"rounds = 30\nseed = {seed}\n{text}\n[environment]\nsource = 'abc'\n"
+    (run / "config.toml").write_text(toml)
+
+
+def labels(*directories):
+    return [(g.label, len(g.runs)) for g in grouped(find_runs([Path(d) for d in directories]))]
+
+
+def test_seeds_of_a_model_of_ones_own_have_one_label():
+    for seed in (0, 1):
+        own_run(f"cmp/fedavg-{seed}", seed, "program = 'a'")
+        own_run(f"cmp/fedpa_seed{seed}", seed, "program = 'b'")
+        own_run(f"mean/{seed}", seed, "program = 'c'")
+        own_run(f"cmp/v1-{seed}", seed + 10, "program = 'd'")
+    assert labels("cmp") == [("fedavg", 2), ("fedpa", 2), ("v1-0", 2)]
+    assert labels("mean") == [("mean", 2)]
+    assert "fedavg & 2" in reported("cmp")[0].replace("&amp;", "&")  # in LaTeX, too
+
+
+def test_a_model_of_ones_own_is_labelled_by_what_it_says_of_itself():
+    for seed in (0, 1):
+        own_run(f"cmp/a-{seed}", seed, "method = 'mime_lite'")
+        own_run(f"cmp/b-{seed}", seed, "method = 'fedpa'\n[hyperparameters]\nepochs = 3\nrho = 0.1")
+        own_run(f"cmp/c-{seed}", seed, "method = 'fedpa'\n[hyperparameters]\nepochs = 3\nrho = 1.0")
+        own_run(f"cmp/d-{seed}", seed, "method = 'fedpa'\nlabel = 'ours'\nprogram = 'a'")
+        own_run(f"cmp/e-{seed}", seed, "method = 'fedpa'\nlabel = 'ours'\nprogram = 'b'")
+    assert labels("cmp") == [
+        ("MimeLite", 2),
+        ("FedPA[3] (rho=0.1)", 2),
+        ("FedPA[3] (rho=1)", 2),
+        ("ours (cmp 1)", 2),
+        ("ours (cmp 2)", 2),
+    ]
+
+
+def test_settings_that_a_method_does_not_use_are_not_listed():
+    settings = {"hyperparameters": {"rho": 0.5, "server_tau": 0.5, "proximal": 0.5}}
+    made_run(Path("cmp/fedavg"), "fedavg", settings=settings)  # as other versions may have written
+    made_run(Path("cmp/fedpa"), "fedpa", settings={"hyperparameters": {"rho": 0.3}})
+    made_run(Path("cmp/mean"), "mean")
+    found = differing(grouped(find_runs([Path("cmp")])))
+    assert found["hyperparameters.rho"] == ["–", "0.3", "–"]
+    assert not {"hyperparameters.server_tau", "hyperparameters.proximal"} & set(found)
+
+
+def test_which_methods_read_a_setting():
+    settings = {name: resolve(default_config("digits", name)).hyperparameters for name in METHODS}
+
+    def readers(field, value):
+        return {name for name, h in settings.items() if reads_setting(name, h, field, [value])}
+
+    assert readers("epochs", 3) == set(METHODS)
+    assert readers("rho", 0.7) == {"fedpa", "mean-scaled"}
+    assert readers("proximal", 0.7) == {"fedprox"}
+    assert {"fedadam", "fedyogi"} <= readers("server_b1", 0.7)
+    assert "fedavg" not in readers("server_b1", 0.7) | readers("burn_in_rounds", 3)
+
+
 @pytest.mark.long
 def test_long_runs_stay_within_the_size():
     spread = {f"eval/accuracy_p{p}": p / 100 for p in (10, 50, 90)}
@@ -385,6 +448,25 @@ def test_a_run_whose_configuration_was_cut_is_named():
     config.write_text(config.read_text().partition("[environment]")[0])
     with pytest.warns(UserWarning, match="cmp/a is left out: its config.toml is cut"):
         assert [run.directory.name for run in find_runs([Path("cmp")])] == ["b"]
+
+
+def test_damaged_runs_among_others_are_left_out_and_named(capsys):
+    for name in ("a", "b", "c", "d", "e"):
+        made_run(Path("cmp") / name, seed=ord(name))
+    Path("cmp/a/config.toml").write_text("task = ")
+    Path("cmp/b/config.toml").write_text("rounds = 'x'\n[environment]\nsource = 'abc'\n")
+    Path("cmp/c/metrics.jsonl").write_text("[1]\n{}\n")
+    Path("cmp/d/summary.json").write_text("[1]")
+    with pytest.warns(UserWarning, match="is left out") as said:
+        runs = find_runs([Path("cmp")])
+    assert [(run.directory.name, run.finished) for run in runs] == [("d", False), ("e", True)]
+    assert [str(w.message).partition(" is left out")[0] for w in said] == [
+        "cmp/a",
+        "cmp/b",
+        "cmp/c",
+    ]
+    for name in ("a", "b", "c"):
+        assert f"cmp/{name}/" in refused(f"cmp/{name}", capsys=capsys)
 
 
 def test_a_sweeps_trials_are_found_and_in_order():

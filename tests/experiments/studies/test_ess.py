@@ -21,10 +21,10 @@ from fedpa.experiments.studies.ess import (
     takeaways,
     whitened,
 )
+from fedpa.experiments.studies.ess import _direction as direction
 from fedpa.experiments.studies.study import Settings, as_csv, read_csv, where
 from fedpa.objectives import Objective, client_data, least_squares
-from fedpa.samplers import Steps, iasg
-from fedpa.samplers.diagnostics import draw_chains, kish_ess
+from fedpa.samplers import Steps, draw_chains, iasg, kish_ess
 
 SMALL = Sizes(
     dims=(10,),
@@ -188,3 +188,11 @@ def test_findings_are_printed(rows):
     for words in ("more burn-in is better", "label noise", "By Kish's ESS", "from 1.5 on"):
         assert words in text
     assert "nan" not in text
+
+
+def test_three_problems_that_agree_are_no_direction_yet():
+    """A plain percentile interval of three log-ratios, 0.1 to 0.9, would say that it rises."""
+    before = dict.fromkeys(range(3), 1.0)
+    after = {k: float(np.exp(ratio)) for k, ratio in enumerate([0.1, 0.5, 0.9])}
+    assert direction(before, after) == "≈"
+    assert direction(before, {k: float(np.exp(0.5 + ratio)) for k, ratio in after.items()}) == "↑"

@@ -4,18 +4,18 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedpa.experiments.cli.commands import study as command
 from fedpa.experiments.cli.main import main
+from fedpa.experiments.report.bootstrap import interval_of_mean
 from fedpa.experiments.report.figures import new_figure
 from fedpa.experiments.studies import study as studies_module
+from fedpa.experiments.studies import toy
 from fedpa.experiments.studies.study import (
     Study,
     as_csv,
-    bootstrap,
     distinct,
     read_csv,
     studies,
@@ -96,11 +96,20 @@ def test_a_column_the_study_does_not_name_is_refused():
         as_csv(tiny(), [{"colour": "red", "quantity": "q", "value": 1.0}], seed=0, quick=False)
 
 
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8))
-def test_bootstrap_interval_lies_within_the_values(values):
-    low, high = bootstrap(np.array(values))
-    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
-    assert bootstrap(np.array(values)) == (low, high)
+def test_bands_over_seeds_are_the_calibrated_intervals():
+    """Those of the reports: five seeds are covered by a plain percentile band 83 % of the time."""
+    values = [0.3, 1.1, 0.7, 2.0, 1.4]
+    rows = [
+        {"method": "m", "quantity": "distance", "run": k, "round": t, "value": value + t}
+        for k, value in enumerate(values)
+        for t in (1, 2)
+    ]
+    axes = Figure().subplots()
+    toy._curve(axes, rows, "m", 0)
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    interval = interval_of_mean(values)
+    assert [heights.min(), heights.max()] == pytest.approx([interval.low + 1, interval.high + 2])
 
 
 def test_one_study_writes_its_files(only_tiny, tmp_path, capsys):
@@ -141,7 +150,7 @@ def test_an_interrupted_study_leaves_nothing(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     found = {"tiny": tiny()._replace(measure=measure)}
-    monkeypatch.setattr(studies_module, "studies", lambda: found)
+    monkeypatch.setattr(command, "studies", lambda: found)
     with pytest.raises(SystemExit) as leaving:
         main(["study", "tiny", "--out", str(tmp_path / "a")])
     assert leaving.value.code == 130

@@ -103,7 +103,7 @@ REFUSED = {
     "rounds = [2]": "rounds can't be swept: it is the same for all trials",
     "epochs = []": "epochs = []: is empty",
     "epochs = 3": "must be a list of values",
-    "epochs = [2.5]": "epochs = 2.5: must be an integer",
+    "epochs = [2.5]": "epochs = 2.5: must be a whole number",
     'rho = ["a"]': "rho = 'a': must be a number",
     "epochs = [2, 2]": "has 2 twice",
     "rho = {low = 1.0}": "lacks high",

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import tomli_w
 import tyro
 from rich.console import Console
 
+from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import only, parse, refuse_unused, shown, without
 from fedpa.experiments.cli.comparing import Planned, carried_out, check_planned
@@ -34,7 +36,7 @@ from fedpa.experiments.report.parts import parts
 from fedpa.experiments.report.published import PUBLISHED
 from fedpa.experiments.report.table import Histories, Measured, as_csv, printed, rows
 from fedpa.experiments.run import check_run
-from fedpa.experiments.shared_burn_in import check_samples, shared
+from fedpa.experiments.shared_burn_in import is_all_burn_in, shared
 from fedpa.experiments.sweeps.settings import SWEEP, Sweep
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
@@ -46,10 +48,17 @@ SUMMARY = "run several methods on one task and compare them"
 
 
 @dataclasses.dataclass(frozen=True)
+class ComparedRun(RunConfig):
+    """The settings that the runs share: `--methods` says which methods run."""
+
+    method: Annotated[str, tyro.conf.Suppress] = "fedpa"
+
+
+@dataclasses.dataclass(frozen=True)
 class CompareCommand:
     """Run several methods on one task and compare them."""
 
-    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    run: Annotated[ComparedRun, tyro.conf.OmitArgPrefixes]
     methods: str | None = None
     """Comma-separated methods; the task's choice if not given."""
     seeds: int = 1
@@ -101,8 +110,6 @@ def main(argv: Sequence[str], console: Console) -> None:
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
     refuse_unused(given, [configs[name, command.run.seed] for name in names], argv)
-    for config in configs.values():
-        check_samples(config)
     sweeps = _sweeps(command, given)
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
@@ -112,6 +119,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         check_run(config, problems[config.task_options])
     if sweeps:
         check_validation(command.run.task, problems)
+    _warn_of_no_sampling([configs[name, command.run.seed] for name in names])
     out = _directory(command)
     labels = _labels(configs)
     jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
@@ -134,6 +142,17 @@ def main(argv: Sequence[str], console: Console) -> None:
         histories.setdefault(labels[name], []).append(list(history))
     places = [plan.out for plan in planned]  # in the table's order: colours are the same
     _report(command, histories, reference, labels, places, out, console)
+
+
+def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
+    """Say it before the first run starts, not when their turn comes."""
+    names = ", ".join(config.method for config in configs if is_all_burn_in(config))
+    if names:
+        warnings.warn(
+            f"all {configs[0].rounds} rounds of {names} are burn-in: nothing is sampled, and this "
+            "is FedAvg; lower --burn-in-rounds or raise --rounds",
+            stacklevel=2,
+        )
 
 
 def _planned(
@@ -200,7 +219,7 @@ def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfi
     """The run of one method; what only others of the comparison take is theirs."""
     config = parse(CompareCommand, argv, "fedpa compare", method=name).run
     own = drop_others(name, config.hyperparameters, among)
-    return dataclasses.replace(config, hyperparameters=own)
+    return RunConfig(**{**vars(config), "hyperparameters": own})
 
 
 def _report(
@@ -256,11 +275,12 @@ def _directory(command: CompareCommand) -> Path:
 
 def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
     """The method that the others are compared with; None if there is only one."""
-    if wanted is not None and wanted not in names:
+    found = None if wanted is None else match_name(wanted, names)
+    if wanted is not None and found is None:
         raise refuse("reference", wanted, f"does not take part; choose from {', '.join(names)}")
     if len(names) == 1:
         return None
-    return wanted or ("fedavg" if "fedavg" in names else names[0])
+    return found or ("fedavg" if "fedavg" in names else names[0])
 
 
 def _by_options(configs: dict[tuple[str, int], RunConfig]) -> dict[TaskOptions, RunConfig]:
@@ -278,12 +298,10 @@ def _labels(configs: dict[tuple[str, int], RunConfig]) -> dict[str, str]:
 def _names(text: str | None, default: tuple[str, ...]) -> list[str]:
     if text is None:
         return list(default)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
         raise refuse("methods", text, f"name at least one of {', '.join(METHODS)}")
-    for name in names:
-        if name not in METHODS:
-            raise refuse("method", name, f"unknown method; choose from {', '.join(METHODS)}")
+    names = [find_name("method", word, METHODS) for word in words]
     if len(set(names)) < len(names):
         raise FedpaError(f"methods = {text!r}: each method may be named once")
     return names

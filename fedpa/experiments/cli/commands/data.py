@@ -1,10 +1,10 @@
 """`fedpa data`: find, download, describe and deal data sets."""
 
-import difflib
 from collections.abc import Sequence
 
 from rich.console import Console
 
+from fedpa.discovery import match_name, suggest
 from fedpa.errors import FedpaError
 from fedpa.experiments.cli import datasets, partitioning
 
@@ -22,11 +22,9 @@ def main(argv: Sequence[str], console: Console) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         _help(console)
         return
-    word = argv[0]
-    if word not in COMMANDS:
-        close = difflib.get_close_matches(word, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}"
-        raise FedpaError(f"unknown command {'data ' + word!r}: {hint}")
+    word = match_name(argv[0], COMMANDS)
+    if word is None:
+        raise FedpaError(f"unknown command {'data ' + argv[0]!r}: {suggest(argv[0], COMMANDS)}")
     COMMANDS[word][0](argv[1:], console)
 
 

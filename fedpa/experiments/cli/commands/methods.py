@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from fedpa.experiments.cli.arguments import parse_words
 from fedpa.experiments.methods import METHODS, NamedMethod
@@ -29,13 +29,13 @@ def main(argv: Sequence[str], console: Console) -> None:
     if command.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("method", "what it is", "sends ↓ / ↑", "keeps", "cost"):
-        table.add_column(heading, no_wrap=heading != "what it is")
     for name, method in described.items():
-        table.add_row(name, *(method[key] for key in ("summary", "sends", "keeps", "cost")))
-    console.print(table)
-    console.print(NOTES, highlight=False, markup=False)
+        facts = {key: method[key] for key in ("sends", "keeps", "cost")}
+        listed = (f"{key} {'nothing' if fact == '–' else fact}" for key, fact in facts.items())
+        console.print(Text(f"{name}: {method['summary']}"))
+        console.print(Padding(Text("; ".join(listed)), (0, 0, 0, 2), expand=False))
+    console.print()
+    console.print(Text(NOTES))
 
 
 def described_method(method: NamedMethod) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedpa.experiments.report.page import page
 from fedpa.experiments.report.panel_figures import FIGURES, figures
 from fedpa.experiments.report.parts import parts
 from fedpa.training.run_directory import check_writable, writing
-from fedpa.training.whole_files import write_atomically
+from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
 SUMMARY = "make a page of runs: curves, tables, diagnostics"
 
@@ -52,11 +52,11 @@ def main(argv: Sequence[str], console: Console) -> None:
     files = {command.out: page(found).encode()}
     if command.figures:
         files |= {_beside(command.out, name): content for name, content in figures(found).items()}
-    with writing(command.out):
-        command.out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(command.out), stage_files(command.out) as staged:
+        for path, content in files.items():
+            (staged / path.name).write_bytes(content)
         # The page comes last: where it is, its figures are.
-        for path, content in reversed(files.items()):
-            write_atomically(path, content)
+        publish(staged, [path.name for path in reversed(files)])
     told = f"written {shown(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
     beside = ", ".join(path.name for path in files if path != command.out)
     text = f"{told}, beside it {beside}" if beside else told
@@ -70,6 +70,7 @@ def _check_out(command: ReportCommand) -> None:
     if out.is_dir():
         raise refuse("out", str(out), "is a directory: give a file that ends in .html")
     check_writable(out.parent)
+    remove_leftovers(out)
     if command.overwrite:
         return
     names = [_beside(out, name) for name in FIGURES] if command.figures else []

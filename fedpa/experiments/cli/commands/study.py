@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from fedpa.discovery import find_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
@@ -25,10 +26,9 @@ from fedpa.experiments.studies.study import (
     read_csv,
     size,
     studies,
-    study_named,
 )
 from fedpa.training.run_directory import check_free
-from fedpa.training.whole_files import write_atomically
+from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
 SUMMARY = "measure and draw the paper's synthetic studies"
 
@@ -64,7 +64,11 @@ class StudyCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(StudyCommand, argv, "fedpa study", StudyCommand())
-    chosen = _chosen(command)
+    if not command.name:
+        raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
+    name = find_name("study", command.name, [*studies(), "all"])
+    command = dataclasses.replace(command, name=name)
+    chosen = studies() if name == "all" else {name: studies()[name]}
     _check(command, chosen)
     out = command.out
     assert out is not None
@@ -76,14 +80,6 @@ def main(argv: Sequence[str], console: Console) -> None:
                 console.print(f"{name}: kept, it is there already", highlight=False)
                 continue
             _run(name, study, command, directory, console)
-
-
-def _chosen(command: StudyCommand) -> dict[str, Study]:
-    if not command.name:
-        raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
-    if command.name == "all":
-        return studies()
-    return {command.name: study_named(command.name)}
 
 
 def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
@@ -105,7 +101,7 @@ def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
         raise refuse("resume", True, "applies to `all`: a single study is measured in one go")
     if command.redraw is not None:
         _check_redraw(command, chosen)
-    _check_directory(command.out, command.resume)
+    _check_directory(command, chosen)
     if command.resume:
         for name in chosen:
             _check_kept(command, command.out / name / f"{name}.csv")
@@ -139,10 +135,15 @@ def _check_kept(command: StudyCommand, path: Path) -> None:
         )
 
 
-def _check_directory(out: Path, resume: bool) -> None:
+def _check_directory(command: StudyCommand, chosen: dict[str, Study]) -> None:
+    out = command.out
+    assert out is not None
     check_free(out, overwrite=True)
-    if out.is_dir() and any(out.iterdir()) and not resume:
-        raise FedpaError(f"out = {str(out)!r}: is not empty: choose another directory")
+    for name in chosen:
+        remove_leftovers((out / name if command.name == "all" else out) / name)
+    if out.is_dir() and any(out.iterdir()) and not command.resume:
+        resume = " or give --resume" if command.name == "all" else ""
+        raise refuse("out", str(out), f"is not empty: choose another directory{resume}")
 
 
 def _make_writable(out: Path) -> None:
@@ -177,9 +178,10 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
     files |= extras
     files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for file, written in files.items():
-            write_atomically(out / file, written)
+        with stage_files(out / name) as staged:
+            for file, written in files.items():
+                (staged / file).write_bytes(written)
+            publish(staged, list(files))
     except OSError as error:
         raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
     for finding in findings:
