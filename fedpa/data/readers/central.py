@@ -1,13 +1,12 @@
 """A data set that has no clients yet: arrays of one length, from .npz or a table."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fedpa.data.readers.clients import Arrays
 from fedpa.data.readers.grouped import column
+from fedpa.data.readers.npz import read_npz
 from fedpa.data.readers.table import ENDINGS, read_table
 from fedpa.errors import DataError, refuse
 
@@ -31,19 +30,9 @@ def read_central(path: Path, text_column: str = "") -> Arrays:
 
 
 def _npz(path: Path) -> Arrays:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise DataError(f"{path} is one array without a name: save it with numpy.savez")
-        with loaded as file:
-            arrays = {name: file[name] for name in file.files}
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        raise DataError(f"{path} can't be read, it is cut or no npz of arrays: {error}") from None
     return {
         name: column(f"{path}: {name}", array) if array.dtype.kind in "OUS" else array
-        for name, array in arrays.items()
+        for name, array in read_npz(path).items()
     }
 
 

@@ -60,6 +60,13 @@ def wanted(features: Features, there: Collection[str], of: str) -> dict[str, str
     return names
 
 
+def describe(error: BaseException) -> str:
+    """An error's text on one line that can be printed. A KeyError shows its text in quotes."""
+    own = error.args[0] if isinstance(error, KeyError) and error.args else error
+    line = " ".join(str(own).split()) or type(error).__name__
+    return "".join(char if char.isprintable() else "�" for char in line)[:300]
+
+
 def text(values: Any, shape: tuple[int, ...]) -> np.ndarray:
     """An object array of `str`, of bytes in UTF-8 or text. What is not UTF-8 shows as �."""
     array = np.empty(shape, object)
