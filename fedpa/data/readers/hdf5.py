@@ -353,7 +353,8 @@ def _longest_text(path: Path) -> int:
     """
     data = np.memmap(path, np.uint8, "r")
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the one at every byte
-    starts = np.array([found.start() for found in re.finditer(re.escape(HEAP), data)], np.int64)
+    found = re.finditer(re.escape(HEAP), memoryview(data))
+    starts = np.array([match.start() for match in found], np.int64)
     starts = starts[starts < len(data) - HEAP_LEAST]
     sizes = words[starts + 8]
     heaps = (sizes >= HEAP_LEAST) & (sizes <= (len(data) - starts).astype(np.uint64))
