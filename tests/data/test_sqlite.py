@@ -204,8 +204,6 @@ VIEWS = {
     "view that ends": "CREATE VIEW Client_Metadata AS SELECT * FROM moved",
     "virtual table": "CREATE VIRTUAL TABLE client_metadata USING rtree(client_id, split_name, "
     "num_examples)",
-    "view that is said to be a table": "PRAGMA writable_schema = 1; CREATE VIEW client_metadata AS "
-    "SELECT * FROM moved; UPDATE sqlite_master SET type = 'table' WHERE type = 'view'",
 }
 
 

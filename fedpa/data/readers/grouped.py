@@ -54,6 +54,8 @@ def column(what: str, values: np.ndarray) -> np.ndarray:
     kinds = {type(value) for value in values.flat}
     if all(issubclass(kind, str) for kind in kinds):
         return values
+    if kinds == {bytes}:
+        raise DataError(f"{what} has bytes that are no text: must be UTF-8")
     if not all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         raise DataError(f"{what} has values that are missing or of several kinds")
     try:

@@ -353,7 +353,7 @@ def _longest_text(path: Path) -> int:
     """
     data = np.memmap(path, np.uint8, "r")
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the one at every byte
-    found = re.finditer(re.escape(HEAP), memoryview(data))
+    found = re.finditer(re.escape(HEAP), data.data)
     starts = np.array([match.start() for match in found], np.int64)
     starts = starts[starts < len(data) - HEAP_LEAST]
     sizes = words[starts + 8]
