@@ -56,8 +56,14 @@ def wanted(features: Features, there: Collection[str], of: str) -> dict[str, str
     names = dict(features) if isinstance(features, Mapping) else {name: name for name in features}
     for name in names.values():
         if name not in there:
-            raise DataError(f"{of} has no feature {name!r}: there are {', '.join(sorted(there))}")
+            raise DataError(f"{of} has no feature {name!r}: there are {show_names(sorted(there))}")
     return names
+
+
+def show_names(names: Sequence[object]) -> str:
+    """Names of a file for a message: at most twenty, those that can't be printed in quotes."""
+    shown = [str(name) if str(name).isprintable() else repr(name) for name in names[:20]]
+    return ", ".join([*shown, "..."] if len(names) > 20 else shown)
 
 
 def describe(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpa.data.index import Index
+from fedpa.data.readers.clients import show_names
 from fedpa.errors import DataError, refuse
 
 
@@ -39,7 +40,7 @@ def grouped(source: str, codes: np.ndarray, names: Sequence[Any]) -> Grouped:
 def check_column(client_column: str, columns: Sequence[str]) -> None:
     """Refuse a column that is not there."""
     if client_column not in columns:
-        shown = ", ".join(map(str, columns))
+        shown = show_names(columns)
         raise refuse("client_column", client_column, f"must be one of the columns {shown}")
 
 

@@ -1,5 +1,6 @@
 """TensorFlow Federated's HDF5: `/examples/<client>/<feature>`, first axis the examples."""
 
+import contextlib
 import io
 import math
 import os
@@ -221,8 +222,7 @@ def _build(path: Path) -> Index:
     """Low-level calls: there may be hundreds of thousands of clients."""
     size = path.stat().st_size
     with _open(path) as file, progress(f"indexing {path.name}") as tell:
-        root = _root(path, file)
-        names = _links(path, "client", root)
+        root, names = _clients(path, file)
         ids, counts = [], np.zeros(len(names), np.int64)
         first, features = "", list[str]()
         for i, name in enumerate(names):
@@ -247,17 +247,22 @@ def _build(path: Path) -> Index:
     return Index(ids, counts, notes=notes)
 
 
-def _root(path: Path, file: h5py.File) -> Any:
-    """The group of clients."""
+def _clients(path: Path, file: h5py.File) -> tuple[Any, list[bytes]]:
+    """The group of clients, and their names."""
     root = None
-    try:
+    with contextlib.suppress(*BROKEN):
         if file.id.links.get_info(ROOT.encode()).type == h5py.h5l.TYPE_HARD:
             root = file[ROOT].id
-    except BROKEN:
-        pass
     if not isinstance(root, h5py.h5g.GroupID):
         raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
-    return root
+    try:
+        return root, _links(path, "client", root)
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise DataError(
+            f"{path}: the names of its clients can't be read: {describe(error)}"
+        ) from None
 
 
 def _links(where: object, what: str, group: Any) -> list[bytes]:

@@ -11,7 +11,15 @@ import numpy as np
 from fedpa.data.federated import FederatedData
 from fedpa.data.index import Index, indexed
 from fedpa.data.progress import progress
-from fedpa.data.readers.clients import Arrays, Features, describe, federation, text, wanted
+from fedpa.data.readers.clients import (
+    Arrays,
+    Features,
+    describe,
+    federation,
+    show_names,
+    text,
+    wanted,
+)
 from fedpa.data.size_limit import check_size
 from fedpa.errors import DataError
 
@@ -45,7 +53,9 @@ def read_npz(path: Path, features: Collection[str] | None = None) -> Arrays:
         chosen = there if features is None else features
         for feature in chosen:
             if feature not in there:
-                raise DataError(f"{path} has no feature {feature!r}: there are {', '.join(there)}")
+                raise DataError(
+                    f"{path} has no feature {feature!r}: there are {show_names(list(there))}"
+                )
         return {feature: members.array(feature) for feature in chosen}
 
 
@@ -138,8 +148,8 @@ def _build(directory: Path) -> Index:
             features = features or sorted(shapes)
             if sorted(shapes) != features:
                 raise DataError(
-                    f"{path} has arrays {', '.join(sorted(shapes))}: {files[0].name} has "
-                    f"{', '.join(features)}, and all clients must have the same"
+                    f"{path} has arrays {show_names(sorted(shapes))}: {files[0].name} has "
+                    f"{show_names(features)}, and all clients must have the same"
                 )
             counts[i] = _count(path, shapes)
             tell(i + 1, len(files))

@@ -31,13 +31,13 @@ def measure(table: Any) -> int:
 
 
 def _measure(column: Any) -> int:
-    from pyarrow import compute, types
+    from pyarrow import types
 
     kind = column.type
     if types.is_dictionary(kind):
         return sum(_measure_dictionary(chunk) for chunk in column.chunks)
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        return compute.sum(compute.binary_length(column)).as_py() or 0
+        column = column.cast("large_binary")  # each row's bytes of its own
     if _has_shared_values(kind):
         raise ValueError(f"columns of type {kind} are not supported")
     return int(column.nbytes)
