@@ -15,7 +15,15 @@ from fedpa.data.federated import FederatedData
 from fedpa.data.index import Index, indexed
 from fedpa.data.kept import stamp
 from fedpa.data.progress import progress
-from fedpa.data.readers.clients import Arrays, Features, describe, federation, text, wanted
+from fedpa.data.readers.clients import (
+    Arrays,
+    Features,
+    describe,
+    federation,
+    show_names,
+    text,
+    wanted,
+)
 from fedpa.data.readers.tf_example import Value, decode
 from fedpa.errors import DataError
 
@@ -109,7 +117,7 @@ def _rows_of_client(connection: sqlite3.Connection) -> str | None:
 def _build(path: Path, connection: sqlite3.Connection, split: str) -> Index:
     splits = _splits(connection)
     if split not in splits:
-        raise DataError(f"{path} has no split {split!r}: there are {', '.join(splits) or 'none'}")
+        raise DataError(f"{path} has no split {split!r}: there are {show_names(splits) or 'none'}")
     found = connection.execute(
         "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?", (split,)
     ).fetchall()
