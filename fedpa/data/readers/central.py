@@ -7,7 +7,7 @@ import numpy as np
 from fedpa.data.readers.clients import Arrays
 from fedpa.data.readers.grouped import column
 from fedpa.data.readers.npz import read_npz
-from fedpa.data.readers.table import ENDINGS, read_table, take_rows
+from fedpa.data.readers.table import ENDINGS, read_table, refuse_arrow_errors
 from fedpa.errors import DataError, refuse
 
 
@@ -40,10 +40,10 @@ def _table(path: Path, text_column: str) -> Arrays:
     table = read_table(path, text_column)
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{path} has columns of the same name")
-    if not table.num_rows:
-        raise DataError(f"{path} has no rows")
-    rows = np.arange(table.num_rows)
-    return {
-        name: column(f"{path}: column {name!r}", take_rows(str(path), table, name, rows))
-        for name in table.column_names
-    }
+    arrays = {}
+    for name in table.column_names:
+        what = f"{path}: column {name!r}"
+        with refuse_arrow_errors(f"{what} can't be read"):
+            values = np.asarray(table.column(name).to_numpy())
+        arrays[name] = column(what, values)
+    return arrays

@@ -73,9 +73,16 @@ class _Members:
     def __enter__(self) -> "_Members":
         try:
             self.size = self.path.stat().st_size
+            with self.path.open("rb") as file:
+                if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                    raise DataError(
+                        f"{self.path} is one array without a name: save it with numpy.savez"
+                    )
             self.archive = zipfile.ZipFile(self.path)
         except OSError as error:
-            raise DataError(f"{self.path} can't be read: {error.strerror}") from None
+            raise DataError(f"{self.path} can't be read: {error.strerror or error}") from None
+        except DataError:
+            raise
         except Exception as error:  # zipfile raises every kind for a file that is damaged
             raise DataError(
                 f"{self.path} can't be read, it is cut or no npz file: {describe(error)}"

@@ -80,14 +80,18 @@ def _of_arrow(
     check_column(client_column, table.column_names)
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{source} has columns of the same name")
-    by_client = arrow_clients(source, table, client_column)
-    return by_client, lambda name, rows: take_rows(source, table, name, rows)
+
+    def take(name: str, rows: np.ndarray) -> np.ndarray:
+        with refuse_arrow_errors(f"{source}: column {name!r} can't be read"):
+            return _take(table.column(name), rows)
+
+    return arrow_clients(source, table, client_column), take
 
 
 def arrow_clients(source: str, table: Any, client_column: str) -> Grouped:
     """Who has which rows of an Arrow table."""
     pyarrow = _pyarrow()
-    with _refusing(f"{source}: column {client_column!r} can't be read"):
+    with refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
         ids = table.column(client_column)
         nulls = np.flatnonzero(ids.is_null().to_numpy()) if ids.null_count else np.zeros(0, int)
         _refuse_nulls(source, client_column, nulls)
@@ -101,16 +105,14 @@ def arrow_clients(source: str, table: Any, client_column: str) -> Grouped:
         return grouped(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
 
 
-def take_rows(source: str, table: Any, name: str, rows: np.ndarray) -> np.ndarray:
-    """Rows of a column, at least one. Those that lie together are a slice: no more are read."""
-    with _refusing(f"{source}: column {name!r} can't be read"):
-        values = table.column(name)
-        first, n = int(rows[0]), len(rows)
-        together = rows[-1] - first == n - 1
-        taken = values.slice(first, n) if together else values.take(rows)
-        if taken.null_count:  # seen to be missing, where Arrow would make them NaN
-            return np.array(taken.to_pylist(), object)
-        return np.asarray(taken.to_numpy())
+def _take(values: Any, rows: np.ndarray) -> np.ndarray:
+    """A slice where a client's rows lie together: that reads no more than them."""
+    first, n = int(rows[0]), len(rows)
+    together = rows[-1] - first == n - 1
+    taken = values.slice(first, n) if together else values.take(rows)
+    if taken.null_count:  # seen to be missing, where Arrow would make them NaN
+        return np.array(taken.to_pylist(), object)
+    return np.asarray(taken.to_numpy())
 
 
 def _refuse_nulls(source: str, client_column: str, rows: np.ndarray) -> None:
@@ -125,7 +127,7 @@ def read_table(path: Path, client_column: str = "") -> Any:
     pyarrow = _pyarrow()
     if not path.is_file():
         raise DataError(f"{path} is not there")
-    with _refusing(f"{path} can't be read as {path.suffix[1:]}"):
+    with refuse_arrow_errors(f"{path} can't be read as {path.suffix[1:]}"):
         if path.suffix == ".csv":
             from pyarrow import csv
 
@@ -168,7 +170,7 @@ def _check_names(path: Path, table: Any) -> None:
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def refuse_arrow_errors(what: str) -> Iterator[None]:
     """What Arrow raises, as one line of our own."""
     try:
         yield
