@@ -152,7 +152,7 @@ def read_damaged(path, read):
         if hasattr(found, "ids"):
             read_all(found)
     except FedpaError as error:
-        known = str(error).isprintable() and (path.stem in str(error) or "column" in str(error))
+        known = str(error).isprintable() and path.stem in str(error)
         return None if known else f"says {error}"
     except BaseException as error:
         return repr(error)

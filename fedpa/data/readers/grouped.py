@@ -37,11 +37,13 @@ def grouped(source: str, codes: np.ndarray, names: Sequence[Any]) -> Grouped:
     return Grouped(Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), rows)
 
 
-def check_column(client_column: str, columns: Sequence[str]) -> None:
+def check_column(source: str, client_column: str, columns: Sequence[str]) -> None:
     """Refuse a column that is not there."""
     if client_column not in columns:
         shown = show_names(columns)
-        raise refuse("client_column", client_column, f"must be one of the columns {shown}")
+        raise refuse(
+            "client_column", client_column, f"must be one of the columns {shown} of {source}"
+        )
 
 
 def column(what: str, values: np.ndarray) -> np.ndarray:

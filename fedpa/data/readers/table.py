@@ -65,7 +65,7 @@ def _of_pandas(
 ) -> tuple[Grouped, Callable[[str, np.ndarray], np.ndarray]]:
     import pandas
 
-    check_column(client_column, list(frame.columns))
+    check_column(source, client_column, list(frame.columns))
     if not frame.columns.is_unique:
         raise DataError(f"{source} has columns of the same name")
     codes, names = pandas.factorize(frame[client_column])
@@ -77,7 +77,7 @@ def _of_pandas(
 def _of_arrow(
     source: str, table: Any, client_column: str
 ) -> tuple[Grouped, Callable[[str, np.ndarray], np.ndarray]]:
-    check_column(client_column, table.column_names)
+    check_column(source, client_column, table.column_names)
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{source} has columns of the same name")
 
