@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from fedpa import places
 from fedpa.data.kept import settle, stamp, unwritable, whole
 from fedpa.data.progress import Told, progress
+from fedpa.data.size_limit import find_limit, over_limit
 from fedpa.errors import DataError, FedpaError, explain, refuse
 
 OPENERS: dict[str, Callable[[Any], Any]] = {
@@ -29,6 +30,9 @@ OPENERS: dict[str, Callable[[Any], Any]] = {
 ARCHIVES = (".tar.bz2", ".tar.gz", ".tgz", ".tar.xz", ".tar")
 COMPRESSED = (".lzma", ".xz", ".gz", ".bz2")
 CHUNK = 2**20
+MAX_RATIO, MAX_UNPACKED, HARMLESS = 100, 2**38, 2**28
+"""Bytes that one of an archive may become (the data sets' have at most 20), that all of them may,
+and that are always unpacked. FEDPA_MAX_BYTES replaces them."""
 LISTING = ".unpacked.json"
 """In every unpacked directory: its files and their sizes."""
 
@@ -191,8 +195,17 @@ def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"]
             tell(reading.total, reading.total)
     except tarfile.FilterError as error:
         raise DataError(f"{packed} wants to write elsewhere: {error}") from None
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error):
-        raise _cut(packed) from None
+    except (
+        tarfile.TarError,
+        EOFError,
+        lzma.LZMAError,
+        zlib.error,
+        MemoryError,
+        ValueError,
+    ) as error:
+        if isinstance(error, FedpaError):
+            raise
+        raise _cut(packed) from None  # MemoryError: the size of a dictionary that is damaged
     except OSError as error:
         if error.errno is None:  # what bz2 and gzip raise; the system's errors have a number
             raise _cut(packed) from None
@@ -202,13 +215,21 @@ def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"]
 
 
 class _Reading:
-    """Reads a compressed file and tells how far it is, in bytes of that file."""
+    """Reads a compressed file and tells how far it is, in bytes of that file.
+
+    One that becomes much larger than it is, is refused: it would fill the disk.
+    """
 
     def __init__(self, stream: Any, raw: Any, total: int, tell: Told) -> None:
         self.stream, self.raw, self.total, self.tell, self.told = stream, raw, total, tell, 0
+        self.limit = find_limit(total, ratio=MAX_RATIO, most=MAX_UNPACKED, least=HARMLESS)
+        self.unpacked = 0
 
     def read(self, size: int = -1, /) -> bytes:
         data: bytes = self.stream.read(size)
+        self.unpacked += len(data)
+        if self.unpacked > self.limit:
+            raise over_limit(self.raw.name, "unpacks to more bytes", self.total, self.limit)
         if (at := self.raw.tell()) >= self.told + CHUNK:
             self.told = at
             self.tell(at, self.total)
@@ -219,6 +240,8 @@ def _extract(archive: Path, inside: Path, reading: _Reading) -> None:
     # As a stream, for tarfile's own decompression takes a file that is cut for one that ends.
     with tarfile.open(fileobj=reading, mode="r|") as tar:  # type: ignore[call-overload]
         for member in tar:
+            if member.issparse():  # of any size, in no bytes
+                raise DataError(f"{archive}: {member.name!r} is sparse: must have all its bytes")
             tar.extract(member, inside, filter="data")
         if archive.suffix == ".tar" and archive.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
             raise _cut(archive)  # between two files, where only the closing block tells

@@ -97,6 +97,8 @@ def tags(path: File, size: int) -> Vocabulary:
         raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep lists
+        raise DataError(f"{path}: not JSON ({error})") from error
     if not isinstance(pairs, tuple):
         raise DataError(f"{path}: holds a {type(pairs).__name__}: must be an object tag → count")
     seen: set[str] = set()

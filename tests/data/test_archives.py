@@ -181,6 +181,44 @@ def test_no_archive_writes_elsewhere(directory, cache):
     assert not left_behind(cache)
 
 
+@pytest.mark.parametrize("packed", ["set.tar.gz", "set.tar.bz2", "set.tar.xz"])
+def test_a_small_archive_does_not_fill_the_disk(directory, cache, monkeypatch, packed):
+    monkeypatch.setattr(archives, "HARMLESS", 10**6)
+    data = tarred(dict.fromkeys(FILES, bytes(5 * 10**6)))
+    (directory / packed).write_bytes(PACK[packed.removeprefix("set")](data))
+    with pytest.raises(DataError, match=rf"{packed} unpacks to more bytes.*FEDPA_MAX_BYTES"):
+        find(FILES, STEMS, directory)
+    assert not left_behind(cache)
+    monkeypatch.setenv("FEDPA_MAX_BYTES", str(2 * 10**7))
+    assert find(FILES, STEMS, directory)[FILES[0]].stat().st_size == 5 * 10**6
+
+
+def test_a_small_file_does_not_fill_the_disk(directory, cache, monkeypatch):
+    monkeypatch.setattr(archives, "HARMLESS", 10**6)
+    (directory / "set.sqlite.lzma").write_bytes(lzma.compress(bytes(10**7)))
+    with pytest.raises(DataError, match=r"set\.sqlite\.lzma unpacks to more bytes"):
+        find(["set.sqlite"], [], directory)
+    assert not left_behind(cache)
+
+
+def test_what_compresses_as_data_sets_do_is_unpacked(directory, monkeypatch):
+    monkeypatch.setattr(archives, "HARMLESS", 0)
+    data = os.urandom(10_000) + bytes(190_000)
+    (directory / "set.tar.bz2").write_bytes(bz2.compress(tarred(dict.fromkeys(FILES, data))))
+    assert find(FILES, STEMS, directory)[FILES[0]].read_bytes() == data
+
+
+def test_sparse_files_are_refused(directory, cache):
+    info = tarfile.TarInfo(FILES[0])
+    info.size = 512
+    info.pax_headers = {"GNU.sparse.map": "0,512", "GNU.sparse.size": str(10**15)}
+    with tarfile.open(directory / "set.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(bytes(512)))
+    with pytest.raises(DataError, match=r"set\.tar: 'set_train\.h5' is sparse"):
+        find(FILES, STEMS, directory)
+    assert not left_behind(cache)
+
+
 @pytest.mark.parametrize("below", ["", "set"])
 def test_a_missing_split_is_told(directory, below):
     (directory / below).mkdir(exist_ok=True)

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 
@@ -51,4 +53,10 @@ def test_labels_out_of_range_are_refused(paths, column, value, kind):
 def test_a_file_that_is_not_there(paths):
     paths[0].unlink()
     with pytest.raises(DataError, match=r"train\.bin is not there"):
+        read_cifar100(*paths)
+
+
+def test_claims_of_a_sparse_file_take_no_memory(paths):
+    os.truncate(paths[0], 3074 * 10**9)
+    with pytest.raises(DataError, match=r"has 3074000000000 bytes: must have at most"):
         read_cifar100(*paths)

@@ -62,6 +62,17 @@ def test_a_damaged_index_is_made_anew(file, cache, damage):
     assert build.times == 2
 
 
+def test_an_index_of_another_compression_is_made_anew(file, cache):
+    build = Builds("a", "b")
+    indexed(file, "", build)
+    (kept,) = (cache / "indices").iterdir()
+    data = bytearray(kept.read_bytes())
+    data[data.index(b"PK\x01\x02") + 10] = 99
+    kept.write_bytes(data)
+    assert indexed(file, "", build).ids == ["a", "b"]
+    assert build.times == 2
+
+
 @pytest.mark.parametrize("at", range(30, 300, 30))
 def test_flipped_bytes_are_seen(file, cache, at):
     indexed(file, "", Builds("a", "b"))

@@ -100,6 +100,9 @@ def test_an_empty_user_is_shaped_like_the_others(tmp_path, cache):
         ({"user_data": {**ONE, "b": {"x": [[1], [2, 3]], "y": [1, 2]}}}, "user 'b', 'x' is ragged"),
         ({"user_data": {**ONE, "b": {"x": [1, "a"], "y": [1, 2]}}}, "neither numbers nor text"),
         ({"user_data": {**ONE, "b": {"x": [1, None], "y": [1, 2]}}}, "neither numbers nor text"),
+        ({"user_data": {**ONE, "b": {"x": ["a", ["b"]], "y": [1, 2]}}}, "user 'b', 'x' is ragged"),
+        ({"user_data": {**ONE, "b": {"x": [["a"], "b"], "y": [1, 2]}}}, "user 'b', 'x' is ragged"),
+        ({"user_data": {**ONE, "b": {"x": [2**70, 1], "y": [1, 2]}}}, "neither numbers nor text"),
     ],
 )
 def test_bad_content_is_refused(path, cache, change, words):
@@ -113,6 +116,13 @@ def test_malformed_json_is_refused(path, text):
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"all_data\.json"):
         open_leaf(path)
+
+
+def test_one_long_text_takes_its_own_room_only(path, cache):
+    """As an array of NumPy's text these would take 80 GB."""
+    texts = ["short"] * 20_000 + ["x" * 1_000_000]
+    write(path, content({"c": {"x": texts, "y": texts}}))
+    assert open_leaf(path).examples("c")["x"].tolist() == texts
 
 
 def test_places_without_json_are_refused(tmp_path, cache):

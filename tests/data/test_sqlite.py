@@ -1,5 +1,6 @@
 import contextlib
 import sqlite3
+import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -129,7 +130,10 @@ def test_a_file_that_was_replaced_is_not_mixed_with_the_old_one(path, index):
         (b"\x00garbage", r"client 'a', row 1 is no tf\.train\.Example"),
         ("text", r"client 'a', row 1 is a str: must be bytes"),
         (None, r"client 'a', row 1 is a NoneType: must be bytes"),
-        (b"", r"client 'a', row 1 has no feature 'label'"),
+        (b"", r"client 'a', row 1 has no features"),
+        (encoded({}), r"client 'a', row 1 has no features"),
+        (encoded({"label": np.ones(1, np.int64)}), r"client 'a', row 1 has no feature 'pixels'"),
+        (row(1) + encoded({"more": ["x"]}), r"client 'a', row 1 has feature 'more', which row 0"),
         (row(1, width=3), r"client 'a', row 1 has 'pixels' of 3 float32: row 0 has 4 float32"),
     ],
 )
@@ -161,6 +165,7 @@ def test_tables_that_do_not_agree_are_refused(path):
         ((None, "train", 2), "client None"),
         (("z", "train", "many"), "'many' examples"),
         (("z", "train", -1), "-1 examples"),
+        (("z", "train", 10**15), "1000000000000000 examples"),
     ],
 )
 def test_bad_counts_are_refused(path, count, words):
@@ -185,6 +190,78 @@ def test_files_of_another_kind_are_refused(path):
         connection.execute("CREATE TABLE other (a)")
     with pytest.raises(DataError, match="has no table examples"):
         open_sqlite(path, "train")
+
+
+def test_a_client_whose_examples_are_all_empty_is_refused(path):
+    written(path, [("train", "a", b"")] * 2, [("a", "train", 2)])
+    with pytest.raises(DataError, match=r"sqlite: client 'a', row 0 has no features"):
+        open_sqlite(path, "train").examples("a")
+
+
+VIEWS = {
+    "view that never ends": "CREATE VIEW client_metadata AS WITH RECURSIVE n(i) AS (SELECT 1 UNION "
+    "ALL SELECT i FROM n) SELECT i AS client_id, 'train' AS split_name, 1 AS num_examples FROM n",
+    "view that ends": "CREATE VIEW Client_Metadata AS SELECT * FROM moved",
+    "virtual table": "CREATE VIRTUAL TABLE client_metadata USING rtree(client_id, split_name, "
+    "num_examples)",
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_only_plain_tables_are_read(path, view):
+    written(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(f"ALTER TABLE client_metadata RENAME TO moved; {view}")
+    for read in (sqlite_splits, lambda path: open_sqlite(path, "train")):
+        with pytest.raises(DataError, match=r"sqlite: client_metadata is a (view|virtual): must"):
+            read(path)
+
+
+def test_a_column_that_is_computed_is_none(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            "CREATE TABLE examples (split_name, client_id, serialized_example_proto AS "
+            "(zeroblob(900000000)));"
+            "CREATE TABLE client_metadata (client_id, split_name, num_examples);"
+        )
+    with pytest.raises(DataError, match="table examples has no column serialized_example_proto"):
+        open_sqlite(path, "train")
+
+
+def in_circles(path, table):
+    """Pages that lead, level by level, to the next one forty times, and to the rows at last."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        asked = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (root,) = connection.execute(asked, (table,)).fetchone()
+    content = bytearray(path.read_bytes())
+    pages, width, depth = len(content) // size, 40, 15
+
+    def inner(child):
+        page = bytearray(size)
+        first = size - 5 * width
+        page[:12] = struct.pack(">BHHHBI", 5, 0, width, first, 0, child)
+        for i in range(width):
+            page[12 + 2 * i : 14 + 2 * i] = struct.pack(">H", first + 5 * i)
+            page[first + 5 * i : first + 5 * i + 5] = struct.pack(">IB", child, i + 1)
+        return page
+
+    leaf = content[(root - 1) * size : root * size]
+    content[(root - 1) * size : root * size] = inner(pages + 1)
+    for level in range(1, depth):
+        content += inner(pages + level + 1)
+    content += leaf
+    content[28:32] = struct.pack(">I", len(content) // size)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("table", ["client_metadata", "examples"])
+@pytest.mark.parametrize("index", [INDICES["no index"], INDICES["by split"]])
+def test_pages_that_lead_in_circles_are_refused(path, table, index):
+    written(path, index=index)
+    in_circles(path, table)
+    with pytest.raises(DataError, match=r"set #1\?\.sqlite"):
+        open_sqlite(path, "train").examples("a")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.95])

@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 
 import numpy as np
 import optax
@@ -8,7 +9,8 @@ import pytest
 from pyarrow import feather, parquet
 
 import fedpa
-from fedpa.data.readers import open_table
+from fedpa.data.readers import open_table, table, table_trial
+from fedpa.data.readers.central import read_central
 from fedpa.errors import DataError, FedpaError
 
 COLUMNS = {
@@ -26,8 +28,8 @@ def frame():
 
 def arrow():
     """In two pieces, as tables often are."""
-    table = pa.table({**COLUMNS, **LISTS})
-    return pa.concat_tables([table.slice(0, 4), table.slice(4)])
+    whole = pa.table({**COLUMNS, **LISTS})
+    return pa.concat_tables([whole.slice(0, 4), whole.slice(4)])
 
 
 def as_parquet(path):
@@ -140,6 +142,111 @@ def test_a_cut_parquet_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(DataError, match=r"t\.parquet can't be read"):
         open_table(path, "user")
+
+
+def damaged(path, column, row, offset):
+    """Where a row's text of a column ends, in a Feather file that is not compressed."""
+    lengths = [len(text) for text in COLUMNS[column]]
+    there = np.cumsum([0, *lengths[:4]], dtype="<i4")  # of the first piece
+    content = Path(path).read_bytes()
+    assert content.count(there.tobytes()) == 1
+    changed = there.copy()
+    changed[row] = offset
+    Path(path).write_bytes(content.replace(there.tobytes(), changed.tobytes()))
+
+
+@pytest.mark.parametrize(("row", "offset"), [(1, -1), (1, 2**20), (4, 2**31 - 1)])
+def test_damaged_text_ends_no_process(tmp_path, row, offset):
+    """In offsets that Arrow follows without a look: today's process would be ended by a signal."""
+    path = as_feather(tmp_path)
+    damaged(path, "user", row, offset)
+    for read in (lambda path: open_table(path, "user"), lambda path: read_central(Path(path))):
+        with pytest.raises(DataError, match=r"t\.feather can't be read as feather: ") as caught:
+            read(path)
+        assert str(caught.value).isprintable()
+
+
+def test_a_file_that_crashes_arrow_is_refused(tmp_path, monkeypatch):
+    crash = tmp_path / "crash.py"
+    crash.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setattr(table_trial, "__file__", str(crash))
+    with pytest.raises(DataError, match=r"t\.parquet can't be read as parquet: .*\(-11\)"):
+        open_table(as_parquet(tmp_path), "user")
+
+
+LONG = "x" * 10**5
+
+
+def as_one_batch(path, compression="zstd", **columns):
+    batch = pa.record_batch(columns)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(str(path), batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return path
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([LONG] * 100),
+        pa.array([LONG] * 100).dictionary_encode(),
+        pa.array([LONG] * 100, pa.string_view()),
+        pa.nulls(10**9),
+        pa.RunEndEncodedArray.from_arrays(pa.array([2**30]), pa.array([1.0])),
+    ],
+    ids=["text", "dictionary", "view", "nulls", "runs"],
+)
+def test_claims_of_a_small_file_take_no_memory(tmp_path, monkeypatch, values):
+    path = as_one_batch(tmp_path / "t.feather", x=values)
+    monkeypatch.setattr(table, "HARMLESS", 10**6)
+    with pytest.raises(DataError, match=r"t\.feather (claims|can't be read as feather: columns)"):
+        open_table(path, "x")
+
+
+def test_claims_of_parquet_take_no_memory(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"c": np.zeros(10**5, int), "x": np.zeros(10**5)}), path)
+    assert path.stat().st_size < 10**4
+    assert open_table(path, "c").num_examples("0") == 10**5
+    monkeypatch.setenv("FEDPA_MAX_BYTES", str(10**6))
+    with pytest.raises(DataError, match=r"t\.parquet claims \d+ bytes.*FEDPA_MAX_BYTES"):
+        open_table(path, "c")
+
+
+def test_claims_of_a_buffer_take_no_memory(tmp_path):
+    path = as_one_batch(tmp_path / "t.feather", x=np.zeros(12_345))
+    content = path.read_bytes()
+    said = (8 * 12_345).to_bytes(8, "little")  # before the compressed bytes
+    assert said in content
+    path.write_bytes(content.replace(said, (2**45).to_bytes(8, "little")))
+    with pytest.raises(DataError, match=r"t\.feather can't be read as feather"):
+        open_table(path, "x")
+
+
+def test_names_of_columns_must_be_utf8(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("user,größe\na,1\n".encode("latin-1"))
+    for read in (lambda path: open_table(path, "user"), read_central):
+        with pytest.raises(DataError, match=r"t\.csv: the name of column 1 is not UTF-8: b'gr"):
+            read(path)
+
+
+def test_text_must_be_utf8(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("user,word\na,größe\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"t\.csv: client 'a', column 'word' has bytes"):
+        open_table(path, "user").examples("a")
+    with pytest.raises(DataError, match=r"t\.csv: column 'word' has bytes"):
+        read_central(path)
+    path.write_bytes("user,x\ngröße,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"t\.csv"):
+        open_table(path, "user")
+
+
+@pytest.mark.parametrize("clients", [[[1]], [{"a": 1}], [b"\xff"]])
+def test_clients_of_other_types_are_refused(clients):
+    with pytest.raises(DataError, match="table"):
+        open_table(pa.table({"c": clients, "x": [1]}), "c")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):

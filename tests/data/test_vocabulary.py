@@ -64,6 +64,8 @@ def test_tags_come_by_count_and_then_in_the_files_order(tmp_path):
     ("content", "message"),
     [
         ('{"a": 3,\n"b" 2}', "counted, line 2: not JSON"),
+        ('{"a": ' + "[" * 100_000, "counted: not JSON"),
+        ('{"a": ' + "1" * 5000 + "}", "counted: not JSON"),
         ('["a"]', "holds a list"),
         ('{"a": "3"}', "count of tag 'a'"),
         ('{"a": true}', "count of tag 'a'"),

@@ -1,14 +1,13 @@
 """A data set that has no clients yet: arrays of one length, from .npz or a table."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fedpa.data.readers.clients import Arrays
 from fedpa.data.readers.grouped import column
-from fedpa.data.readers.table import ENDINGS, read_table
+from fedpa.data.readers.npz import read_npz
+from fedpa.data.readers.table import ENDINGS, read_table, refuse_arrow_errors
 from fedpa.errors import DataError, refuse
 
 
@@ -31,21 +30,11 @@ def read_central(path: Path, text_column: str = "") -> Arrays:
 
 
 def _npz(path: Path) -> Arrays:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise DataError(f"{path} is one array without a name: save it with numpy.savez")
-        with loaded as file:
-            arrays = {name: file[name] for name in file.files}
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        raise DataError(f"{path} can't be read, it is cut or no npz of arrays: {error}") from None
     return {
         name: column(f"{path}: {name}", array, range(array.size))
         if array.dtype.kind in "OUS"
         else array
-        for name, array in arrays.items()
+        for name, array in read_npz(path).items()
     }
 
 
@@ -53,9 +42,10 @@ def _table(path: Path, text_column: str) -> Arrays:
     table = read_table(path, text_column)
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{path} has columns of the same name")
-    return {
-        name: column(
-            f"{path}: column {name!r}", np.asarray(table.column(name).to_numpy()), range(len(table))
-        )
-        for name in table.column_names
-    }
+    arrays = {}
+    for name in table.column_names:
+        what = f"{path}: column {name!r}"
+        with refuse_arrow_errors(f"{what} can't be read"):
+            values = np.asarray(table.column(name).to_numpy())
+        arrays[name] = column(what, values, range(len(table)))
+    return arrays

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpa.data.readers.clients import Arrays
+from fedpa.data.size_limit import MAX_BYTES
 from fedpa.errors import DataError, explain
 
 SIDE, CHANNELS = 32, 3
@@ -19,6 +20,9 @@ def read_cifar100(train: Path, test: Path) -> tuple[Arrays, Arrays]:
 
 def _read(path: Path) -> Arrays:
     try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise DataError(f"{path} has {size} bytes: must have at most {MAX_BYTES}")
         raw = np.fromfile(path, np.uint8)
     except FileNotFoundError:
         raise DataError(f"{path} is not there") from None

@@ -66,8 +66,21 @@ def wanted(features: Features, there: Collection[str], of: str) -> dict[str, str
     names = dict(features) if isinstance(features, Mapping) else {name: name for name in features}
     for name in names.values():
         if name not in there:
-            raise DataError(f"{of} has no feature {name!r}: there are {', '.join(sorted(there))}")
+            raise DataError(f"{of} has no feature {name!r}: there are {show_names(sorted(there))}")
     return names
+
+
+def show_names(names: Sequence[object]) -> str:
+    """Names of a file for a message: at most twenty, those that can't be printed in quotes."""
+    shown = [str(name) if str(name).isprintable() else repr(name) for name in names[:20]]
+    return ", ".join([*shown, "..."] if len(names) > 20 else shown)
+
+
+def describe(error: BaseException) -> str:
+    """An error's text on one line that can be printed. A KeyError shows its text in quotes."""
+    own = error.args[0] if isinstance(error, KeyError) and error.args else error
+    line = " ".join(str(own).split()) or type(error).__name__
+    return "".join(char if char.isprintable() else "�" for char in line)[:300]
 
 
 def text(values: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpa.data.index import Index
+from fedpa.data.readers.clients import show_names
 from fedpa.errors import BadValueError, DataError, refuse
 
 
@@ -37,11 +38,13 @@ def grouped(source: str, codes: np.ndarray, names: Sequence[Any]) -> Grouped:
     return Grouped(Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), rows)
 
 
-def check_column(client_column: str, columns: Sequence[str]) -> None:
+def check_column(source: str, client_column: str, columns: Sequence[str]) -> None:
     """Refuse a column that is not there."""
     if client_column not in columns:
-        shown = ", ".join(map(str, columns))
-        raise refuse("client_column", client_column, f"must be one of the columns {shown}")
+        shown = show_names(columns)
+        raise refuse(
+            "client_column", client_column, f"must be one of the columns {shown} of {source}"
+        )
 
 
 def column(what: str, values: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -58,6 +61,8 @@ def column(what: str, values: np.ndarray, rows: Sequence[int] | np.ndarray) -> n
     kinds = Counter(map(type, values.flat))
     if all(issubclass(kind, str) for kind in kinds):
         return values
+    if set(kinds) == {bytes}:
+        raise DataError(f"{what} has bytes that are no text: must be UTF-8")
     if not all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         usual = kinds.most_common(1)[0][0]
         odd = next((i for i, value in enumerate(values.flat) if type(value) is not usual), 0)

@@ -1,7 +1,10 @@
 """TensorFlow Federated's HDF5: `/examples/<client>/<feature>`, first axis the examples."""
 
+import contextlib
 import io
+import math
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,12 +17,19 @@ from fedpa.data.federated import FederatedData
 from fedpa.data.index import Index, indexed
 from fedpa.data.kept import settle, stamp, whole
 from fedpa.data.progress import progress
-from fedpa.data.readers.clients import Arrays, Features, federation, text, wanted
+from fedpa.data.readers.clients import Arrays, Features, describe, federation, text, wanted
+from fedpa.data.size_limit import check_size
 from fedpa.errors import DataError, refuse
 
 ROOT = "examples"
 BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """What h5py raises, here or there, when a file is not as it should be."""
+LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link to another file"}
+BLOCK = 2**26
+"""Bytes of text that are read at once."""
+HEAP, HEAP_LEAST, OBJECT, OBJECTS = b"GCOL\1\0\0\0", 4096, 16, 2**16
+"""Where text lies in a file: the bytes that a heap begins with, its least size, the bytes of an
+object's header, and how many objects a heap can have."""
 NAME = "text in Unicode without '/' or NUL, and not '.' or empty"
 
 
@@ -27,26 +37,33 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
     """The clients of a file. The first time it is gone through once to find their sizes.
 
     features: which are read: names, or {the name it shall have: its name in the file}; all unless
-    told. Strings come as object arrays of `str`. The file is opened when the first client is read
-    and stays open; any thread may read.
+    told. All clients must have the same. Strings come as object arrays of `str`. The file is opened
+    when the first client is read and stays open; any thread may read. Links, data sets in other
+    files and ones that claim more than the file can hold are refused.
     """
     path = Path(path)
     index = indexed(path, "hdf5", lambda: _build(path))
     handle = _held(path, stamp(path))
+    longest = int(index.notes["longest"])
 
     # Those of the first client that has any: all must have the same.
     names = wanted(features, index.notes["features"].tolist(), str(path))
 
     def read(name: str) -> Arrays:
         try:
-            group = h5py.h5g.open(handle().root, name.encode())
+            held = handle()
+            group = h5py.h5g.open(held.root, name.encode())
             if not len(group):
                 return {}
-            return {new: _array(group, old.encode()) for new, old in names.items()}
+            where = f"{path}: client {name!r}"
+            found = {new: _feature(where, group, old, held.size) for new, old in names.items()}
+            # Names may be of one data set, so that each is small enough and all are not.
+            check_size(where, sum(one.bytes for one in found.values()), held.size)
+            return {new: _array(where, one, held.size, longest) for new, one in found.items()}
         except DataError:
             raise
         except BROKEN as error:
-            raise DataError(f"{path}: client {name!r} can't be read: {_line(error)}") from None
+            raise DataError(f"{path}: client {name!r} can't be read: {describe(error)}") from None
 
     return federation(path, index, read)
 
@@ -170,7 +187,7 @@ def _open(path: Path) -> h5py.File:
         return h5py.File(path, "r", locking=False)
     except BROKEN as error:
         raise DataError(
-            f"{path} can't be opened, it is cut or no HDF5 file: {_line(error)}"
+            f"{path} can't be opened, it is cut or no HDF5 file: {describe(error)}"
         ) from None
 
 
@@ -178,6 +195,8 @@ class _Held(NamedTuple):
     file: h5py.File
     root: Any
     """Its group of clients, opened once for all of them."""
+    size: int
+    """Its bytes."""
 
 
 def _held(path: Path, seen: str) -> Callable[[], _Held]:
@@ -193,7 +212,7 @@ def _held(path: Path, seen: str) -> Callable[[], _Held]:
                     if stamp(path) != seen:
                         raise DataError(f"{path} has changed since it was opened")
                     file = _open(path)
-                    files[process] = _Held(file, file[ROOT].id)
+                    files[process] = _Held(file, file[ROOT].id, path.stat().st_size)
         return files[process]
 
     return held
@@ -201,64 +220,161 @@ def _held(path: Path, seen: str) -> Callable[[], _Held]:
 
 def _build(path: Path) -> Index:
     """Low-level calls: there may be hundreds of thousands of clients."""
+    size = path.stat().st_size
     with _open(path) as file, progress(f"indexing {path.name}") as tell:
-        try:
-            root = file[ROOT].id
-            names = list(root) if isinstance(root, h5py.h5g.GroupID) else None
-        except BROKEN:
-            names = None
-        if names is None:
-            raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
+        root, names = _clients(path, file)
         ids, counts = [], np.zeros(len(names), np.int64)
-        features: list[bytes] = []
+        first, features = "", list[str]()
         for i, name in enumerate(names):
-            client = name.decode(errors="surrogateescape")
+            ids.append(name.decode(errors="surrogateescape"))
+            where = f"{path}: client {ids[i]!r}"
             try:
-                if not features:
-                    features = list(h5py.h5g.open(root, name))
-                counts[i] = _count(root, name, features)
-            except DataError as error:
-                raise DataError(f"{path}: client {client!r} {error}") from None
+                group = h5py.h5g.open(root, name)
+                own = [feature.decode() for feature in _links(where, "feature", group)]
+                if own and not features:
+                    first, features = ids[i], own
+                if own:
+                    _check_features(where, own, first, features)
+                    counts[i] = _feature(where, group, own[0], size).shape[0]
+            except DataError:
+                raise
             except BROKEN as error:
-                why = _line(error)
-                raise DataError(f"{path}: client {client!r} can't be read: {why}") from None
-            ids.append(client)
+                raise DataError(f"{where} can't be read: {describe(error)}") from None
             if i % 1000 == 0:
                 tell(i, len(names))
         tell(len(names), len(names))
-    found = [feature.decode() for feature in features]
-    return Index(ids, counts, notes={"features": np.array(found, np.str_)})
+    notes = {"features": np.array(features, np.str_), "longest": np.array(_longest_text(path))}
+    return Index(ids, counts, notes=notes)
 
 
-def _count(root: Any, name: bytes, features: list[bytes]) -> int:
-    """Examples of a client, by its first feature. A client without features has none."""
-    if not features:
-        return 0
+def _clients(path: Path, file: h5py.File) -> tuple[Any, list[bytes]]:
+    """The group of clients, and their names."""
+    root = None
+    with contextlib.suppress(*BROKEN):
+        if file.id.links.get_info(ROOT.encode()).type == h5py.h5l.TYPE_HARD:
+            root = file[ROOT].id
+    if not isinstance(root, h5py.h5g.GroupID):
+        raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
     try:
-        shape = h5py.h5d.open(root, name + b"/" + features[0]).shape
-    except KeyError:
-        if len(h5py.h5g.open(root, name)):
-            raise DataError(f"has no feature {features[0].decode()!r}") from None
-        return 0
+        return root, _links(path, "client", root)
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise DataError(
+            f"{path}: the names of its clients can't be read: {describe(error)}"
+        ) from None
+
+
+def _links(where: object, what: str, group: Any) -> list[bytes]:
+    """The names in a group. Links are refused: they may lead to other files, or in circles."""
+    found: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: found.append((name, info.type)), info=True)
+    for name, kind in found:
+        if kind != h5py.h5l.TYPE_HARD:
+            shown = name.decode(errors="replace")
+            link = LINKS.get(kind, "a link")
+            raise DataError(f"{where}: {what} {shown!r} is {link}: must be in the file itself")
+    return [name for name, _ in found]
+
+
+def _check_features(where: str, own: list[str], first: str, features: list[str]) -> None:
+    """Refuse a client that has other features than the first one."""
+    if own == features:
+        return
+    for feature in features:
+        if feature not in own:
+            raise DataError(f"{where} has no feature {feature!r}, which client {first!r} has")
+    for feature in own:
+        if feature not in features:
+            raise DataError(f"{where} has feature {feature!r}, which client {first!r} has not")
+
+
+class _Feature(NamedTuple):
+    dataset: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    bytes: int
+    """Of its array, texts of any length without their content."""
+
+
+def _feature(where: str, group: Any, name: str, size: int) -> _Feature:
+    """A feature: in this file, of numbers or text, and no larger than it can be."""
+    dataset = h5py.h5d.open(group, name.encode())
+    shape, dtype = dataset.shape, dataset.dtype
     if not shape:
-        raise DataError(f"has {features[0].decode()!r} of shape []: must have examples") from None
-    return int(shape[0])
+        raise DataError(f"{where} has {name!r} of shape []: must have examples")
+    if dtype.hasobject and h5py.check_string_dtype(dtype) is None:
+        raise DataError(f"{where} has {name!r} of type {dtype}: must be numbers or text")
+    claimed = math.prod(shape) * dtype.itemsize
+    feature = _Feature(dataset, shape, dtype, claimed)
+    if dataset.get_offset() is None:  # it is not in this file in one piece
+        made = dataset.get_create_plist()
+        layout = made.get_layout()
+        if layout == h5py.h5d.VIRTUAL or made.get_external_count():
+            raise DataError(f"{where} has {name!r} in another file: must be in the file itself")
+        if claimed and layout == h5py.h5d.CHUNKED:
+            # A chunk is read whole, however little of it is used.
+            claimed = max(claimed, math.prod(made.get_chunk()) * dtype.itemsize)
+    # Chunks that were never written take no room: an array of them is an array of nothing.
+    stored = min(dataset.get_storage_size(), size)
+    check_size(f"{where}: {name!r}", max(claimed, shape[0]), stored)
+    return feature
 
 
-def _array(group: Any, feature: bytes) -> np.ndarray:
+def _array(where: str, feature: _Feature, size: int, longest: int) -> np.ndarray:
     """Low-level calls again: a client's few rows are read in a third of the time."""
-    dataset = h5py.h5d.open(group, feature)
-    kind, shape = dataset.dtype, dataset.shape
-    array = np.empty(shape, kind)
-    if array.size:
+    dataset, shape, dtype, _ = feature
+    array = np.empty(shape, dtype)
+    if array.size and dtype.hasobject:
+        _read_text(where, dataset, array, size, longest)
+    elif array.size:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
     # Strings: of any length, or of a fixed one.
-    if h5py.check_string_dtype(kind) is not None:
+    if h5py.check_string_dtype(dtype) is not None:
         return text(array.ravel().tolist(), shape)
     return array
 
 
-def _line(error: Exception) -> str:
-    """The error's text on one line. A KeyError shows its text in quotes."""
-    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return " ".join(message.split())
+def _read_text(where: str, dataset: Any, array: np.ndarray, size: int, longest: int) -> None:
+    """Text of any length into `array`, in blocks: texts that are one in the file are many here."""
+    step = max(1, BLOCK // max(1, longest * math.prod(array.shape[1:])))
+    if step >= len(array):
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
+        return
+    total, space = 0, dataset.get_space()
+    for first in range(0, len(array), step):
+        block = array[first : first + step]
+        space.select_hyperslab((first, *[0] * (block.ndim - 1)), block.shape)
+        dataset.read(h5py.h5s.create_simple(block.shape), space, block)
+        total += sum(map(len, block.flat))
+        if total > size:
+            raise DataError(f"{where} has more text than the file has bytes: it is damaged")
+
+
+def _longest_text(path: Path) -> int:
+    """Bytes of the longest text in the file. Heaps in which HDF5 would never end are refused.
+
+    HDF5 goes through a heap from object to object, and stands still at a free one of size 0.
+    """
+    data = np.memmap(path, np.uint8, "r")
+    words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the one at every byte
+    found = re.finditer(re.escape(HEAP), data.data)
+    starts = np.array([match.start() for match in found], np.int64)
+    starts = starts[starts < len(data) - HEAP_LEAST]
+    sizes = words[starts + 8]
+    heaps = (sizes >= HEAP_LEAST) & (sizes <= (len(data) - starts).astype(np.uint64))
+    at, end = starts[heaps] + OBJECT, starts[heaps] + sizes[heaps].astype(np.int64)
+    longest = 0
+    for _ in range(OBJECTS):
+        inside = at + OBJECT <= end
+        at, end = at[inside], end[inside]
+        if not len(at):
+            return longest
+        sizes, free = words[at + 8], words[at] & 0xFFFF == 0
+        bad = (sizes > (end - at).astype(np.uint64)) | free & (sizes < OBJECT)
+        if bad.any():
+            raise DataError(f"{path} is damaged: its text can't be read at byte {at[bad][0]}")
+        steps = sizes.astype(np.int64)
+        longest = max(longest, int(steps[~free].max(initial=0)))
+        at += np.where(free, steps, OBJECT + (steps + 7) // 8 * 8)
+    raise DataError(f"{path} is damaged: its text can't be read at byte {at[0]}")

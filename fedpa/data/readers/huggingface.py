@@ -29,7 +29,7 @@ def open_huggingface(dataset: Any, client_column: str, features: Features = None
         raise refuse("dataset", list(dataset), "must be one of these splits, dataset[split]")
     if not isinstance(dataset, datasets.Dataset):
         raise refuse("dataset", type(dataset).__name__, "must be a datasets.Dataset")
-    check_column(client_column, dataset.column_names)
+    check_column("dataset", client_column, dataset.column_names)
     if not len(dataset):
         raise DataError("dataset has no rows")
     ids = dataset.select_columns([client_column]).with_format("arrow")[:]

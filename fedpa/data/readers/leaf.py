@@ -104,11 +104,15 @@ def _arrays(user: str, features: Any, number: Any) -> Arrays:
 
 def _array(what: str, values: list[Any]) -> np.ndarray:
     try:
-        array = np.array(values)
-    except (ValueError, OverflowError):
+        kinds = _kinds(values)
+        # Text as objects: an array of NumPy's text has room for the longest one in every place.
+        array = np.array(values, object if str in kinds else None)
+    except (ValueError, OverflowError, RecursionError):
         raise DataError(f"{what} is ragged: samples must be of one shape") from None
-    if array.dtype.kind == "U" and _all_text(values):
-        return array.astype(object)
+    if kinds == {str}:
+        if set(map(type, array.flat)) != {str}:
+            raise DataError(f"{what} is ragged: samples must be of one shape")
+        return array
     if array.dtype.kind == "f":
         return array.astype(np.float32)
     if array.dtype.kind in "bi":
@@ -116,9 +120,13 @@ def _array(what: str, values: list[Any]) -> np.ndarray:
     raise DataError(f"{what} is neither numbers nor text")
 
 
-def _all_text(values: list[Any]) -> bool:
-    """NumPy makes text of numbers that stand beside text."""
-    return all(_all_text(v) if isinstance(v, list) else isinstance(v, str) for v in values)
+def _kinds(values: list[Any]) -> set[type]:
+    """The types of all that is in the lists."""
+    kinds = set(map(type, values))
+    if list in kinds:
+        kinds.remove(list)
+        kinds.update(*(_kinds(value) for value in values if isinstance(value, list)))
+    return kinds
 
 
 def _client(user: str) -> str:

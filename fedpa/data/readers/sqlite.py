@@ -15,7 +15,15 @@ from fedpa.data.federated import FederatedData
 from fedpa.data.index import Index, indexed
 from fedpa.data.kept import stamp
 from fedpa.data.progress import progress
-from fedpa.data.readers.clients import Arrays, Features, federation, text, wanted
+from fedpa.data.readers.clients import (
+    Arrays,
+    Features,
+    describe,
+    federation,
+    show_names,
+    text,
+    wanted,
+)
 from fedpa.data.readers.tf_example import Value, decode
 from fedpa.errors import DataError
 
@@ -23,6 +31,10 @@ TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"client_id", "split_name", "num_examples"},
 }
+STEP = 10_000
+STEPS_PER_BYTE = 20
+"""Steps of SQLite's machine, counted `STEP` at a time, that a statement may take for each byte of
+the file: several times what a scan of the smallest rows takes."""
 
 
 def open_sqlite(path: str | Path, split: str, features: Features = None) -> FederatedData:
@@ -31,29 +43,32 @@ def open_sqlite(path: str | Path, split: str, features: Features = None) -> Fede
     features: which are read: names, or {the name it shall have: its name in the file}; all unless
     told. A feature is an array with one axis if every example has one value of it, else with two;
     bytes come as `str` if all of a client's are UTF-8. Every thread has a connection of its own.
+    Plain tables are read, no views or virtual tables.
     """
     path = Path(path)
-    seen = stamp(path)
+    seen, size = stamp(path), path.stat().st_size
     with _reading(path) as connection:
         index = indexed(path, f"sqlite {split}", lambda: _build(path, connection, split))
         by_client = _rows_of_client(connection)
     connect = _connected(path, seen)
     position = {name: i for i, name in enumerate(index.ids)}
 
-    def rows(name: str) -> list[Any]:
-        with _refusing(path, f": client {name!r} can't be read"):
-            if by_client is not None:
-                return [row for (row,) in connect().execute(by_client, (name, split))]
-            first, number = (index.aligned[key][position[name]] for key in ("first", "number"))
-            runs = index.notes["runs"][first : first + number].tolist()
-            return [
-                row
-                for begin, end in runs
-                for (row,) in connect().execute(ROWS_OF_RUN, (begin, end, name, split))
-            ]
+    def rows(name: str) -> Iterator[Any]:
+        if by_client is not None:
+            yield from connect().execute(by_client, (name, split))
+            return
+        first, number = (index.aligned[key][position[name]] for key in ("first", "number"))
+        for begin, end in index.notes["runs"][first : first + number].tolist():
+            yield from connect().execute(ROWS_OF_RUN, (begin, end, name, split))
 
     def read(name: str) -> Arrays:
-        found = rows(name)
+        found, left = [], size
+        with _refusing(path, f": client {name!r} can't be read"):
+            for (row,) in rows(name):
+                found.append(row)
+                left -= len(row) if isinstance(row, bytes | str) else 0
+                if left < 0:  # pages that are damaged lead to the same rows again and again
+                    raise DataError(f"{path}: client {name!r} has more bytes than the file")
         expected = index.counts[position[name]]
         if len(found) != expected:
             raise DataError(
@@ -102,12 +117,13 @@ def _rows_of_client(connection: sqlite3.Connection) -> str | None:
 def _build(path: Path, connection: sqlite3.Connection, split: str) -> Index:
     splits = _splits(connection)
     if split not in splits:
-        raise DataError(f"{path} has no split {split!r}: there are {', '.join(splits) or 'none'}")
+        raise DataError(f"{path} has no split {split!r}: there are {show_names(splits) or 'none'}")
     found = connection.execute(
         "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?", (split,)
     ).fetchall()
+    size = path.stat().st_size  # no row takes less than a byte
     for name, number in found:
-        if not isinstance(name, str) or not isinstance(number, int) or number < 0:
+        if not isinstance(name, str) or not isinstance(number, int) or not 0 <= number <= size:
             raise DataError(f"{path}: client_metadata has client {name!r} of {number!r} examples")
     index = Index([name for name, _ in found], np.array([n for _, n in found], np.int64))
     if _rows_of_client(connection) is not None:
@@ -154,6 +170,10 @@ def _arrays(client: str, rows: list[Any], features: Features) -> Arrays:
             decoded.append(decode(row))
         except DataError as error:
             raise DataError(f"{client}, row {i} is no tf.train.Example: {error}") from None
+        if not decoded[i]:
+            raise DataError(f"{client}, row {i} has no features: the example is empty")
+        if extra := sorted(decoded[i].keys() - decoded[0].keys()):
+            raise DataError(f"{client}, row {i} has feature {extra[0]!r}, which row 0 has not")
     if not decoded:
         return {}
     names = wanted(features, list(decoded[0]), f"{client}, row 0")
@@ -198,10 +218,30 @@ def _bytes(values: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def _connection(path: Path) -> sqlite3.Connection:
+class _Connection(sqlite3.Connection):
+    """A connection whose every statement ends, also where damaged pages lead in circles."""
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        left = self.most
+
+        def is_over() -> bool:
+            nonlocal left
+            left -= STEP
+            return left < 0
+
+        self.set_progress_handler(is_over, STEP)
+        return super().execute(*args)
+
+    most = 0
+    """The steps that a statement may take."""
+
+
+def _connection(path: Path) -> _Connection:
     # Immutable: nothing is locked and nothing written, not even beside the file.
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
-    return sqlite3.connect(uri, uri=True, check_same_thread=False)
+    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, factory=_Connection)
+    connection.most = STEPS_PER_BYTE * path.stat().st_size + 100 * STEP
+    return connection
 
 
 class _Own:
@@ -237,7 +277,11 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     with _refusing(path, " can't be read, it is cut or no SQLite file"):
         connection = _connection(path)
         try:
+            kinds = _kinds(connection)
             for table, columns in TABLES.items():
+                kind = kinds.get(table, "table")
+                if kind != "table":
+                    raise DataError(f"{path}: {table} is a {kind}: must be a plain table")
                 there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
                 if not there:
                     raise DataError(f"{path} has no table {table}: it is not in the layout of TFF")
@@ -249,9 +293,22 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             connection.close()
 
 
+def _kinds(connection: sqlite3.Connection) -> dict[str, str]:
+    """What each name of the file is: "table", "view", "virtual" (a table) and the like."""
+    if sqlite3.sqlite_version_info < (3, 37):
+        return dict(
+            connection.execute(
+                "SELECT lower(name), CASE WHEN type = 'table' AND NOT rootpage THEN 'virtual' "
+                "ELSE type END FROM sqlite_master WHERE type IN ('table', 'view')"
+            )
+        )
+    found = connection.execute("PRAGMA main.table_list").fetchall()
+    return {name.lower(): kind for _, name, kind, *_ in found}
+
+
 @contextlib.contextmanager
 def _refusing(path: Path, what: str) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
-        raise DataError(f"{path}{what}: {error}") from None
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}{what}: {describe(error)}") from None

@@ -1,18 +1,26 @@
 """A table with a column that says whose row it is: pandas, Arrow, CSV, Parquet or Feather."""
 
+import contextlib
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpa.data.federated import FederatedData
-from fedpa.data.readers.clients import Arrays, Features, federation, wanted
+from fedpa.data.readers import table_trial
+from fedpa.data.readers.clients import Arrays, Features, describe, federation, wanted
 from fedpa.data.readers.grouped import Grouped, check_column, column, grouped
+from fedpa.data.size_limit import check_size, find_limit
 from fedpa.errors import DataError, FedpaError, refuse
 
 ENDINGS = (".csv", ".parquet", ".feather")
+HARMLESS = 2**28
+"""Bytes that a table may always have: Parquet keeps a million equal values in a few."""
 
 
 def open_table(table: Any, client_column: str, features: Features = None) -> FederatedData:
@@ -20,6 +28,7 @@ def open_table(table: Any, client_column: str, features: Features = None) -> Fed
 
     table: a pandas.DataFrame, a pyarrow.Table, or the path of a file (.csv, .parquet, .feather). It
     is in memory as a whole, except for a Feather file that is not compressed, which is mapped.
+    Parquet and Feather are first read in another process: a damaged file can crash Arrow.
     features: which columns: names, or {the name it shall have: the column}; all others unless told.
     Columns of lists of equal length become arrays with two axes, text object arrays of `str`.
     Client ids are taken as text; in a CSV they are not taken for numbers first ("007" stays).
@@ -58,7 +67,7 @@ def _of_pandas(
 ) -> tuple[Grouped, Callable[[str, np.ndarray], np.ndarray]]:
     import pandas
 
-    check_column(client_column, list(frame.columns))
+    check_column(source, client_column, list(frame.columns))
     if not frame.columns.is_unique:
         raise DataError(f"{source} has columns of the same name")
     codes, names = pandas.factorize(frame[client_column])
@@ -70,31 +79,35 @@ def _of_pandas(
 def _of_arrow(
     source: str, table: Any, client_column: str
 ) -> tuple[Grouped, Callable[[str, np.ndarray], np.ndarray]]:
-    check_column(client_column, table.column_names)
+    check_column(source, client_column, table.column_names)
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{source} has columns of the same name")
-    return arrow_clients(source, table, client_column), lambda name, rows: _taken(
-        table.column(name), rows
-    )
+
+    def take(name: str, rows: np.ndarray) -> np.ndarray:
+        with refuse_arrow_errors(f"{source}: column {name!r} can't be read"):
+            return _take(table.column(name), rows)
+
+    return arrow_clients(source, table, client_column), take
 
 
 def arrow_clients(source: str, table: Any, client_column: str) -> Grouped:
     """Who has which rows of an Arrow table."""
     pyarrow = _pyarrow()
-    ids = table.column(client_column)
-    nulls = np.flatnonzero(ids.is_null().to_numpy()) if ids.null_count else np.zeros(0, np.int64)
-    _refuse_nulls(source, client_column, nulls)
-    if not len(ids):
-        raise DataError(f"{source} has no rows")
-    if not pyarrow.types.is_dictionary(ids.type):
-        ids = ids.dictionary_encode()
-    ids = ids.unify_dictionaries().combine_chunks()
-    if isinstance(ids, pyarrow.ChunkedArray):
-        ids = ids.chunk(0)
-    return grouped(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
+    with refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
+        ids = table.column(client_column)
+        nulls = np.flatnonzero(ids.is_null().to_numpy()) if ids.null_count else np.zeros(0, int)
+        _refuse_nulls(source, client_column, nulls)
+        if not len(ids):
+            raise DataError(f"{source} has no rows")
+        if not pyarrow.types.is_dictionary(ids.type):
+            ids = ids.dictionary_encode()
+        ids = ids.unify_dictionaries().combine_chunks()
+        if isinstance(ids, pyarrow.ChunkedArray):
+            ids = ids.chunk(0)
+        return grouped(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
 
 
-def _taken(values: Any, rows: np.ndarray) -> np.ndarray:
+def _take(values: Any, rows: np.ndarray) -> np.ndarray:
     """A slice where a client's rows lie together: that reads no more than them."""
     first, n = int(rows[0]), len(rows)
     together = rows[-1] - first == n - 1
@@ -116,22 +129,55 @@ def read_table(path: Path, client_column: str = "") -> Any:
     pyarrow = _pyarrow()
     if not path.is_file():
         raise DataError(f"{path} is not there")
-    try:
+    with refuse_arrow_errors(f"{path} can't be read as {path.suffix[1:]}"):
         if path.suffix == ".csv":
             from pyarrow import csv
 
             types = csv.ConvertOptions(column_types={client_column: pyarrow.string()})
-            return csv.read_csv(path, convert_options=types)
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
+            table = csv.read_csv(path, convert_options=types)
+        else:
+            _try(path)
+            table = table_trial.read_file(path)
+        _check_names(path, table)
+        return table
 
-            return parquet.read_table(path, memory_map=True)
-        from pyarrow import feather
 
-        return feather.read_table(path, memory_map=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        message = " ".join(str(error).split())
-        raise DataError(f"{path} can't be read as {path.suffix[1:]}: {message}") from None
+def _try(path: Path) -> None:
+    """Refuse a Parquet or Feather file that Arrow can't read in another process."""
+    size = path.stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-P", table_trial.__file__, path, str(find_limit(size, least=HARMLESS))],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+    )
+    what = f"{path} can't be read as {path.suffix[1:]}"
+    if done.returncode:
+        raise DataError(f"{what}: reading it ends the process ({done.returncode}), it is damaged")
+    found = json.loads(done.stdout)
+    if "error" in found:
+        raise DataError(f"{what}: {describe(ValueError(found['error']))}")
+    check_size(str(path), found["bytes"], size, least=HARMLESS)
+
+
+def _check_names(path: Path, table: Any) -> None:
+    """Refuse names of columns that are no text."""
+    for i in range(table.num_columns):
+        try:
+            table.field(i).name  # noqa: B018
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: the name of column {i} is not UTF-8: {error.object[:40]!r}. Save it as "
+                "UTF-8"
+            ) from None
+
+
+@contextlib.contextmanager
+def refuse_arrow_errors(what: str) -> Iterator[None]:
+    """What Arrow raises, as one line of our own."""
+    try:
+        yield
+    except (_pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{what}: {describe(error)}") from None
 
 
 def _pyarrow() -> Any:

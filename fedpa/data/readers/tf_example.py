@@ -32,28 +32,30 @@ def decode(message: bytes) -> dict[str, Value]:
 
 
 def _entry(entry: bytes) -> tuple[str, Value]:
-    name, feature = b"", b""
+    name, parts = b"", []
     for number, kind, value in _fields(entry):
         if (number, kind) == (1, LENGTH):
             name = value
         elif (number, kind) == (2, LENGTH):
-            feature += value  # messages that come in parts are merged, which is to append them
+            parts.append(value)  # messages that come in parts are merged, which is to append them
     try:
-        return name.decode(), _feature(feature)
+        return name.decode(), _feature(b"".join(parts))
     except UnicodeDecodeError:
         raise DataError(f"a feature's name is not UTF-8: {name!r}") from None
 
 
 def _feature(feature: bytes) -> Value:
     """Of the three lists the last one that is there counts; one that comes in parts is merged."""
-    chosen, parts = 1, b""
+    chosen, parts = 1, list[bytes]()
     for number, kind, value in _fields(feature):
         if number in (1, 2, 3) and kind == LENGTH:
-            parts = parts + value if number == chosen else value
-            chosen = number
+            if number != chosen:
+                chosen, parts = number, []
+            parts.append(value)
+    merged = b"".join(parts)
     if chosen == 1:
-        return [value for number, kind, value in _fields(parts) if (number, kind) == (1, LENGTH)]
-    return _floats(parts) if chosen == 2 else _integers(parts)
+        return [value for number, kind, value in _fields(merged) if (number, kind) == (1, LENGTH)]
+    return _floats(merged) if chosen == 2 else _integers(merged)
 
 
 def _floats(message: bytes) -> np.ndarray:
