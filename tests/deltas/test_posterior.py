@@ -1,5 +1,7 @@
 """Theorem 3: every identity of the posterior delta, against the dense float64 solve."""
 
+import subprocess
+import sys
 from fractions import Fraction
 
 import jax
@@ -374,3 +376,26 @@ def test_few_parameters_are_exact_however_large_rho(rho):
 def test_numbers_that_are_none_give_none():
     samples = np.full((2, 3), np.nan, np.float32)
     assert np.isnan(gram.solve(np.zeros(3, np.float32), samples, fixed(0.1)).delta).all()
+
+
+TWO_THREADS = """
+import threading
+import jax, jax.numpy as jnp, numpy as np
+from fedpa.deltas import fixed, gram
+
+program = jax.jit(jax.vmap(lambda theta0, samples: gram.solve(theta0, samples, fixed(0.3)).delta))
+rng = np.random.default_rng(0)
+theta0 = jnp.asarray(rng.standard_normal((16, 600)), jnp.float32)
+for spread in (0.01, 10.0):  # the Gram form, and the steep one
+    samples = jnp.asarray(spread * rng.standard_normal((16, 5, 600)), jnp.float32)
+    program(theta0, samples).block_until_ready()
+    work = lambda: [program(theta0, samples).block_until_ready() for _ in range(60)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def test_programs_in_two_threads_do_not_wait_for_each_other():
+    """Batched LAPACK calls did, for ever."""
+    subprocess.run([sys.executable, "-c", TWO_THREADS], check=True, timeout=120)
