@@ -22,7 +22,7 @@ def fit(method=fedpa.fedavg(local, side), loss=least_squares.loss, clients=clien
 MISTAKES = {
     "fedpa.fedavg(local, fedpa.server.sgd(1.0))": "must be a Server, for example fedpa.Server(",
     "fedpa.fedavg(optax.sgd(0.1), side)": "must be a LocalTraining, for example",
-    "fedpa.fedavg(fedpa.LocalTraining(0.1, 5), side)": "optimizer = 0.1",
+    "fedpa.fedavg(fedpa.LocalTraining(-0.1, 5), side)": "optimizer = -0.1",
     "fedpa.fedpa(local, side._replace(weighting='equal'), rho=0.1)": "weighting = 'equal'",
     "fedpa.mb_sgd(local, side._replace(averaging='polyak'))": "averaging = 'polyak'",
     "fedpa.fedavg(local._replace(order='shuffled'), side)": "order = 'shuffled'",

@@ -227,7 +227,7 @@ def scaled(optimizer: Optimizer, rate: jax.Array) -> Optimizer:
     return optax.chain(optimizer, by_rate)
 
 
-def as_optimizer(optimizer: Optimizer) -> optax.GradientTransformation:
+def as_optimizer(optimizer: Any) -> optax.GradientTransformation:
     """The transformation; of a number, plain SGD."""
     if isinstance(optimizer, optax.GradientTransformation | jax.Array):
         return optimizer if isinstance(optimizer, tuple) else plain_sgd(optimizer)

@@ -92,7 +92,7 @@ def test_memory_is_read_from_the_machine():
 def test_configure_keeps_programs_in_the_users_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
-    names += ("jax_persistent_cache_min_compile_time_secs", "jax_cpu_enable_async_dispatch")
+    names += ("jax_persistent_cache_min_compile_time_secs",)
     before = {name: getattr(jax.config, name) for name in names}
     try:
         fedpa.configure()

@@ -415,8 +415,8 @@ def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sampler", "hcm"], "sampler = 'hcm': unknown sampler; choose from hmc, iasg, nuts"),
-        (["--temperature", "1"], "temperature = 1.0: does not apply to sampler iasg; only to hmc"),
+        (["--sampler", "hcm"], "sampler = 'hcm': "),
+        (["--temperature", "1"], "temperature = 1.0: does not apply to sampler iasg"),
         (["--sampler", "sgld", "--friction", "0.1"], "friction = 0.1: does not apply to sampler"),
         (["--sampler", "nuts", "--integration-steps", "5"], "integration_steps = 5: does not"),
         (["--sampler", "hmc", "--max-doublings", "5"], "max_doublings = 5: does not apply"),
