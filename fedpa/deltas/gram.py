@@ -16,8 +16,9 @@ With the paper's shrinkage κ = ρ and 1/a = 1 + (ℓ−1)ρ. Numerics:
   cancels there: the error is ε times the condition number of Σ̃, which does not grow with ρ.
 
 Two ways to run it: `on_device`, inside compiled programs, and `on_host`, NumPy with everything of
-size ℓ×ℓ in float64, blocks of columns at a time. On the device only the QR form is left to LAPACK,
-whose calls are slow for such small matrices and run client by client.
+size ℓ×ℓ in float64, blocks of columns at a time. On the device nothing is left to LAPACK, whose
+calls are slow for such small matrices, can't be vectorized over clients, and inside programs that
+run in several threads at a time wait for each other for ever (`jnp.linalg.qr`, jaxlib 0.10.2).
 """
 
 import functools
@@ -29,7 +30,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float
 from threadpoolctl import ThreadpoolController
 
@@ -167,23 +167,36 @@ def _steep(given: Given, gentle: Gentle) -> Float[Array, " d"]:
     def solve(factor: Array, right: Array) -> Array:
         """(I + κ FᵀF)⁻¹ right = R⁻¹R⁻ᵀ right, [I; √κ F] = QR."""
         unit = jnp.eye(right.shape[0], dtype=right.dtype)
-        upper = jnp.linalg.qr(jnp.concatenate([unit, jnp.sqrt(gentle.kappa) * factor]), mode="r")
-        half = solve_triangular(upper, right, trans="T")
-        return solve_triangular(upper, half)
+        stacked = jnp.concatenate([unit, jnp.sqrt(gentle.kappa) * factor])
+        lower, _ = _factored(stacked.T)
+        return _solve(lower.T, _solve(lower, right))
 
     if b.shape[0] < samples.shape[0]:
         return solve(deviations, b)
-    q, upper = jnp.linalg.qr(deviations.T)
-    # X is centred, so that its last row adds no direction: what is left of it is rounding.
-    own = jnp.diagonal(upper)
-    rounding = jnp.abs(own) <= 8 * jnp.finfo(own.dtype).eps * jnp.linalg.norm(upper, axis=0)
-    upper = upper - jnp.diag(jnp.where(rounding, own, 0))
-    c = _product(b, q)
-    return b + _product(q, solve(upper.T, c) - c)
+    lower, q = _factored(deviations)
+    c = _product(q, b)
+    return b + _product(solve(lower, c) - c, q)
+
+
+def _factored(x: Float[Array, "l d"]) -> tuple[Float[Array, "l l"], Float[Array, "l d"]]:
+    """X = L Q, Q's rows orthonormal (or 0 where X has no more rank), by Gram–Schmidt done twice."""
+    eps = jnp.finfo(x.dtype).eps
+
+    def body(j: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        lower, q = carry
+        once = x[j] - _product(first := _product(q, x[j]), q)
+        rest = once - _product(second := _product(q, once), q)
+        norm = jnp.linalg.norm(rest)
+        new = norm > 4 * eps * jnp.linalg.norm(x[j])
+        q = q.at[j].set(jnp.where(new, rest / jnp.where(new, norm, 1), 0))
+        return lower.at[j].set((first + second).at[j].set(jnp.where(new, norm, 0))), q
+
+    size = x.shape[0]
+    return jax.lax.fori_loop(0, size, body, (jnp.zeros((size, size), x.dtype), jnp.zeros_like(x)))
 
 
 def _solve(system: Float[Array, "l l"], right: Float[Array, " l"]) -> Float[Array, " l"]:
-    """Gauss–Jordan without pivots: for positive definite systems."""
+    """Gauss–Jordan without pivots: for positive definite and triangular systems."""
 
     def body(j: Any, table: Array) -> Array:
         pivot = table[j] / table[j, j]
@@ -257,7 +270,7 @@ def on_host(theta0: np.ndarray, samples: np.ndarray, scale: float, shrink: Shrin
     if s.largest > FACTOR_ABOVE and (small or theta0.dtype == np.float64):
         whole = rows(slice(0, dim), np.empty((ell + 1, dim)))
         mean = whole[:-1].mean(0)
-        delta = _factored(whole[:-1] - mean, whole[-1] - mean, s.kappa)
+        delta = _factored_on_host(whole[:-1] - mean, whole[-1] - mean, s.kappa)
     else:
         delta = combined(np.append(-s.weights, 1.0).astype(dtype))
     value = (delta / s.a).astype(theta0.dtype, copy=False)
@@ -327,7 +340,7 @@ def _solution(products: np.ndarray, dim: int, scale: float, shrink: Shrinkage) -
     return Solution(weights, kappa, np.max(spectrum), a, rho, ess)
 
 
-def _factored(deviations: np.ndarray, b: np.ndarray, kappa: np.floating) -> np.ndarray:
+def _factored_on_host(deviations: np.ndarray, b: np.ndarray, kappa: np.floating) -> np.ndarray:
     """Σ̃⁻¹ b by QR, as `_steep` on the device."""
 
     def solve(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
