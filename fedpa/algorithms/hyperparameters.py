@@ -17,6 +17,7 @@ from fedpa.objectives.minibatches import Order
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.named import SamplerOptions, sampler_named, samplers
 from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import COLD
 from fedpa.server import averaging, optimizers, schedules
 from fedpa.server.update import Server
 from fedpa.server.weighting import Weighting
@@ -66,16 +67,17 @@ class Hyperparameters:
     """ρ as given (fixed), or chosen from each client's samples."""
     shrinkage_target: Target = "identity"
     """What the covariance is shrunk towards: I (the paper) or (tr S/d) I."""
-    sample_scale: Literal["none", "sqrt-n"] | float = "none"
-    """Multiplies the samples' deviations from their mean: none (the paper), √n_i, or a number."""
+    sample_scale: Literal["auto", "none", "sqrt-n"] | float = "auto"
+    """Multiplies the samples' deviations from their mean: √(n_i/T) for samplers with a temperature
+    and 1 for iasg, as in the paper (auto); 1 (none); √n_i; or a number."""
     delta_form: Form = "auto"
     """How the posterior delta is computed; the forms give the same numbers."""
     order: Order = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with replacement."""
     sampler: Annotated[str, tyro.conf.arg(metavar="SAMPLER", help=_SAMPLERS)] = "iasg"
-    temperature: float | None = None
-    """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i); n_i, the scale FedPA needs, if not
-    given. (Not for iasg, whose spread follows from rate and batch.)"""
+    temperature: float | Literal["n"] | None = None
+    """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i): a number, or n for n_i. Default:
+    0.01; larger models need less. (Not for iasg, whose spread follows from rate and batch.)"""
     friction: float | None = None
     """α of sghmc: 1 − its momentum."""
     integration_steps: int | None = None
@@ -153,6 +155,8 @@ def resolved(h: Hyperparameters) -> Hyperparameters:
             "commits to ρ early: needs a fixed ρ and the identity target",
         )
     check_sample_scale(h.sample_scale)
+    if "temperature" in sampler_named(h.sampler).takes:
+        h = unless_given(h, temperature=COLD)
     _check_sampler(h)
     schedules.parse(h.client_schedule, 1.0, "client_schedule")
     server_side(h)

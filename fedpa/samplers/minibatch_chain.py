@@ -24,6 +24,7 @@ from fedpa.objectives.minibatches import (
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import Temperature
 from fedpa.types import Count, Key, Params, Scalar
 from fedpa.watching import watch
 
@@ -120,11 +121,13 @@ def minibatch_chain(
     window: Window,
     order: str,
     average: bool,
+    temperature: Temperature | None = None,
     shortcut: Callable[[Params], Walk | None] = lambda theta: None,
 ) -> Sampler:
     """The sampler that makes `step` on every mini-batch.
 
     average: a sample is the average of its window's iterates; False: the last of them.
+    temperature: T of the posterior that the steps sample, if they have one.
     shortcut: a faster walk to the same samples, if there is one for parameters like θ.
     """
     check_type("objective", objective, Objective, "fedpa.Objective(loss)")
@@ -216,7 +219,7 @@ def minibatch_chain(
         theta_s = walk.sample(state.theta, made.kept, made.steps)
         return state, theta_s, ChainInfo(made.loss, made.steps)
 
-    return Sampler(init, sample, lambda state: state.theta)
+    return Sampler(init, sample, lambda state: state.theta, temperature)
 
 
 def plain_walk(objective: Objective, step: Step, average: bool) -> Walk:

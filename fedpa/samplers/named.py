@@ -8,7 +8,7 @@ from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.minibatch_chain import Window
 from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.temperature import Rate
+from fedpa.samplers.temperature import Rate, Temperature
 
 
 class SamplerOptions(NamedTuple):
@@ -18,7 +18,7 @@ class SamplerOptions(NamedTuple):
     batch_size: int
     window: Window
     order: str
-    temperature: float | None = None
+    temperature: Temperature | None = None
     friction: float | None = None
     integration_steps: int | None = None
     max_doublings: int | None = None
