@@ -191,7 +191,8 @@ def sampler_for(
     if isinstance(factory, Sampler):
         raise FedpaError(
             "sampler is a Sampler: must be a function that makes one, "
-            "lambda objective, rate: fedpa.samplers.sgld(objective, 0.1 * rate, batch_size=10)"
+            "lambda objective, rate: fedpa.samplers.sgld(objective, 0.1 * rate, batch_size=10, "
+            "temperature=0.01)"
         )
     if factory is not None:
         return factory(objective, rate)

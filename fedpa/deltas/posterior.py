@@ -26,13 +26,14 @@ from fedpa.deltas.recurrence import RecurrenceState
 from fedpa.deltas.shrinkage import Shrinkage, shrinkage
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.precision import accumulation_dtype
+from fedpa.samplers.temperature import Temperature, relative_temperature
 from fedpa.types import Count, Params, Scalar
 
 Form = Literal["auto", "gram", "recurrence"]
 RECURRENCE_UP_TO = 3
 """Samples up to which the recurrence is the faster form, by measurement."""
 SampleScale = str | float
-"""`none`, `sqrt-n` or a number."""
+"""`auto`, `none`, `sqrt-n` or a number."""
 
 
 class GramState(NamedTuple):
@@ -49,13 +50,15 @@ def posterior(
     shrink: Shrinkage,
     *,
     sample_scale: SampleScale = "none",
+    temperature: Temperature | None = None,
     form: str = "auto",
 ) -> Delta:
     """Build the delta for at most `num_samples` samples.
 
     sample_scale: multiplies the samples' deviations from their mean before the covariance is taken:
         `none` (the paper), `sqrt-n` (√n_i, from the posterior's scale A⁻¹/n towards the A⁻¹ that
-        FedPA needs) or a number.
+        FedPA needs), a number, or `auto`: √(n_i/T), `none` for samples without a temperature.
+    temperature: T of the posterior that was sampled, for `auto`.
     """
     check_integer("num_samples", num_samples, 1)
     check_sample_scale(sample_scale)
@@ -72,7 +75,9 @@ def posterior(
         )
 
     def scale_of(n: Count, dtype: Any) -> Scalar:
-        if sample_scale == "none":
+        if sample_scale == "auto" and temperature is not None:
+            return jax.lax.rsqrt(relative_temperature(temperature, n)).astype(dtype)
+        if sample_scale in ("auto", "none"):
             return jnp.ones((), dtype)
         if sample_scale == "sqrt-n":
             return jnp.sqrt(n.astype(dtype))
@@ -188,8 +193,9 @@ def _ravelled(tree: Params) -> Float[Array, " d"]:
 
 def check_sample_scale(sample_scale: SampleScale) -> None:
     if isinstance(sample_scale, str):
-        if sample_scale not in ("none", "sqrt-n"):
-            raise refuse("sample_scale", sample_scale, "must be 'none', 'sqrt-n' or a number ≥ 0")
+        if sample_scale not in ("auto", "none", "sqrt-n"):
+            expected = "must be 'auto', 'none', 'sqrt-n' or a number ≥ 0"
+            raise refuse("sample_scale", sample_scale, expected)
     elif not (np.isfinite(sample_scale) and sample_scale >= 0):
         raise refuse("sample_scale", sample_scale, "must be a finite number ≥ 0")
 

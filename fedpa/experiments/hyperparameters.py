@@ -100,16 +100,17 @@ class Hyperparameters:
     """ρ as given (fixed), or chosen from each client's samples."""
     shrinkage_target: Literal["identity", "scaled"] = "identity"
     """What the covariance is shrunk towards: I (the paper) or (tr S/d) I."""
-    sample_scale: Literal["none", "sqrt-n"] | float = "none"
-    """Multiplies the samples' deviations from their mean: none (the paper), √n_i, or a number."""
+    sample_scale: Literal["auto", "none", "sqrt-n"] | float = "auto"
+    """Multiplies the samples' deviations from their mean: √(n_i/T) for samplers with a temperature
+    and 1 for iasg, as in the paper (auto); 1 (none); √n_i; or a number."""
     delta_form: Literal["auto", "gram", "recurrence"] = "auto"
     """How the posterior delta is computed; the forms give the same numbers."""
     order: Literal["shuffle", "replacement"] = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with replacement."""
     sampler: Annotated[str, tyro.conf.arg(metavar="SAMPLER", help=_SAMPLERS_HELP)] = "iasg"
-    temperature: float | None = None
-    """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i); n_i, the scale FedPA needs, if not
-    given. (Not for iasg, whose spread follows from rate and batch.)"""
+    temperature: float | Literal["n"] | None = None
+    """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i): a number, or n for n_i. Default:
+    0.01; larger models need less. (Not for iasg, whose spread follows from rate and batch.)"""
     friction: float | None = None
     """α of sghmc: 1 − its momentum."""
     integration_steps: int | None = None
@@ -194,8 +195,12 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
         )
     from fedpa.algorithms.client import local_work
     from fedpa.deltas.posterior import check_sample_scale
+    from fedpa.samplers.temperature import COLD
 
     check_sample_scale(h.sample_scale)
+    chosen = SAMPLERS[find_name("sampler", h.sampler, SAMPLERS)]
+    if "temperature" in chosen.takes:
+        h = fill_missing(h, temperature=COLD)
     _check_sampler(h)
     build_server(h)
     return dataclasses.replace(h, samples=local_work(build_local(h)).samples)

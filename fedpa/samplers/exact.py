@@ -17,7 +17,7 @@ from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.quadratic import Quadratic
 from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.temperature import check_temperature
+from fedpa.samplers.temperature import Temperature, checked_temperature
 from fedpa.types import Key, Params, Scalar
 
 
@@ -36,17 +36,16 @@ class ExactInfo(NamedTuple):
 
 
 def exact(
-    posterior: Callable[[ClientData], Quadratic], temperature: float | None = None
+    posterior: Callable[[ClientData], Quadratic], temperature: Temperature | None = "n"
 ) -> Sampler:
-    """Build the sampler. `posterior` gives the client's quadratic; T = n_i if None."""
-    if temperature is not None:
-        check_temperature(temperature)
+    """Build the sampler. `posterior` gives the client's quadratic; default: T = n_i."""
+    warmth = checked_temperature(temperature)
 
     def init(theta0: Params, data: ClientData, key: Key) -> ExactState:
         q = posterior(data)
         flat, _ = ravel_pytree(theta0)
         row_space = quadratic.onto_row_space(q, q.mean - flat)
-        factor = quadratic.covariance_factor(q, q.n if temperature is None else temperature)
+        factor = quadratic.covariance_factor(q, q.n if isinstance(warmth, str) else warmth)
         empty = data.n == 0  # no posterior: the draws are θ₀
         return ExactState(
             theta0,
@@ -65,4 +64,4 @@ def exact(
         drawn = unravel(theta)
         return state._replace(theta=drawn, key=key), drawn, ExactInfo(loss)
 
-    return Sampler(init, sample, lambda state: state.theta)
+    return Sampler(init, sample, lambda state: state.theta, warmth)

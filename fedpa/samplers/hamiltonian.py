@@ -24,7 +24,9 @@ from fedpa.samplers.iasg import Steps, Window, check_window
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
-    check_rate_and_temperature,
+    Temperature,
+    check_rate,
+    checked_temperature,
     relative_temperature,
 )
 from fedpa.types import Count, Key, Params, Scalar
@@ -68,7 +70,7 @@ def hamiltonian(
     *,
     learning_rate: Rate,
     window: Window,
-    temperature: float | None,
+    temperature: Temperature | None,
     target_acceptance: float | None,
 ) -> Sampler:
     """The sampler that makes transitions by `kernel`.
@@ -79,7 +81,8 @@ def hamiltonian(
     target_acceptance: adapt ε to it in the burn-in, by dual averaging; None keeps ε as given.
     """
     check_type("objective", objective, Objective, "fedpa.Objective(loss)")
-    check_rate_and_temperature(learning_rate, temperature)
+    check_rate(learning_rate)
+    warmth = checked_temperature(temperature)
     check_window(window)
     if target_acceptance is not None:
         if not 0 < target_acceptance < 1:
@@ -94,11 +97,11 @@ def hamiltonian(
     thinning = window.per_sample + window.discard if isinstance(window, Steps) else 1
 
     def log_density(theta0: Params, data: ClientData, loss_key: Key) -> Callable[[Any], Scalar]:
-        warmth = relative_temperature(temperature, data.n)
+        relative = relative_temperature(warmth, data.n)
 
         def density(flat: jax.Array) -> Scalar:
             loss = client_loss(objective, _shaped(flat, theta0), data, loss_key)
-            return -loss.astype(flat.dtype) / warmth.astype(flat.dtype)
+            return -loss.astype(flat.dtype) / relative.astype(flat.dtype)
 
         return density
 
@@ -109,7 +112,7 @@ def hamiltonian(
         chain, info = kernel(step_key, state.chain, density, state.step_size, mass, extent)
         # No data, no posterior: an empty client stays at θ₀.
         chain = jax.tree.map(lambda new, old: jnp.where(data.n > 0, new, old), chain, state.chain)
-        loss = -chain.logdensity.astype(jnp.float32) * relative_temperature(temperature, data.n)
+        loss = -chain.logdensity.astype(jnp.float32) * relative_temperature(warmth, data.n)
         shown = HamiltonianInfo(
             loss,
             jnp.asarray(info.acceptance_rate, jnp.float32),
@@ -124,7 +127,7 @@ def hamiltonian(
         wide, _ = ravel_pytree(widened(theta0))
         chain = blackjax("mcmc.hmc").init(wide, log_density(theta0, data, loss_key))
         step_size = jnp.sqrt(
-            jnp.asarray(learning_rate, jnp.float32) * relative_temperature(temperature, data.n)
+            jnp.asarray(learning_rate, jnp.float32) * relative_temperature(warmth, data.n)
         )
         state = HamiltonianState(chain, theta0, step_size.astype(wide.dtype), loss_key, chain_key)
         return warm_up(state, data) if window.burn_in else state
@@ -158,7 +161,7 @@ def hamiltonian(
         )
         return state, state.theta, info
 
-    return Sampler(init, sample, lambda state: state.theta)
+    return Sampler(init, sample, lambda state: state.theta, warmth)
 
 
 def _shaped(flat: jax.Array, theta: Params) -> Params:

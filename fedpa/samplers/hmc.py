@@ -10,9 +10,10 @@ from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.iasg import Epochs, Window
 from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.temperature import Rate
+from fedpa.samplers.temperature import Rate, Temperature
 
-INTEGRATION_STEPS = 10
+INTEGRATION_STEPS = 2
+"""Few: L steps travel from θ₀ L²/2 times as far as one step of SGD, too far for FedPA's rates."""
 
 
 def hmc(
@@ -20,7 +21,7 @@ def hmc(
     learning_rate: Rate,
     *,
     window: Window = Epochs(),
-    temperature: float | None = None,
+    temperature: Temperature | None = None,
     integration_steps: int = INTEGRATION_STEPS,
     target_acceptance: float | None = None,
 ) -> Sampler:
@@ -28,7 +29,7 @@ def hmc(
 
     learning_rate: η; ε = √(ηT/n_i).
     window: transitions per sample and before the first.
-    temperature: T; n_i if None.
+    temperature: T, or 'n' for n_i; it must be given.
     integration_steps: L.
     target_acceptance: adapt ε in the burn-in, say to 0.65; None keeps it.
     """

@@ -32,6 +32,7 @@ from fedpa.objectives.minibatches import (
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.temperature import Temperature
 from fedpa.types import Count, Key, Params, Scalar
 from fedpa.watching import watch
 
@@ -169,6 +170,7 @@ def minibatch_chain(
     window: Window,
     order: str,
     average: bool,
+    temperature: Temperature | None = None,
     shortcut: Callable[[Params], Average | None] = lambda theta: None,
 ) -> Sampler:
     """Algorithm 4 with any step: IASG, local SGD, SGLD and SGHMC visit the same mini-batches."""
@@ -257,7 +259,7 @@ def minibatch_chain(
         theta_s = how.value(state.theta, seen.average, seen.steps)
         return state, theta_s, ChainInfo(seen.loss, seen.steps)
 
-    return Sampler(init, sample, lambda state: state.theta)
+    return Sampler(init, sample, lambda state: state.theta, temperature)
 
 
 def average_densely(objective: Objective, step: Step, average: bool) -> Average:

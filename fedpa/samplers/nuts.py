@@ -11,9 +11,10 @@ from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.iasg import Epochs, Window
 from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.temperature import Rate
+from fedpa.samplers.temperature import Rate, Temperature
 
-MAX_DOUBLINGS = 10
+MAX_DOUBLINGS = 3
+"""Few: where the data leave directions flat, a trajectory finds no turn and goes on to the last."""
 
 
 def nuts(
@@ -21,7 +22,7 @@ def nuts(
     learning_rate: Rate,
     *,
     window: Window = Epochs(),
-    temperature: float | None = None,
+    temperature: Temperature | None = None,
     max_doublings: int = MAX_DOUBLINGS,
     target_acceptance: float | None = None,
 ) -> Sampler:
@@ -29,7 +30,7 @@ def nuts(
 
     learning_rate: η; ε = √(ηT/n_i).
     window: transitions per sample and before the first.
-    temperature: T; n_i if None.
+    temperature: T, or 'n' for n_i; it must be given.
     max_doublings: a trajectory has at most 2 to this power leapfrog steps.
     target_acceptance: adapt ε in the burn-in, say to 0.8; None keeps it.
     """

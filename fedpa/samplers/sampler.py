@@ -15,6 +15,7 @@ import numpy as np
 
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData, client_data, num_rows
+from fedpa.samplers.temperature import Temperature
 from fedpa.types import Key, Params
 
 State = Any
@@ -31,6 +32,8 @@ class Sampler(NamedTuple):
     """(state, data) → (state, θ_s, info): the next posterior sample."""
     position: Callable[[State], Params]
     """state → the chain's current iterate θ_k, which FedAvg would send."""
+    temperature: Temperature | None = None
+    """T of the posterior it samples; None if its spread follows from something else (IASG)."""
 
 
 def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:

@@ -25,14 +25,17 @@ from fedpa.samplers.iasg import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
-    check_rate_and_temperature,
+    Temperature,
+    check_rate,
+    checked_temperature,
     descent,
     in_dtype_of,
     relative_temperature,
 )
 from fedpa.types import Count, Key, Params, Scalar
 
-FRICTION = 0.1
+FRICTION = 0.5
+"""With less, a chain in FedPA travels far from θ₀, 1/α times as far as one of SGD."""
 
 
 def sghmc(
@@ -42,23 +45,24 @@ def sghmc(
     batch_size: int,
     window: Window = Epochs(),
     order: str = "shuffle",
-    temperature: float | None = None,
+    temperature: Temperature | None = None,
     friction: float = FRICTION,
 ) -> Sampler:
     """Build the sampler.
 
     learning_rate: η, of a step on the mean loss: the scale of local SGD's with momentum 1 − α.
     window: how many steps apart the samples are, and the burn-in before the first.
-    temperature: T; n_i if None.
+    temperature: T, or 'n' for n_i; it must be given.
     friction: α ∈ (0, 1].
     """
-    check_rate_and_temperature(learning_rate, temperature)
+    check_rate(learning_rate)
+    warmth = checked_temperature(temperature)
     if not 0 < friction <= 1:
         raise refuse("friction", friction, "must be above 0 and at most 1 (1 − momentum)")
 
     def start(theta0: Params, n: Count, key: Key) -> Params:
         wide = widened(theta0)
-        deviation = jnp.sqrt(in_dtype_of(wide, relative_temperature(temperature, n)))
+        deviation = jnp.sqrt(in_dtype_of(wide, relative_temperature(warmth, n)))
         return jax.tree.map(
             lambda p: deviation * p, blackjax("util").generate_gaussian_noise(key, wide)
         )
@@ -78,7 +82,7 @@ def sghmc(
             momentum,
             descent(gradient),
             step_size,
-            in_dtype_of(wide, relative_temperature(temperature, n)),
+            in_dtype_of(wide, relative_temperature(warmth, n)),
         )
         return narrowed(moved, theta), momentum, loss
 
@@ -89,4 +93,5 @@ def sghmc(
         window=window,
         order=order,
         average=False,
+        temperature=warmth,
     )

@@ -3,8 +3,7 @@
     θ ← θ − η ∇̂f_i(θ) + √(2ηT/n_i) ξ,   ξ ~ N(0, I)
 
 Local SGD at rate η with noise that makes its stationary law p_i(θ) ∝ exp(−(n_i/T) f_i(θ)) as
-η → 0. T = n_i, covariance A_i⁻¹, is the scale FedPA needs and the default.
-At η > 0 it is too wide (`fedpa.samplers.covariances`).
+η → 0. At η > 0 it is too wide (`fedpa.samplers.covariances`).
 """
 
 from fedpa.objectives.objective import Objective
@@ -14,7 +13,9 @@ from fedpa.samplers.iasg import Epochs, Gradient, Step, Window, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.temperature import (
     Rate,
-    check_rate_and_temperature,
+    Temperature,
+    check_rate,
+    checked_temperature,
     descent,
     in_dtype_of,
     relative_temperature,
@@ -29,15 +30,16 @@ def sgld(
     batch_size: int,
     window: Window = Epochs(),
     order: str = "shuffle",
-    temperature: float | None = None,
+    temperature: Temperature | None = None,
 ) -> Sampler:
     """Build the sampler.
 
     learning_rate: η, of a step on the mean loss: the scale of local SGD's.
     window: how many steps apart the samples are, and the burn-in before the first.
-    temperature: T; n_i if None.
+    temperature: T, or 'n' for n_i; it must be given.
     """
-    check_rate_and_temperature(learning_rate, temperature)
+    check_rate(learning_rate)
+    warmth = checked_temperature(temperature)
     integrate = blackjax("sgmcmc.diffusions").overdamped_langevin()
 
     def step(
@@ -50,7 +52,7 @@ def sgld(
             wide,
             descent(gradient),
             in_dtype_of(wide, learning_rate),
-            in_dtype_of(wide, relative_temperature(temperature, n)),
+            in_dtype_of(wide, relative_temperature(warmth, n)),
         )
         return narrowed(moved, theta), (), loss
 
@@ -61,4 +63,5 @@ def sgld(
         window=window,
         order=order,
         average=False,
+        temperature=warmth,
     )

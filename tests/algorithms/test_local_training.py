@@ -1,5 +1,8 @@
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -8,7 +11,8 @@ from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.algorithms.client import local_work
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
-from fedpa.samplers import Epochs, Steps
+from fedpa.objectives import Objective, client_data, least_squares
+from fedpa.samplers import Epochs, Steps, exact
 
 BASE = LocalTraining(optax.sgd(0.1), batch_size=5, epochs=5)
 
@@ -89,6 +93,42 @@ def test_bad_hyperparameters_are_refused(changes, words):
 def test_resolving_fills_in_the_samples():
     assert resolve_hyperparameters(Hyperparameters(epochs=7)).samples == 7
     assert resolve_hyperparameters(Hyperparameters(epochs=7, burn_in_epochs=2)).samples == 5
+
+
+def test_a_sampler_with_a_temperature_gets_one_that_fedpa_can_use():
+    assert resolve_hyperparameters(Hyperparameters()).temperature is None
+    for name in ("hmc", "nuts", "sghmc", "sgld"):
+        assert resolve_hyperparameters(Hyperparameters(sampler=name)).temperature == 0.01
+        assert (
+            resolve_hyperparameters(Hyperparameters(sampler=name, temperature="n")).temperature
+            == "n"
+        )
+
+
+def test_fedpa_scales_samples_by_their_samplers_temperature():
+    """Of itself as `sqrt-n` does at T = 1."""
+    data = client_data({"x": np.ones((9, 2), np.float32), "y": np.arange(9, dtype=np.float32)})
+
+    def delta(**options):
+        method = fedpa.fedpa(BASE, Server(server.sgd(1.0)), rho=1.0, **options)
+        algorithm = method(Objective(least_squares.loss))
+        message = algorithm.broadcast(algorithm.init(jnp.zeros(2)), 0)
+        return algorithm.clients["sampling"](message, data, (), jax.random.key(0)).result
+
+    bayes = {"sampler": lambda objective, _: exact(least_squares.posterior, 1.0)}
+    np.testing.assert_allclose(delta(**bayes), delta(**bayes, sample_scale="sqrt-n"), rtol=1e-5)
+    assert np.abs(delta(**bayes) - delta(**bayes, sample_scale="none")).max() > 1e-3
+    np.testing.assert_array_equal(delta(), delta(sample_scale="none"))  # IASG, as in the paper
+
+
+def test_one_sample_has_no_covariance_and_says_so():
+    one = BASE._replace(samples=1)
+    for rho in (0.1, "oas"):
+        with pytest.warns(UserWarning, match="samples = 1: "):
+            fedpa.fedpa(one, Server(server.sgd(1.0)), rho=rho)
+    with pytest.warns(UserWarning, match="samples = 1: "):
+        METHODS["fedpa"].build(Hyperparameters(epochs=1))
+    fedpa.mean(one, Server(server.sgd(1.0)))
 
 
 def test_methods_are_found_and_build():

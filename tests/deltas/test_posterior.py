@@ -237,6 +237,21 @@ def test_sqrt_n_scale_uses_the_clients_n(form):
     np.testing.assert_allclose(jax.jit(delta.value)(state)[0], expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "scale"), [(1.0, 4.0), (0.25, 8.0), ("n", 1.0), (None, 1.0)]
+)
+def test_auto_scale_brings_every_temperature_to_that_of_n(temperature, scale):
+    """√(n/T), n = 16; samples without a temperature stay as they are."""
+    rng = np.random.default_rng(1)
+    theta0, samples = rng.standard_normal(7), rng.standard_normal((5, 7))
+    delta = posterior(5, fixed(0.5), sample_scale="auto", temperature=temperature)
+    state = delta.init(jnp.asarray(theta0, jnp.float32), jnp.asarray(16, jnp.int32))
+    for sample in samples.astype(np.float32):
+        state = delta.update(state, jnp.asarray(sample), jnp.asarray(sample))
+    expected = fedpa.posterior_delta(theta0, samples, 0.5, sample_scale=scale)
+    np.testing.assert_allclose(delta.value(state)[0], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_small_spread_is_mostly_a_longer_step():
     """The control's reason: Δ̂ → (1 + (ℓ−1)ρ)(θ₀ − x̄) as S → 0."""
     rng = np.random.default_rng(0)

@@ -75,6 +75,7 @@ SAMPLERS = {
             batch_size=BATCH,
             window=Steps(WINDOW, burn_in=100),
             order="replacement",
+            temperature="n",
         ),
         langevin_covariance(A, A / BATCH, RATE, 1.0),
         10_000,
@@ -98,6 +99,7 @@ SAMPLERS = {
             batch_size=BATCH,
             window=Steps(WINDOW, burn_in=200),
             order="replacement",
+            temperature="n",
             friction=0.3,
         ),
         underdamped_covariance(A, A / BATCH, RATE, 1.0, 0.3),
@@ -116,7 +118,7 @@ SAMPLERS = {
         10_000,
     ),
     "hmc": (
-        hmc(TARGET.objective, 0.3, window=Epochs(50), integration_steps=4),
+        hmc(TARGET.objective, 0.3, window=Epochs(50), temperature="n", integration_steps=4),
         np.linalg.inv(HESSIAN),
         10_000,
     ),
@@ -132,7 +134,7 @@ SAMPLERS = {
         10_000,
     ),
     "nuts": (
-        nuts(TARGET.objective, 0.3, window=Epochs(50), max_doublings=5),
+        nuts(TARGET.objective, 0.3, window=Epochs(50), temperature="n", max_doublings=5),
         np.linalg.inv(HESSIAN),
         8_000,
     ),

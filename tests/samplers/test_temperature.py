@@ -92,7 +92,9 @@ def test_the_burn_in_adapts_the_step_size(build, aim):
 
 
 def test_a_rate_far_too_large_diverges_and_says_so():
-    _, infos = samples(hmc(TARGET.objective, 1e6, window=Epochs()), 10)
+    _, infos = samples(
+        hmc(TARGET.objective, 1e6, window=Epochs(), temperature="n", integration_steps=10), 10
+    )
     assert float(jnp.max(infos.acceptance)) == 0.0
     assert int(jnp.sum(infos.divergent)) == 10
 
@@ -103,7 +105,7 @@ def test_a_random_loss_is_one_function_for_a_chain():
     def loss(theta, batch, key):
         return TARGET.objective.loss(theta, batch, key) + 100 * jax.random.normal(key, ())
 
-    _, infos = samples(hmc(Objective(loss), 0.01), 50)
+    _, infos = samples(hmc(Objective(loss), 0.01, temperature="n", integration_steps=10), 50)
     assert float(jnp.min(infos.acceptance)) > 0.9
 
 
@@ -115,15 +117,18 @@ def test_pytrees_and_narrow_dtypes():
 
     start = {"a": jnp.array([4.0]), "b": jnp.array([4.0], jnp.bfloat16)}
     for sampler in [
-        sgld(Objective(loss), 0.1, batch_size=10),
-        sghmc(Objective(loss), 0.1, batch_size=10),
+        sgld(Objective(loss), 0.1, batch_size=10, temperature="n"),
+        sghmc(Objective(loss), 0.1, batch_size=10, temperature="n"),
     ]:
         drawn, _ = samples(sampler, 3, start)
         assert (drawn["a"].dtype, drawn["b"].dtype) == (jnp.float32, jnp.bfloat16)
         assert drawn["b"].shape == (3, 1)
     whole = lambda t, b, k: TARGET.objective.loss(jnp.concatenate([t["a"], t["b"]]), b, k)  # noqa: E731
     start = {"a": jnp.array([4.0]), "b": jnp.array([4.0])}
-    for sampler in [hmc(Objective(whole), 0.1), nuts(Objective(whole), 0.1, max_doublings=3)]:
+    for sampler in [
+        hmc(Objective(whole), 0.1, temperature="n"),
+        nuts(Objective(whole), 0.1, temperature="n"),
+    ]:
         drawn, _ = samples(sampler, 3, start)
         assert drawn["b"].shape == (3, 1)
 
@@ -132,30 +137,70 @@ def test_the_sum_of_a_batch_is_taken_as_its_mean():
     """`reduction="sum"` scales local SGD's gradient; a posterior is what it is."""
     summed = Objective(TARGET.objective.loss, reduction="sum")
     for build in (sgld, sghmc):
-        drawn = [samples(build(f, 0.05, batch_size=10))[0] for f in (TARGET.objective, summed)]
+        drawn = [
+            samples(build(f, 0.05, batch_size=10, temperature=1.0))[0]
+            for f in (TARGET.objective, summed)
+        ]
         assert trees_equal(*drawn)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda f: sgld(f, 0.0, batch_size=10), "learning_rate = 0.0: must be a finite number > 0"),
-        (lambda f: sgld(f, 0.1, batch_size=0), "batch_size = 0: must be a whole number, at least"),
-        (lambda f: sgld(f, 0.1, batch_size=9, temperature=-1.0), "temperature = -1.0: must be"),
-        (lambda f: sghmc(f, 0.1, batch_size=10, friction=0.0), "friction = 0.0: must be above 0"),
-        (lambda f: sghmc(f, 0.1, batch_size=10, friction=1.5), "friction = 1.5: must be above 0"),
-        (lambda f: hmc(f, 0.1, integration_steps=0), "integration_steps = 0: must be a whole"),
-        (lambda f: hmc(f, 0.1, target_acceptance=0.7), "target_acceptance = 0.7: needs a burn-in"),
         (
-            lambda f: hmc(f, 0.1, window=Epochs(3), target_acceptance=0.7),
+            lambda f: sgld(f, 0.0, batch_size=10, temperature="n"),
+            "learning_rate = 0.0: must be a finite number > 0",
+        ),
+        (
+            lambda f: sgld(f, 0.1, batch_size=0, temperature="n"),
+            "batch_size = 0: must be a whole number, at least",
+        ),
+        (lambda f: sgld(f, 0.1, batch_size=9, temperature=-1.0), "temperature = -1.0: must be"),
+        (
+            lambda f: sghmc(f, 0.1, batch_size=10, friction=0.0, temperature="n"),
+            "friction = 0.0: must be above 0",
+        ),
+        (
+            lambda f: sghmc(f, 0.1, batch_size=10, friction=1.5, temperature="n"),
+            "friction = 1.5: must be above 0",
+        ),
+        (
+            lambda f: hmc(f, 0.1, integration_steps=0, temperature="n"),
+            "integration_steps = 0: must be a whole",
+        ),
+        (
+            lambda f: hmc(f, 0.1, target_acceptance=0.7, temperature="n"),
+            "target_acceptance = 0.7: needs a burn-in",
+        ),
+        (
+            lambda f: hmc(f, 0.1, window=Epochs(3), target_acceptance=0.7, temperature="n"),
             "target_acceptance = 0.7: needs a burn-in of at least 20 transitions",
         ),
-        (lambda f: nuts(f, 0.1, max_doublings=0), "max_doublings = 0: must be a whole number"),
         (
-            lambda f: nuts(f, 0.1, window=Epochs(50), target_acceptance=1.5),
+            lambda f: nuts(f, 0.1, max_doublings=0, temperature="n"),
+            "max_doublings = 0: must be a whole number",
+        ),
+        (
+            lambda f: nuts(f, 0.1, window=Epochs(50), target_acceptance=1.5, temperature="n"),
             "target_acceptance = 1.5: must be between 0 and 1",
         ),
-        (lambda f: nuts(f, 0.1, window=Steps(0)), "steps_per_sample = 0: must be a whole number"),
+        (
+            lambda f: nuts(f, 0.1, window=Steps(0), temperature="n"),
+            "steps_per_sample = 0: must be a whole number",
+        ),
+        *[
+            (
+                lambda f, build=build, own=own: build(f, 0.1, **own),
+                "temperature = None: must be given",
+            )
+            for build, own in [
+                (sgld, {"batch_size": 10}),
+                (sghmc, {"batch_size": 10}),
+                (hmc, {}),
+                (nuts, {}),
+            ]
+        ],
+        (lambda f: hmc(f, 0.1, temperature="N"), "temperature = 'N': must be a finite number > 0"),
     ],
 )
 def test_refusals(build, message):

@@ -185,7 +185,10 @@ def test_cut_parameters_are_taken_from_the_last_checkpoint(finished, tmp_path):
         ("rounds = true", "rounds = True: must be a whole number"),
         ("[hyperparameters]\nrho = '1'", "rho = '1': must be a number"),
         ("[hyperparameters]\nshrinkage = 'lw'", "shrinkage = 'lw': must be one of 'fixed', 'oas'"),
-        ("[hyperparameters]\nsample_scale = 'x'", "must be one of 'none', 'sqrt-n' or a number"),
+        (
+            "[hyperparameters]\nsample_scale = 'x'",
+            "must be one of 'auto', 'none', 'sqrt-n' or a number",
+        ),
         ("hyperparameters = 3", "must be a table"),
         ("task = 'nope'", "unknown task; choose from cifar100, digits"),
         ("task = 7", "must be of type str"),

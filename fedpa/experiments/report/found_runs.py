@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedpa.algorithms.fedopt import SAMPLING, stage
 from fedpa.discovery import match_name
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
@@ -301,6 +302,28 @@ def _shown(values: Sequence[Any]) -> dict[str, str]:
 
 def _short(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def describe_unequal_burn_in(groups: Sequence[Group]) -> str | None:
+    """Which methods begin to sample in which round, if not all that sample in the same."""
+    starts: dict[int, list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            phases = ((record["round"], str(record.get("phase"))) for record in run.history)
+            first = next((t for t, phase in phases if stage(phase) == SAMPLING), None)
+            if first is not None and group.label not in starts.setdefault(first, []):
+                starts[first].append(group.label)
+    if len(starts) < 2:
+        return None
+    some = {
+        t: ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        for t, labels in sorted(starts.items())
+    }
+    told = "; ".join(f"round {t}: {labels}" for t, labels in some.items())
+    return (
+        f"the runs begin to sample in different rounds ({told}): their differences are of burn-in, "
+        "too. Give all of them one burn_in_rounds"
+    )
 
 
 def scale_of(groups: Sequence[Group]) -> Scale:

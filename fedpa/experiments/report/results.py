@@ -1,12 +1,13 @@
 """The results table as texts in cells, for the page and for papers alike."""
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedpa.experiments.report.file_progress import in_bytes
-from fedpa.experiments.report.found_runs import Group, Scale
+from fedpa.experiments.report.found_runs import Group, Scale, describe_unequal_burn_in
 from fedpa.experiments.report.reference import reference_of
 from fedpa.experiments.report.summary import WINDOW, split_shown
 from fedpa.experiments.report.table import (
@@ -42,6 +43,9 @@ def results(groups: Sequence[Group], scale: Scale, reference: str | None = None)
         Measured(g.label, g.histories, [r.seed for r in g.runs], _cohorts(g)) for g in groups
     ]
     table = rows(measured, scale.metric, scale.targets, scale.last, place)
+    unequal = describe_unequal_burn_in(groups)
+    if unequal is not None:
+        warnings.warn(unequal, stacklevel=2)
     against = None if place is None else groups[place].label
     header = [
         "method",
@@ -60,7 +64,7 @@ def results(groups: Sequence[Group], scale: Scale, reference: str | None = None)
         _cells(row, group, rounds, against is not None)
         for row, group in zip(table, groups, strict=True)
     ]
-    return Results(header, cells, _caption(groups, scale, table, against))
+    return Results(header, cells, _caption(groups, scale, table, against, unequal))
 
 
 def longest(groups: Sequence[Group]) -> int:
@@ -105,7 +109,11 @@ def _rejected(history: Sequence[dict[str, object]]) -> int:
 
 
 def _caption(
-    groups: Sequence[Group], scale: Scale, table: Sequence[Row], reference: str | None
+    groups: Sequence[Group],
+    scale: Scale,
+    table: Sequence[Row],
+    reference: str | None,
+    unequal: str | None,
 ) -> str:
     evaluated = [h for group in groups for h in group.histories if h]
     split = split_shown(evaluated[0], scale.metric) if evaluated else "test"
@@ -126,4 +134,6 @@ def _caption(
         )
     if reference is not None:
         parts += unpaired(table, reference)
+    if unequal is not None:
+        parts.append(unequal)
     return "; ".join(parts) + "."

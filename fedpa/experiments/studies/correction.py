@@ -54,6 +54,7 @@ from fedpa.objectives.regression_families import make_regression
 from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.sampler import draw as draw_samples
+from fedpa.samplers.temperature import Temperature
 from fedpa.server import optimizers
 from fedpa.server.update import Server
 from fedpa.types import Examples, Key, Losses, Params
@@ -255,21 +256,21 @@ def samplers(problem: Problem) -> dict[str, SamplerFactory]:
     rate, batch = problem.learning_rate, problem.local.batch_size
     window = local_work(problem.local).window
 
-    def langevin(objective: Objective, t: float | None) -> Sampler:
+    def langevin(objective: Objective, t: Temperature) -> Sampler:
         return sgld(objective, rate, batch_size=batch, window=window, temperature=t)
 
-    def underdamped(objective: Objective, t: float | None) -> Sampler:
+    def underdamped(objective: Objective, t: Temperature) -> Sampler:
         return sghmc(
             objective, rate / 4, batch_size=batch, window=window, temperature=t, friction=0.3
         )
 
-    def leapfrog(objective: Objective, t: float | None) -> Sampler:
+    def leapfrog(objective: Objective, t: Temperature) -> Sampler:
         return hmc(objective, rate, window=window, temperature=t, integration_steps=5)
 
-    def no_u_turn(objective: Objective, t: float | None) -> Sampler:
+    def no_u_turn(objective: Objective, t: Temperature) -> Sampler:
         return nuts(objective, rate, window=window, temperature=t, max_doublings=3)
 
-    def independent(objective: Objective, t: float | None) -> Sampler:
+    def independent(objective: Objective, t: Temperature) -> Sampler:
         return exact(problem.posterior, t)
 
     built = {"SGLD": langevin, "SGHMC": underdamped, "HMC": leapfrog, "NUTS": no_u_turn}
@@ -277,13 +278,14 @@ def samplers(problem: Problem) -> dict[str, SamplerFactory]:
         # Not for the classifier: 650×650 spectra of every client in every round.
         built["exact"] = independent
 
-    def factory(make: Callable[..., Sampler], t: float | None) -> SamplerFactory:
+    def factory(make: Callable[..., Sampler], t: Temperature) -> SamplerFactory:
         return lambda objective, _: make(objective, t)
 
+    temperatures: dict[str, Temperature] = {"T=n": "n", "T=1 ×√n": 1.0}
     return {
         f"{name} {mark}": factory(make, t)
         for name, make in built.items()
-        for mark, t in [("T=n", None), ("T=1 ×√n", 1.0)]
+        for mark, t in temperatures.items()
     }
 
 

@@ -17,6 +17,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 
@@ -410,6 +411,15 @@ def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
     assert run.config.hyperparameters.temperature == 1.0
     assert [record["train/rejected"] for record in run.metrics] == [0, 0]
     assert run.metrics[1]["train/correction_norm"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", ["hmc", "nuts", "sghmc", "sgld"])
+def test_each_sampler_learns_the_digits_at_its_defaults(tmp_path, sampler):
+    main(["run", "digits", "--sampler", sampler, "--rounds", "60", "--out", str(tmp_path / "a")])
+    accuracy = [record["eval/accuracy"] for record in fedpa.load(tmp_path / "a").metrics]
+    assert np.mean(accuracy[15:20]) < 0.75  # the burn-in's
+    assert np.mean(accuracy[-10:]) > 0.82
 
 
 @pytest.mark.parametrize(

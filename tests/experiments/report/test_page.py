@@ -200,6 +200,16 @@ def test_what_met_other_cohorts_has_no_difference():
     assert "differs in task_options.eval_examples" in caption
 
 
+def test_runs_that_begin_to_sample_in_different_rounds_are_warned_of(tmp_path):
+    """A control without the burn-in of FedPA is none."""
+    directories = [made_run(tmp_path / "fedavg", "fedavg"), made_run(tmp_path / "fedpa", "fedpa")]
+    assert "begin to sample" not in parts(grouped(find_runs(directories)))[0].results.caption
+    directories.append(made_run(tmp_path / "mean", "mean", more={"phase": "sampling"}))
+    with pytest.warns(UserWarning, match=r"round 1: mean\[5\]; round 16: FedPA\[5\]"):
+        (part,) = parts(grouped(find_runs(directories)))
+    assert "begin to sample in different rounds" in part.results.caption
+
+
 def test_the_reference_can_be_chosen(capsys):
     made_comparison(Path("cmp"))
     assert "less FedAvg[5]" in shown(reported("cmp", out="0.html")[0])

@@ -112,5 +112,5 @@ def test_unknown_models_are_refused(task):
 
 
 def test_unknown_presets_are_refused():
-    with pytest.raises(FedpaError, match="preset = 'paper': .*laptop"):
+    with pytest.raises(FedpaError, match=r"preset = 'paper': .*laptop"):
         default_config("digits", "fedpa", "paper")
