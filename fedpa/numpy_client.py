@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedpa.deltas.gram import solve
+from fedpa.deltas.shrinkage import fixed
 from fedpa.errors import FedpaError, check_integer, check_number
 
 if TYPE_CHECKING:
@@ -90,28 +92,24 @@ def check_work(work: ClientWork) -> None:
 def posterior_delta(
     theta: Sequence[np.ndarray], samples: Sequence[Sequence[np.ndarray]], rho: float
 ) -> Arrays:
-    """Δ̂ = Σ̂⁻¹(θ − x̄), eq. 4, for Σ̂ = ρ_ℓ I + (1 − ρ_ℓ)S with ρ_ℓ = 1/(1 + (ℓ−1)ρ).
+    """Δ̂ = Σ̂⁻¹(θ − x̄), eq. 4 and Theorem 3, with the types of θ's arrays; computed in float64.
 
-    With C's rows x_s − x̄ and b = θ − x̄, Woodbury's identity makes of it a system of ℓ equations:
-    Δ̂ = (1 + (ℓ−1)ρ) (b − ρCᵀ(I + ρCCᵀ)⁻¹Cb). O(ℓ²d) time; sums in float64.
+    Args:
+        theta: The server's arrays.
+        samples: ℓ ≥ 1 lists of arrays like them.
+        rho: The shrinkage ρ ≥ 0.
     """
-    ell = len(samples)
-    means = [sum(each[1:], each[0].astype(np.float64)) / ell for each in zip(*samples, strict=True)]
-    gram, image = np.eye(ell), np.zeros(ell)
-    b = [array - mean for array, mean in zip(theta, means, strict=True)]
-    rows = [
-        np.stack([sample[k] - mean for sample in samples]).reshape(ell, -1)
-        for k, mean in enumerate(means)
-    ]
-    for c, difference in zip(rows, b, strict=True):
-        gram += rho * (c @ c.T)
-        image += c @ difference.reshape(-1)
-    solved = np.linalg.solve(gram, image)
-    scale = 1 + (ell - 1) * rho
+    rows = np.stack([_flatten(sample) for sample in samples])
+    delta = solve(_flatten(theta), rows, fixed(rho)).delta
+    ends = np.cumsum([array.size for array in theta])[:-1]
     return [
-        np.asarray(scale * (d - rho * (solved @ c).reshape(d.shape)), array.dtype)
-        for array, d, c in zip(theta, b, rows, strict=True)
+        part.reshape(array.shape).astype(array.dtype)
+        for part, array in zip(np.split(delta, ends), theta, strict=True)
     ]
+
+
+def _flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(array).astype(np.float64) for array in arrays])
 
 
 def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float) -> "Message":

@@ -12,7 +12,7 @@ from fedpa.flower import version as versions
 BLOCKED = """
 import sys
 sys.modules["flwr"] = None  # importing it fails
-import fedpa, fedpa.flower
+import fedpa, fedpa.experiments.tasks, fedpa.flower
 assert "local" in fedpa.engines.engines()
 assert "digits" in fedpa.experiments.tasks.tasks()
 import fedpa.experiments.cli.main
