@@ -6,28 +6,34 @@ its help does not wait for it.
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 
-def make_lazy(package: str, names: Mapping[str, Sequence[str]]) -> None:
+def make_lazy(
+    package: str, names: Mapping[str, Sequence[str]], check: Callable[[], None] = lambda: None
+) -> None:
     """Give a package public names that are imported on first use, as are its submodules.
 
     Args:
         package: The package's `__name__`.
         names: Module → the names in it that are the package's, too.
+        check: Called before one of them is imported: may refuse it.
     """
     module = sys.modules[package]
     module.__dict__["_homes"] = {name: home for home, here in names.items() for name in here}
+    module.__dict__["_check"] = check
     module.__class__ = _LazyPackage
 
 
 class _LazyPackage(ModuleType):
     _homes: dict[str, str]
+    _check: Callable[[], None]
 
     def __getattr__(self, name: str) -> Any:
         if name in self._homes:
+            self._check()
             value = getattr(importlib.import_module(self._homes[name]), name)
         else:
             try:

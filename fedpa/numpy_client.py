@@ -9,7 +9,7 @@ epoch, the mean of its iterates if the function gives that too, else where it en
 `reply` answers a message of the strategy `fedpa.flower.FedPA`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,19 @@ def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) ->
     if not work.sampling:
         return [np.asarray(a - b) for a, b in zip(_trained(start), _trained(now), strict=True)]
     return posterior_delta(_trained(start), samples, work.rho)
+
+
+def describe_work(work: ClientWork) -> dict[str, Any]:
+    """The work as a message's config has it: fedpa-burn-in-epochs."""
+    return {f"fedpa-{name.replace('_', '-')}": value for name, value in work._asdict().items()}
+
+
+def read_work(config: Mapping[str, Any]) -> ClientWork:
+    """What a message of the strategy asks for."""
+    names = describe_work(ClientWork(False, 1, 0, 0.0))
+    if not names.keys() <= config.keys():
+        raise FedpaError("the message is not of the strategy fedpa.flower.FedPA")
+    return ClientWork(*(type(value)(config[name]) for name, value in names.items()))
 
 
 def is_trained(array: np.ndarray) -> bool:
@@ -123,27 +136,21 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
     num_examples: how many the client has: its weight.
     metrics: numbers for people to see, averaged over clients.
     """
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.app import Message, MetricRecord, RecordDict
+
+    from fedpa.flower.wire import ARRAYS, CONFIG, METRICS, pack_arrays
 
     check_integer("num_examples", num_examples, 0)
-    arrays: Any = message.content["arrays"]
-    config: Any = message.content["config"]
-    if "fedpa-epochs" not in config:
-        raise FedpaError("the message is not of the strategy fedpa.flower.FedPA")
-    work = ClientWork(
-        bool(config["fedpa-sampling"]),
-        int(config["fedpa-epochs"]),
-        int(config["fedpa-burn-in-epochs"]),
-        float(config["fedpa-rho"]),
-    )
+    arrays: Any = message.content[ARRAYS]
+    config: Any = message.content[CONFIG]
+    work = read_work(config)
     theta = {name: arrays[name].numpy() for name in arrays}
     deltas = iter(client_delta(list(theta.values()), epoch, work))
     model = {
-        name: np.asarray(array - next(deltas).astype(np.float64), array.dtype, order="C")
+        name: np.asarray(array - next(deltas).astype(np.float64), array.dtype)
         if is_trained(array)
         else array
         for name, array in theta.items()
     }
-    sent = {name: Array(array) for name, array in model.items()}
-    told = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
-    return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": told}), reply_to=message)
+    said = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
+    return Message(RecordDict({ARRAYS: pack_arrays(model), METRICS: said}), reply_to=message)
