@@ -1,8 +1,9 @@
 """Federated learning as posterior inference: Federated Posterior Averaging (FedPA) on JAX."""
 
-import importlib
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedpa.lazy import make_lazy
 
 if TYPE_CHECKING:
     from fedpa import (
@@ -58,74 +59,55 @@ if TYPE_CHECKING:
     )
     from fedpa.training.fit import fit
 
-_NAMES = {
-    "fedpa.algorithms": (
-        "LocalTraining",
-        "centralized",
-        "exact_posterior",
-        "fedavg",
-        "fedexp",
-        "fedpa",
-        "fedprox",
-        "global_precision",
-        "mb_sgd",
-        "mean",
-        "mime",
-        "mime_lite",
-        "scaffold",
-    ),
-    "fedpa.deltas": ("posterior_delta",),
-    "fedpa.engines": ("configure",),
-    "fedpa.errors": ("FedpaError",),
-    "fedpa.objectives": (
-        "Objective",
-        "convolution_input",
-        "layer_input",
-        "over_examples",
-        "per_example",
-        "table_input",
-    ),
-    "fedpa.server": ("Server",),
-    "fedpa.training": (
-        "Best",
-        "Fit",
-        "RecordingOptions",
-        "Remembering",
-        "Stop",
-        "early_stopping",
-        "export",
-        "fit",
-        "load",
-        "max_minutes",
-        "resume",
-        "stop_at",
-        "train",
-    ),
-}
-"""Where what stands here is defined. It is imported when it is asked for: a node that trains with
-another library (`fedpa.numpy_client`) has no JAX."""
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+make_lazy(
+    __name__,
+    {
+        "fedpa.algorithms": (
+            "LocalTraining",
+            "centralized",
+            "exact_posterior",
+            "fedavg",
+            "fedexp",
+            "fedpa",
+            "fedprox",
+            "global_precision",
+            "mb_sgd",
+            "mean",
+            "mime",
+            "mime_lite",
+            "scaffold",
+        ),
+        "fedpa.deltas": ("posterior_delta",),
+        "fedpa.engines": ("configure",),
+        "fedpa.errors": ("FedpaError",),
+        "fedpa.objectives": (
+            "Objective",
+            "convolution_input",
+            "layer_input",
+            "over_examples",
+            "per_example",
+            "table_input",
+        ),
+        "fedpa.server": ("Server",),
+        "fedpa.training": (
+            "Best",
+            "Fit",
+            "RecordingOptions",
+            "Remembering",
+            "Stop",
+            "early_stopping",
+            "export",
+            "fit",
+            "load",
+            "max_minutes",
+            "resume",
+            "stop_at",
+            "train",
+        ),
+    },
+)
 
 __version__ = version("fedpa")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
-    else:
-        try:
-            value = importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{__name__}.{name}":
-                raise
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
-
 
 __all__ = [
     "Best",

@@ -9,11 +9,13 @@ epoch, the mean of its iterates if the function gives that too, else where it en
 `reply` answers a message of the strategy `fedpa.flower.FedPA`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedpa.deltas.gram import solve
+from fedpa.deltas.shrinkage import fixed
 from fedpa.errors import FedpaError, check_integer, check_number
 
 if TYPE_CHECKING:
@@ -50,6 +52,19 @@ def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) ->
     if not work.sampling:
         return [np.asarray(a - b) for a, b in zip(_trained(start), _trained(now), strict=True)]
     return posterior_delta(_trained(start), samples, work.rho)
+
+
+def describe_work(work: ClientWork) -> dict[str, Any]:
+    """The work as a message's config has it: fedpa-burn-in-epochs."""
+    return {f"fedpa-{name.replace('_', '-')}": value for name, value in work._asdict().items()}
+
+
+def read_work(config: Mapping[str, Any]) -> ClientWork:
+    """What a message of the strategy asks for."""
+    names = describe_work(ClientWork(False, 1, 0, 0.0))
+    if not names.keys() <= config.keys():
+        raise FedpaError("the message is not of the strategy fedpa.flower.FedPA")
+    return ClientWork(*(type(value)(config[name]) for name, value in names.items()))
 
 
 def is_trained(array: np.ndarray) -> bool:
@@ -90,28 +105,24 @@ def check_work(work: ClientWork) -> None:
 def posterior_delta(
     theta: Sequence[np.ndarray], samples: Sequence[Sequence[np.ndarray]], rho: float
 ) -> Arrays:
-    """Δ̂ = Σ̂⁻¹(θ − x̄), eq. 4, for Σ̂ = ρ_ℓ I + (1 − ρ_ℓ)S with ρ_ℓ = 1/(1 + (ℓ−1)ρ).
+    """Δ̂ = Σ̂⁻¹(θ − x̄), eq. 4 and Theorem 3, with the types of θ's arrays; computed in float64.
 
-    With C's rows x_s − x̄ and b = θ − x̄, Woodbury's identity makes of it a system of ℓ equations:
-    Δ̂ = (1 + (ℓ−1)ρ) (b − ρCᵀ(I + ρCCᵀ)⁻¹Cb). O(ℓ²d) time; sums in float64.
+    Args:
+        theta: The server's arrays.
+        samples: ℓ ≥ 1 lists of arrays like them.
+        rho: The shrinkage ρ ≥ 0.
     """
-    ell = len(samples)
-    means = [sum(each[1:], each[0].astype(np.float64)) / ell for each in zip(*samples, strict=True)]
-    gram, image = np.eye(ell), np.zeros(ell)
-    b = [array - mean for array, mean in zip(theta, means, strict=True)]
-    rows = [
-        np.stack([sample[k] - mean for sample in samples]).reshape(ell, -1)
-        for k, mean in enumerate(means)
-    ]
-    for c, difference in zip(rows, b, strict=True):
-        gram += rho * (c @ c.T)
-        image += c @ difference.reshape(-1)
-    solved = np.linalg.solve(gram, image)
-    scale = 1 + (ell - 1) * rho
+    rows = np.stack([_flatten(sample) for sample in samples])
+    delta = solve(_flatten(theta), rows, fixed(rho)).delta
+    ends = np.cumsum([array.size for array in theta])[:-1]
     return [
-        np.asarray(scale * (d - rho * (solved @ c).reshape(d.shape)), array.dtype)
-        for array, d, c in zip(theta, b, rows, strict=True)
+        part.reshape(array.shape).astype(array.dtype)
+        for part, array in zip(np.split(delta, ends), theta, strict=True)
     ]
+
+
+def _flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(array).astype(np.float64) for array in arrays])
 
 
 def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float) -> "Message":
@@ -125,27 +136,21 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
     num_examples: how many the client has: its weight.
     metrics: numbers for people to see, averaged over clients.
     """
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.app import Message, MetricRecord, RecordDict
+
+    from fedpa.flower.wire import ARRAYS, CONFIG, METRICS, pack_arrays
 
     check_integer("num_examples", num_examples, 0)
-    arrays: Any = message.content["arrays"]
-    config: Any = message.content["config"]
-    if "fedpa-epochs" not in config:
-        raise FedpaError("the message is not of the strategy fedpa.flower.FedPA")
-    work = ClientWork(
-        bool(config["fedpa-sampling"]),
-        int(config["fedpa-epochs"]),
-        int(config["fedpa-burn-in-epochs"]),
-        float(config["fedpa-rho"]),
-    )
+    arrays: Any = message.content[ARRAYS]
+    config: Any = message.content[CONFIG]
+    work = read_work(config)
     theta = {name: arrays[name].numpy() for name in arrays}
     deltas = iter(client_delta(list(theta.values()), epoch, work))
     model = {
-        name: np.asarray(array - next(deltas).astype(np.float64), array.dtype, order="C")
+        name: np.asarray(array - next(deltas).astype(np.float64), array.dtype)
         if is_trained(array)
         else array
         for name, array in theta.items()
     }
-    sent = {name: Array(array) for name, array in model.items()}
-    told = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
-    return Message(RecordDict({"arrays": ArrayRecord(sent), "metrics": told}), reply_to=message)
+    said = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
+    return Message(RecordDict({ARRAYS: pack_arrays(model), METRICS: said}), reply_to=message)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedpa.algorithms.fedopt import ClientState, ClientUpdate, Message
+from fedpa.algorithms.fedopt import Algorithm, ClientState, ClientUpdate, Message
 from fedpa.objectives.client_data import Packed
 from fedpa.server.aggregation import Aggregate, Aggregation
-from fedpa.types import Keys
+from fedpa.types import Keys, Params
 
 
 class Cohort(NamedTuple):
@@ -59,6 +59,13 @@ class RoundResult(NamedTuple):
 
 
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
+
+
+class OfAlgorithm(NamedTuple):
+    """An engine that has to know the algorithm whose clients it runs, as on other machines."""
+
+    make: Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
+    """(algorithm, θ) → the algorithm as the round loop runs it, and the engine."""
 
 
 class Reports(NamedTuple):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpa import flower
 from fedpa.engines import configure, engines, per_client
+from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, from_table, resolve
 from fedpa.experiments.methods import METHODS
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from flwr.clientapp.typing import Mod
     from flwr.serverapp import ServerApp
 
-    from fedpa.flower.node import Node
-    from fedpa.flower.serving import Elsewhere, Served
+    from fedpa.flower.client import Node
+    from fedpa.flower.server import Served
 
 
 def server_app() -> "ServerApp":
@@ -49,9 +50,9 @@ def load_served(table: Mapping[str, Any]) -> "Served":
     config = run_settings(table)
 
     def train(
-        problem: Problem, elsewhere: "Elsewhere", out: Path, callbacks: Sequence[Callback]
+        problem: Problem, engine: OfAlgorithm, out: Path, callbacks: Sequence[Callback]
     ) -> Fit:
-        return run_or_resume(config, out, callbacks=callbacks, problem=problem, elsewhere=elsewhere)
+        return run_or_resume(config, out, callbacks=callbacks, problem=problem, elsewhere=engine)
 
     problem = task_named(config.task).load(config.task_options)
     method = METHODS[config.method].build(config.hyperparameters)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,10 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm
 from fedpa.data.pooled import pooled
 from fedpa.engines import engines
 from fedpa.engines.distributed import is_first
-from fedpa.engines.engine import Engine
+from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, as_table, read_toml, resolve
 from fedpa.experiments.methods import METHODS, label_method
@@ -30,10 +29,6 @@ from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.recording import Made, begin, check_settings
 from fedpa.training.stopping import Best, remember_best, stops
 from fedpa.training.whole_files import read_npz
-from fedpa.types import Params
-
-Elsewhere = Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
-"""As `fedpa.flower.serving` has it, which needs Flower."""
 
 
 def run(
@@ -44,7 +39,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
     branch: Path | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
     """Train as configured, recorded in `out`, if there is one, which must hold no run.
 
@@ -81,7 +76,7 @@ def run_or_resume(
     problem: Problem | None = None,
     branch: Path | None = None,
     anyway: bool = False,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
     """As configured, in `out`: what lies there of this run is not done again.
 
@@ -136,7 +131,7 @@ def _go_on(
     callbacks: Sequence[Callback],
     anyway: bool,
     branch: Path | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
     check_callbacks(callbacks)
     made, arrays = _made(config, problem), _initial(config, out)
@@ -228,7 +223,7 @@ def _training(
     problem: Problem,
     arrays: Any,
     callbacks: Sequence[Callback],
-    elsewhere: Elsewhere | None = None,
+    elsewhere: OfAlgorithm | None = None,
 ) -> Training:
     task = task_named(config.task)
     options = config.task_options
@@ -243,7 +238,7 @@ def _training(
     method = named.build(config.hyperparameters)
     algorithm, theta, assemble = prepared_task(problem, params, clients, method, config.rounds)
     if elsewhere is not None:
-        algorithm, engine = elsewhere(algorithm, theta)
+        algorithm, engine = elsewhere.make(algorithm, theta)
     measure = task_evaluation(problem, task.metric, options)
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
     remembering = remember_best(best)

@@ -5,39 +5,48 @@ is what runs elsewhere: a node runs its clients by the local engine, the server 
 loop, with its cohorts, checkpoints and rejections, over an engine that sends messages instead of
 calling functions. Needs `fedpa[flower]`; see docs/deployment.md.
 
-    from fedpa.flower import client_app, make_node, server_app     # a problem and a method of yours
+    from fedpa.flower import client_app, make_node, make_run, server_app   # your problem and method
     from fedpa.experiments.flower import client_app, server_app    # tasks and methods by name
 
 A node without JAX takes part by `fedpa.numpy_client` and `FedPA`, a strategy.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from fedpa.errors import FedpaError
+from fedpa.lazy import make_lazy
 
 if TYPE_CHECKING:
-    from fedpa.flower.answering import client_app
+    from fedpa.flower.client import client_app, make_node
     from fedpa.flower.engine import flower
-    from fedpa.flower.node import make_node
-    from fedpa.flower.serving import Served, server_app
+    from fedpa.flower.server import Served, make_run, server_app
     from fedpa.flower.strategy import FedPA
 
-_WHERE = {
-    "FedPA": "strategy",
-    "Served": "serving",
-    "client_app": "answering",
-    "flower": "engine",
-    "make_node": "node",
-    "server_app": "serving",
-}
+KNOWN = "1.41"
+"""The Flower this works with: its interfaces change from one minor version to the next."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedpa.flower.version import check_version
+def check_version() -> None:
+    """Refuse a Flower that is not installed, or of another version than was tested."""
+    remedy = "pip install 'fedpa[flower]' installs it"
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise FedpaError(f"Flower is not installed: flwr {KNOWN} is needed; {remedy}") from None
+    if found.split(".")[:2] != KNOWN.split("."):
+        raise FedpaError(f"flwr = {found!r}: flwr {KNOWN} is needed; {remedy}")
 
-    check_version()
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
 
+make_lazy(
+    __name__,
+    {
+        "fedpa.flower.client": ("client_app", "make_node"),
+        "fedpa.flower.engine": ("flower",),
+        "fedpa.flower.server": ("Served", "make_run", "server_app"),
+        "fedpa.flower.strategy": ("FedPA",),
+    },
+    check_version,
+)
 
-__all__ = ["FedPA", "Served", "client_app", "flower", "make_node", "server_app"]
+__all__ = ["FedPA", "Served", "client_app", "flower", "make_node", "make_run", "server_app"]

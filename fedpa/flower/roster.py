@@ -1,7 +1,7 @@
-"""Which nodes are there, and which clients each holds.
+"""The nodes of a run: which are connected, which clients each holds, messages to them.
 
 A node that appears is asked, and takes part once it has answered; one that left a round unanswered
-is asked again before it is given another. Nobody waits for that: rounds go on with the others.
+is asked again before it is sent another. No round waits for that.
 """
 
 import json
@@ -10,33 +10,31 @@ from collections.abc import Mapping
 from logging import ERROR, INFO, WARNING
 from typing import Any, NamedTuple
 
-from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
 import fedpa
-from fedpa.engines.execution import line
 from fedpa.errors import FedpaError
-from fedpa.flower.exchange import pull, push
-from fedpa.flower.records import ABOUT, WireError, about, escape_text
+from fedpa.flower import wire
 from fedpa.flower.settings import Connection
 
 AGAIN = 5.0
 """Seconds after which a node that could not answer is asked again."""
-
-
+LOOK = 1.0
+"""Seconds between looks for nodes that appear, while a round's answers are waited for."""
 LONGEST_NAME = 200
 """Characters of a node's name, and of a client's id."""
 REASONS = 5
 """Nodes whose reasons are given when a run can't start."""
 
 
-class TwiceError(WireError):
+class TwiceError(wire.WireError):
     """Two nodes hold one client."""
 
 
 class Site(NamedTuple):
-    """What a node told of itself."""
+    """What a node said about itself."""
 
     name: str
     sizes: Mapping[str, int]
@@ -50,65 +48,108 @@ class Roster:
     ) -> None:
         """`shapes`: of what clients are sent; `kind`: of an example, as a text."""
         self.grid, self.connection, self.kind = grid, connection, kind
-        self.question = ConfigRecord(
-            {"shapes": json.dumps(dict(shapes)), "version": fedpa.__version__}
-        )
+        asked: dict[str, Any] = {"shapes": json.dumps(shapes), "version": fedpa.__version__}
+        self.question = RecordDict({wire.CONFIG: ConfigRecord(asked)})
         self.sites: dict[int, Site] = {}
         """Nodes that have answered, and have not been silent since."""
         self.refused: dict[int, str] = {}
-        """Nodes that can't take part, by name and why."""
-        self.asked: dict[str, int] = {}
-        """Questions that have no answer yet → whom."""
+        """Nodes that can't take part → their names and why."""
         self.twice: dict[int, str] = {}
-        """Those of them that hold another's client."""
+        """Those of them that hold another node's client."""
+        self.asked: dict[str, int] = {}
+        """Questions that have no answer yet → node."""
         self._unable: dict[int, tuple[float, str]] = {}
         self._replaced: dict[int, int] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def refresh(self) -> None:
-        """Look who is there. New nodes are asked; nodes that are gone are forgotten."""
+        """See which nodes are connected. New ones are asked; those that are gone are forgotten."""
         present = set(self.grid.get_node_ids())
         for gone in self.sites.keys() - present:
             self.suspect(gone)
-        for kept in (self.refused, self.twice, self._unable):
-            for gone in kept.keys() - present:
-                del kept[gone]
+        for known in (self.refused, self.twice, self._unable):
+            for gone in known.keys() - present:
+                del known[gone]
         now = time.monotonic()
-        for node, answer in pull(self.grid, self.asked).items():
-            self.asked = {name: who for name, who in self.asked.items() if who != node}
-            if answer.content is None:
-                self._unable[node] = (now + AGAIN, f"node {node} failed ({answer.failure})")
-                continue
-            self._unable.pop(node, None)
-            name = f"node {node}"
-            try:
-                said = about(answer.content)
-                name = escape_text(said.get("name") or name, LONGEST_NAME)
-                self._enter(node, name, said)
-            except WireError as error:
-                self._refuse(node, f"{name} refused ({error})")
-                if isinstance(error, TwiceError):
-                    self.twice[node] = str(error)
-            except Exception as error:  # what a node sends is anybody's guess
-                why = escape_text(f"the answer makes no sense: {line(error)}")
-                self._refuse(node, f"{name} refused ({why})")
+        for node, answer in self._pull(self.asked).items():
+            self.asked = {name: other for name, other in self.asked.items() if other != node}
+            if isinstance(answer, wire.NodeError):
+                self._unable[node] = (now + AGAIN, f"node {node} failed ({answer})")
+            else:
+                self._unable.pop(node, None)
+                self._meet(node, answer)
         self.asked = {name: node for name, node in self.asked.items() if node in present}
-        known = self.sites.keys() | self.refused.keys() | set(self.asked.values())
-        known |= {node for node, (later, _) in self._unable.items() if later > now}
-        content = RecordDict({ABOUT: self.question})
-        new = dict.fromkeys(sorted(present - known), content)
+        busy = self.sites.keys() | self.refused.keys() | set(self.asked.values())
+        busy |= {node for node, (later, _) in self._unable.items() if later > now}
+        new = dict.fromkeys(sorted(present - busy), self.question)
         if new:
             ttl = max(self.connection.start_timeout, self.connection.round_timeout)
-            self.asked |= push(self.grid, new, MessageType.QUERY, "who", ttl)
+            self.asked |= self._push(new, MessageType.QUERY, "who", ttl)
+
+    def exchange(
+        self, contents: Mapping[int, RecordDict], group: str
+    ) -> dict[int, RecordDict | wire.NodeError]:
+        """Send a round's messages; all nodes' answers, within `round_timeout` seconds.
+
+        Nodes that appear meanwhile are asked what they hold, and are in the next round. (Flower's
+        own `send_and_receive` looks for answers every three seconds.)
+        """
+        timeout = self.connection.round_timeout
+        waiting = self._push(contents, MessageType.TRAIN, group, timeout)
+        began = looked = time.monotonic()
+        unsent = set(contents) - set(waiting.values())
+        answers: dict[int, RecordDict | wire.NodeError] = {
+            node: wire.NodeError("the message could not be sent") for node in unsent
+        }
+        while waiting:
+            answers |= self._pull(waiting)
+            waiting = {name: node for name, node in waiting.items() if node not in answers}
+            now = time.monotonic()
+            if waiting and now >= looked + LOOK:
+                self.refresh()
+                looked = now
+            if waiting and now > began + timeout:
+                break
+            if waiting:
+                time.sleep(self.connection.poll)
+        late = {node: wire.NodeError(f"no answer in {timeout:g} s") for node in waiting.values()}
+        return answers | late
+
+    def _push(
+        self, contents: Mapping[int, RecordDict], kind: str, group: str, ttl: float
+    ) -> dict[str, int]:
+        """Send each node its message; message id → node."""
+        ids = self.grid.push_messages(
+            [
+                Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=ttl)
+                for node, content in contents.items()
+            ]
+        )
+        return {name: node for name, node in zip(ids, contents, strict=True) if name}
+
+    def _pull(self, waiting: Mapping[str, int]) -> dict[int, RecordDict | wire.NodeError]:
+        """The answers that have arrived, by node.
+
+        Flower's own errors don't say which node they are about; what they reply to does.
+        """
+        found: dict[int, RecordDict | wire.NodeError] = {}
+        for message in self.grid.pull_messages(list(waiting)) if waiting else ():
+            node = waiting.get(message.metadata.reply_to_message_id)
+            if node is not None:
+                error = message.has_error()
+                found[node] = (
+                    wire.NodeError(wire.describe_error(message.error)) if error else message.content
+                )
+        return found
 
     def suspect(self, node: int) -> None:
-        """It is not what it was: it takes part again when it has told that it is there.
+        """Leave the node out until it has answered again.
 
-        Nor is what others were refused for, if that was because of it.
+        What others were refused for may have been because of it: they are asked again, too.
         """
         site = self.sites.pop(node, None)
         if site is not None:
-            self._told.discard(site.name)  # it is told again when it is back
+            self._logged.discard(site.name)
         self.refused.clear()
         self.twice.clear()
 
@@ -117,11 +158,11 @@ class Roster:
         return {name: node for node, site in sorted(self.sites.items()) for name in site.sizes}
 
     def sizes(self) -> dict[str, int]:
-        """All clients of the nodes that are there, and their numbers of examples."""
+        """All clients of the connected nodes, and their numbers of examples."""
         return {name: n for site in self.sites.values() for name, n in site.sizes.items()}
 
     def wait_to_start(self) -> None:
-        """Wait until `min_nodes` nodes, and all that are connected, have told what they hold.
+        """Wait until `min_nodes` nodes, and all that are connected, have said what they hold.
 
         After `start_timeout` seconds `min_nodes` are enough. If there are fewer then, or as soon as
         that many are connected, all have answered and too few can take part, raises FedpaError with
@@ -162,57 +203,65 @@ class Roster:
             shown.append(f"and {len(reasons) - REASONS} more")
         return f"{text}: {', '.join(shown)}" if shown else text
 
+    def _meet(self, node: int, content: RecordDict) -> None:
+        """Enter a node that has answered, or refuse it."""
+        name = f"node {node}"
+        try:
+            with wire.reading():
+                said = wire.read_config(content)
+                name = wire.escape_text(said.get("name") or name, LONGEST_NAME)
+                self._enter(node, name, said)
+        except wire.WireError as error:
+            self.refused[node] = reason = f"{name} refused ({error})"
+            self._log_once(ERROR, reason, reason)
+            if isinstance(error, TwiceError):
+                self.twice[node] = str(error)
+
     def _enter(self, node: int, name: str, said: ConfigRecord) -> None:
         if "error" in said:
-            raise WireError(str(said["error"]))
+            raise wire.WireError(str(said["error"]))
         if said.get("kind") != self.kind:
-            kind = escape_text(said.get("kind"), 150)
-            raise WireError(f"an example's arrays are {kind}: on the server they are {self.kind}")
-        sizes = checked_sizes(said, self.connection.largest_client)
+            kind = wire.escape_text(said.get("kind"), 150)
+            raise wire.WireError(
+                f"an example's arrays are {kind}: on the server they are {self.kind}"
+            )
+        sizes = read_sizes(said, self.connection.largest_client)
         for other, theirs in list(self.sites.items()):
             both = sorted(sizes.keys() & theirs.sizes.keys())
             if not both or other == node:
                 continue
-            if sizes == theirs.sizes and self._replaced.get(other) != node:
-                # Started anew after a crash, perhaps: Flower lists the old one for a minute. It
-                # is asked again; if it is there still, it is the one that is refused.
-                told = f"{name} holds the same clients as {theirs.name}, and replaces it"
-                log(WARNING, "fedpa: %s (which is asked whether it is there still)", told)
-                self._replaced[node] = other
-                self.suspect(other)
-            else:
+            if sizes != theirs.sizes or self._replaced.get(other) == node:
                 raise TwiceError(
                     f"{name} and {theirs.name} both hold client {both[0]!r}: a client's data must "
                     "be on one node"
                 )
+            # It may have been restarted after a crash: Flower lists the old one for a minute. That
+            # one is asked again; if it is still there, it is the one that is refused.
+            what = f"{name} holds the same clients as {theirs.name}, and replaces it"
+            log(WARNING, "fedpa: %s (which is asked whether it is still there)", what)
+            self._replaced[node] = other
+            self.suspect(other)
         self.sites[node] = Site(name, sizes)
-        if name not in self._told:
-            log(INFO, "fedpa: %s holds %d clients", name, len(sizes))
-            self._told.add(name)
+        self._log_once(INFO, name, f"{name} holds {len(sizes)} clients")
 
-    def _refuse(self, node: int, reason: str) -> None:
-        self.refused[node] = reason
-        if reason not in self._told:
-            log(ERROR, "fedpa: %s", reason)
-            self._told.add(reason)
+    def _log_once(self, level: int, key: str, text: str) -> None:
+        if key not in self._logged:
+            log(level, "fedpa: %s", text)
+            self._logged.add(key)
 
 
-def checked_sizes(said: Any, largest: int) -> dict[str, int]:
-    """What a node said of its clients; refused where it makes no sense."""
+def read_sizes(said: Any, largest: int) -> dict[str, int]:
+    """The clients that a node says it holds, with their numbers of examples."""
     ids, sizes = said.get("clients"), said.get("examples")
     if not isinstance(ids, list) or not isinstance(sizes, list) or len(ids) != len(sizes):
-        raise WireError("clients and examples must be lists of one length")
+        raise wire.WireError("clients and examples must be lists of one length")
     for client, n in zip(ids, sizes, strict=True):
-        if not isinstance(client, str) or not isinstance(n, int) or not 0 <= n <= largest:
-            raise WireError(
-                f"client {escape_text(client, 100)!r} has {n!r} examples: must be a whole number "
-                f"from 0 to largest-client = {largest:,}"
-            )
-        if client != escape_text(client, LONGEST_NAME):  # it will be in logs and files
-            raise WireError(
-                f"client {escape_text(client, 100)!r}: an id must be at most {LONGEST_NAME} "
-                "printable characters"
+        shown = wire.escape_text(client, 100)
+        wire.check_count(f"examples of client {shown!r}", n, largest)
+        if client != wire.escape_text(client, LONGEST_NAME):  # it will be in logs and files
+            raise wire.WireError(
+                f"client {shown!r}: an id must be at most {LONGEST_NAME} printable characters"
             )
     if not ids or len(set(ids)) < len(ids):
-        raise WireError("must hold at least one client, and each once")
+        raise wire.WireError("must hold at least one client, and each once")
     return dict(zip(ids, sizes, strict=True))

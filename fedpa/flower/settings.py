@@ -19,23 +19,25 @@ from fedpa.typed_settings import typed
 
 OWN = "app."
 """Begins the names of settings that are the app's, not ours."""
+LARGEST_CLIENT = 10_000_000
+"""Examples that a client may claim to have by default: they are its weight."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """What a run over a network needs to be told besides."""
+    """What a run over a network needs beside its own settings."""
 
     out: str = ""
-    """Run directory, an absolute path on the server's machine; a run that lies there is resumed."""
+    """Run directory, an absolute path on the server's machine; a run in it is resumed."""
     min_nodes: int = 1
-    """Nodes that must be there before the run begins; whose clients they hold is its population."""
+    """Nodes that must be connected before the run begins; their clients are its population."""
     start_timeout: float = 60.0
-    """Seconds to wait for them, and later, where all are gone, for one to come back."""
+    """Seconds to wait for them, and later, when all are gone, for one to come back."""
     round_timeout: float = 600.0
-    """Seconds after which a round goes on without the nodes that have not answered."""
+    """Seconds after which a round continues without the nodes that have not answered."""
     poll: float = 0.1
     """Seconds between looks for answers."""
-    largest_client: int = 10_000_000
+    largest_client: int = LARGEST_CLIENT
     """Examples that a client may claim to have: they are its weight."""
 
 
@@ -44,40 +46,24 @@ class Holding:
     """What a node holds."""
 
     name: str = ""
-    """What messages call it; its partition or number if not given."""
+    """Its name in messages; default: its partition or number."""
     data_dir: str | None = None
-    """Where its data lies; FEDPA_DATA or the user's data directory if not given."""
+    """Directory of its data; default: FEDPA_DATA or the user's data directory."""
     clients: str = ""
-    """Ids, with commas between them; all clients of its data if nothing is said."""
+    """Ids, with commas between them; default: all clients of its data."""
     clients_file: str = ""
     """A file with one id a line."""
     partition_id: int | None = None
     """It holds every `num_partitions`-th client, beginning with this one: for trying out."""
     num_partitions: int | None = None
     state_dir: str = ""
-    """Where what its clients keep between rounds is written, an absolute path; in memory only if
-    not given."""
+    """Where its clients' states between rounds are written, an absolute path; default: in memory
+    only."""
 
 
-def connection_settings(table: Mapping[str, Any]) -> Connection:
+def read_connection(table: Mapping[str, Any]) -> Connection:
     """The connection's settings among a run's, checked."""
-    hints = typing.get_type_hints(Connection)
-    values = {
-        name: typed(hints[name], value, f"run config: {key}")
-        for key, value in table.items()
-        if (name := key.replace("-", "_")) in hints
-    }
-    return _checked(Connection(**values))
-
-
-def unknown_setting(where: str, key: str, known: list[str]) -> FedpaError:
-    names = [name.replace("_", "-") for name in known]
-    close = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"a setting of the app itself is {OWN}{key}"
-    return FedpaError(f"{where}: unknown field {key}: {hint}")
-
-
-def _checked(connection: Connection) -> Connection:
+    connection: Connection = _read(Connection, table, "run config", others=True)
     check_integer("min-nodes", connection.min_nodes, 1)
     check_integer("largest-client", connection.largest_client, 1)
     for name in ("start_timeout", "round_timeout", "poll"):
@@ -91,22 +77,34 @@ def _checked(connection: Connection) -> Connection:
     return connection
 
 
-def node_settings(table: Mapping[str, Any]) -> Holding:
+def read_holding(table: Mapping[str, Any]) -> Holding:
     """The node's settings, checked: they say whose data takes part."""
-    hints = typing.get_type_hints(Holding)
-    values = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name in hints:
-            values[name] = typed(hints[name], value, f"node config: {key}")
-        elif not key.startswith(OWN):
-            raise unknown_setting("node config", key, list(hints))
-    holding = Holding(**values)
+    holding: Holding = _read(Holding, table, "node config", others=False)
     if holding.data_dir and not Path(holding.data_dir).is_dir():
         raise refuse("node config: data-dir", holding.data_dir, "is not a directory on the node")
     if holding.state_dir and not Path(holding.state_dir).is_absolute():
         raise refuse("node config: state-dir", holding.state_dir, "must be an absolute path")
     return holding
+
+
+def _read(kind: Any, table: Mapping[str, Any], where: str, others: bool) -> Any:
+    """The settings of `kind` in the table. others: whether there may be settings of others."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in hints:
+            values[name] = typed(hints[name], value, f"{where}: {key}")
+        elif not others and not key.startswith(OWN):
+            raise unknown_setting(where, key, list(hints))
+    return kind(**values)
+
+
+def unknown_setting(where: str, key: str, known: list[str]) -> FedpaError:
+    names = [name.replace("_", "-") for name in known]
+    close = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"a setting of the app itself is {OWN}{key}"
+    return FedpaError(f"{where}: unknown field {key}: {hint}")
 
 
 def check_state_dir(holding: Holding) -> None:
@@ -122,7 +120,7 @@ def check_state_dir(holding: Holding) -> None:
         raise refuse("node config: state-dir", holding.state_dir, expected) from None
 
 
-def held(holding: Holding, data: FederatedData) -> FederatedData:
+def select_clients(holding: Holding, data: FederatedData) -> FederatedData:
     """The node's clients, of those in its data."""
     ids = list(data.ids)
     wanted = [name.strip() for name in holding.clients.split(",") if name.strip()]

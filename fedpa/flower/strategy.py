@@ -8,12 +8,12 @@ methods of `fedpa`, with cohorts of many clients on a node, checkpoints and resu
 import time
 from collections.abc import Iterable
 from logging import INFO, WARNING
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flwr.app import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     Message,
@@ -22,30 +22,32 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore import log
 
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.flower.exchange import describe_error
-from fedpa.flower.records import WireError, escape_text
-from fedpa.numpy_client import ClientWork, check_work, is_trained
+from fedpa.flower import wire
+from fedpa.flower.settings import LARGEST_CLIENT
+from fedpa.numpy_client import ClientWork, check_work, describe_work, is_trained
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server, ServerState, init, update
 
-LARGEST = 10_000_000
-"""Examples that a client may claim to have: they are its weight."""
 
-
-class FedPA(Strategy):
+class FedPA(FedAvg):
     """Federated Posterior Averaging (Algorithms 1 and 3) over messages.
 
-    rho: the shrinkage ρ. epochs, burn_in_epochs: a client's epochs in a round, and how many of
-    them come before its first sample. burn_in_rounds: rounds that are FedAvg's. server_optimizer:
-    any of optax, `fedpa.server.sgd(1.0)` if not given. fraction_train: the share of the nodes that
-    take part in a round, drawn by `seed` from their numbers, which Flower chooses anew when a node
-    starts. min_nodes: how many must be there for the first round, within `start_timeout` seconds.
-    min_success: the share of a round's nodes that must give a usable answer, or the model stays as
-    it is. fraction_evaluate, weighted by examples: as in Flower's FedAvg.
+    Args:
+        rho: The shrinkage ρ.
+        epochs, burn_in_epochs: A client's epochs in a round, and how many of them come before its
+            first sample.
+        burn_in_rounds: Rounds that are FedAvg's.
+        server_optimizer: Any of optax; default: `fedpa.server.sgd(1.0)`.
+        fraction_train: The share of the nodes that take part in a round, drawn by `seed` from their
+            numbers, which Flower chooses when a node starts.
+        fraction_evaluate: As in Flower's FedAvg, weighted by examples.
+        min_nodes: How many must be connected for the first round, within `start_timeout` seconds.
+        min_success: The share of a round's nodes that must give a usable answer, or the model stays
+            as it is.
 
     Clients reply with a model, θ − Δ, from which Δ is computed here. That is what Flower's wrappers
     and mods for differential privacy expect: they clip Δ, and add noise to the new model, with
@@ -70,6 +72,13 @@ class FedPA(Strategy):
         start_timeout: float = 60.0,
         seed: int = 0,
     ) -> None:
+        super().__init__(
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=1,
+            min_evaluate_nodes=1,
+            min_available_nodes=1,
+        )
         self.work = ClientWork(True, epochs, burn_in_epochs, float(rho))
         check_work(self.work)
         check_integer("burn_in_rounds", burn_in_rounds, 0)
@@ -79,18 +88,11 @@ class FedPA(Strategy):
             if not 0 <= share <= 1:
                 raise refuse(name, share, "must be a share between 0 and 1")
         self.burn_in_rounds, self.seed = burn_in_rounds, seed
-        self.fraction_train, self.min_nodes = fraction_train, min_nodes
-        self.min_success, self.start_timeout = min_success, start_timeout
+        self.min_nodes, self.min_success, self.start_timeout = min_nodes, min_success, start_timeout
         self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer)
         self.state: ServerState | None = None
         self._given = ArrayRecord()
         self._asked: set[int] = set()
-        self._evaluation = FedAvg(
-            fraction_evaluate=fraction_evaluate,
-            min_train_nodes=1,
-            min_evaluate_nodes=1,
-            min_available_nodes=1,
-        )
 
     def summary(self) -> None:
         log(INFO, "\t├──> FedPA: %s", self.work)
@@ -114,19 +116,14 @@ class FedPA(Strategy):
         rng = np.random.default_rng([self.seed, server_round])
         chosen = [nodes[k] for k in sorted(rng.choice(len(nodes), size, replace=False))]
         self._asked = set(chosen)
-        asked = dict(config) | {
-            "server-round": server_round,
-            "fedpa-sampling": server_round > self.burn_in_rounds,
-            "fedpa-epochs": self.work.epochs,
-            "fedpa-burn-in-epochs": self.work.burn_in_epochs,
-            "fedpa-rho": self.work.rho,
-        }
-        content = RecordDict({"arrays": arrays, "config": ConfigRecord(asked)})
+        work = self.work._replace(sampling=server_round > self.burn_in_rounds)
+        asked = dict(config) | {"server-round": server_round} | describe_work(work)
+        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(asked)})
         group = str(server_round)
         return [Message(content, node, MessageType.TRAIN, group_id=group) for node in chosen]
 
     def _connected(self, grid: Grid, least: int) -> list[int]:
-        """The nodes that are there, once there are so many; later rounds go on with one."""
+        """Wait until that many nodes are connected, and list them."""
         deadline = time.monotonic() + self.start_timeout
         while len(nodes := sorted(grid.get_node_ids())) < least:
             if time.monotonic() > deadline:
@@ -142,11 +139,12 @@ class FedPA(Strategy):
         assert self.state is not None
         theta = _floats(self._given)
         sums = {name: np.zeros(array.shape, np.float64) for name, array in theta.items()}
-        weight, counted, told = 0, 0, dict[str, float]()
+        weight, counted, numbers = 0, 0, dict[str, float]()
         for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
             try:
-                delta, n, metrics = _checked(message, theta)
-            except FedpaError as error:
+                with wire.reading():
+                    delta, n, metrics = _read_reply(message, theta)
+            except wire.WireError as error:
                 node = message.metadata.src_node_id
                 log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, error)
                 continue
@@ -155,7 +153,7 @@ class FedPA(Strategy):
             for name, array in delta.items():
                 sums[name] += n * array
             for name, value in metrics.items():
-                told[name] = told.get(name, 0.0) + n * value
+                numbers[name] = numbers.get(name, 0.0) + n * value
         rejected = len(self._asked) - counted
         if not counted or counted < self.min_success * len(self._asked) or not weight:
             log(WARNING, "fedpa: round %d: the model stays as it is", server_round)
@@ -166,20 +164,12 @@ class FedPA(Strategy):
         }
         self.state, info = update(self.server, self.state, mean, jnp.asarray(float(weight)))
         new = {
-            name: Array(np.asarray(self.state.theta[name], array.numpy().dtype))
-            if name in theta
-            else array
-            for name, array in self._given.items()
+            name: np.asarray(self.state.theta[name], array.dtype) for name, array in theta.items()
         }
-        metrics = {name: value / weight for name, value in told.items()}
+        metrics = {name: value / weight for name, value in numbers.items()}
         skipped = int(info.skipped)
         record = MetricRecord({**metrics, "rejected": rejected, "skipped": skipped})
-        return ArrayRecord(new), record
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self._evaluation.configure_evaluate(server_round, arrays, config, grid)
+        return ArrayRecord(dict(self._given) | dict(wire.pack_arrays(new))), record
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -187,14 +177,14 @@ class FedPA(Strategy):
         usable = []
         for message in replies:
             if message.has_error():
-                node, why = message.metadata.src_node_id, describe_error(message.error)
+                node, why = message.metadata.src_node_id, wire.describe_error(message.error)
                 log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, why)
                 continue
             for name, record in list(message.content.metric_records.items()):
-                shown = {escape_text(key, 100): value for key, value in record.items()}
+                shown = {wire.escape_text(key, 100): value for key, value in record.items()}
                 message.content[name] = MetricRecord(shown)
             usable.append(message)
-        return self._evaluation.aggregate_evaluate(server_round, usable)
+        return super().aggregate_evaluate(server_round, usable)
 
 
 def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
@@ -202,36 +192,26 @@ def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: a for name, a in found.items() if is_trained(a)}
 
 
-def _checked(
+def _read_reply(
     message: Message, theta: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], int, dict[str, float]]:
     """A client's Δ in float64, n and metrics. What makes no sense is refused and named."""
     if message.has_error():
-        raise WireError(describe_error(message.error))
-    arrays, metrics = message.content.get("arrays"), message.content.get("metrics")
+        raise wire.WireError(wire.describe_error(message.error))
+    arrays, metrics = message.content.get(wire.ARRAYS), message.content.get(wire.METRICS)
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
-        raise WireError("the answer has no records arrays and metrics: does the client use reply?")
-    n = metrics.get("num-examples")
-    if not isinstance(n, int) or not 0 <= n <= LARGEST:
-        raise refuse("num-examples", n, f"must be a whole number from 0 to {LARGEST:,}")
+        raise wire.WireError(
+            "the answer has no records arrays and metrics: does the client use reply?"
+        )
+    n: Any = metrics.get("num-examples")
+    wire.check_count("num-examples", n, LARGEST_CLIENT)
     delta = {}
     for name, wanted in theta.items():
-        if name not in arrays:
-            raise WireError(f"there is no array {name}")
-        try:
-            array = arrays[name].numpy()
-        except Exception as error:
-            raise WireError(f"{name} can't be read: {error}") from None
-        if array.shape != wanted.shape or array.dtype != wanted.dtype:
-            raise WireError(
-                f"{name} is {array.dtype}{list(array.shape)}: {wanted.dtype}{list(wanted.shape)} "
-                "is needed"
-            )
-        if not np.isfinite(array).all():
-            raise WireError(f"{name} holds a value that is not finite")
+        array = wire.read_array(arrays, name, wanted)
+        wire.check_finite(name, array)
         delta[name] = wanted.astype(np.float64) - array
     numbers = {
-        escape_text(name, 100): float(value)
+        wire.escape_text(name, 100): float(value)
         for name, value in metrics.items()
         if name != "num-examples" and isinstance(value, int | float)
     }

@@ -18,6 +18,7 @@ from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
 from fedpa.algorithms.methods import about, of_population
 from fedpa.data.federated import FederatedData, check_when_read, from_mapping
 from fedpa.engines.distributed import from_first, is_first
+from fedpa.engines.engine import OfAlgorithm
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.client_data import find_bad_value, is_real
@@ -108,6 +109,9 @@ def fit(
         loss, params, data, method, rounds, regularizer, reduction, sparse, weight
     )
     engine = local() if engine is None else engine
+    run_by = algorithm
+    if isinstance(engine, OfAlgorithm):
+        run_by, engine = engine.make(algorithm, theta)
     if not callable(engine):
         raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
     evaluations = []
@@ -124,7 +128,7 @@ def fit(
         return evaluated(evaluate, model)
 
     training = Training(
-        algorithm,
+        run_by,
         theta,
         data,
         assemble,

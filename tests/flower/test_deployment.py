@@ -142,8 +142,8 @@ from fedpa.experiments.flower import client_app
 def mischief(message, context, call_next):
     reply = call_next(message, context)
     if context.node_config["partition-id"] == 1 and message.metadata.message_type == "train":
-        arrays, about = reply.content["arrays"], reply.content["about"]
-        name, t = next(iter(arrays)), message.content["about"]["round"]
+        arrays, said = reply.content["arrays"], reply.content["config"]
+        name, t = next(iter(arrays)), message.content["config"]["round"]
         value = arrays[name].numpy().copy()
         if t == 0:
             arrays[name] = Array(value[:-1].copy())
@@ -151,7 +151,7 @@ def mischief(message, context, call_next):
             value.flat[0] = np.nan
             arrays[name] = Array(value)
         else:
-            about["examples"] = [-n for n in about["examples"]]
+            said["examples"] = [-n for n in said["examples"]]
     return reply
 
 

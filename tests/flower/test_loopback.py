@@ -20,20 +20,18 @@ from fedpa.errors import BadValueError, FedpaError, NoUsableClientError
 from fedpa.experiments.flower import client_app, load_served, run_settings
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run
-from fedpa.flower import serving
-from fedpa.flower.exchange import describe_error
-from fedpa.flower.node import _as_keys
-from fedpa.flower.records import WireError
-from fedpa.flower.replies import checked
-from fedpa.flower.settings import connection_settings
-from fedpa.flower.states import in_context, in_directory, put, taken
+from fedpa.flower import server
+from fedpa.flower.client import _read_keys
+from fedpa.flower.settings import read_connection
+from fedpa.flower.states import in_context, in_directory
+from fedpa.flower.wire import Expected, WireError, describe_error, read_reply
 from fedpa.training.checkpoints import entry
 from tests.flower.loopback_grid import LoopbackGrid, capture
 
 
 def serve(grid, config):
     """What the app of names does with a run's settings."""
-    return serving.serve(grid, connection_settings(config), load_served(config))
+    return server.serve(grid, read_connection(config), load_served(config))
 
 
 SETTINGS = {
@@ -157,15 +155,15 @@ def change_weight(content, change):
 
 
 def reject_one(content):
-    accepted = content["about"]["accepted"]
-    content["about"]["accepted"] = [False, *accepted[1:]]
+    accepted = content["config"]["accepted"]
+    content["config"]["accepted"] = [False, *accepted[1:]]
 
 
 FORGED = "gone\nfedpa: round 9: all is well\x1b[2J" + "x" * 2_000_000
 
 
 def set_examples(content, change):
-    content["about"]["examples"] = [change(n) for n in content["about"]["examples"]]
+    content["config"]["examples"] = [change(n) for n in content["config"]["examples"]]
 
 
 FAULTS = {
@@ -179,24 +177,27 @@ FAULTS = {
     "a little more weight": (lambda c: change_weight(c, lambda q: q * 1.00001), "weight = "),
     "a client that failed, with its weight": (reject_one, "weight = "),
     "a number of a name over lines": (
-        lambda c: c["infos"].update({FORGED: [1.0] * len(c["about"]["clients"])}),
+        lambda c: c["metrics"].update({FORGED: [1.0] * len(c["config"]["clients"])}),
         "gone\\nfedpa: round 9",
     ),
     "a negative count": (lambda c: set_examples(c, lambda n: -n), "examples = -"),
     "an absurd count": (lambda c: set_examples(c, lambda n: 10**9), "examples = 1000000000"),
     "a number of no name": (
-        lambda c: c["infos"].update(surprise=[1.0] * len(c["about"]["clients"])),
+        lambda c: c["metrics"].update(surprise=[1.0] * len(c["config"]["clients"])),
         "surprise is not among the numbers",
     ),
-    "other clients": (lambda c: c["about"].update(clients=["x"]), "that were asked for"),
+    "other clients": (lambda c: c["config"].update(clients=["x"]), "that were asked for"),
     "no records": (lambda c: c.clear(), "there is no record"),
-    "a number for clients": (lambda c: c["about"].update(clients=5), "makes no sense"),
+    "a number for clients": (lambda c: c["config"].update(clients=5), "makes no sense"),
     "a text for a number": (
         lambda c: c.update(scalars=ConfigRecord(dict.fromkeys(c["scalars"], "abc"))),
-        "makes no sense",
+        "can't be read",
     ),
-    "a list of nothing": (lambda c: c["about"].update(accepted=[]), "accepted must say"),
-    "depths": (lambda c: c["about"].update(failures="[" * 100_000), "makes no sense"),
+    "a list of nothing": (
+        lambda c: c["config"].update(accepted=[]),
+        "accepted must have one",
+    ),
+    "depths": (lambda c: c["config"].update(failures="[" * 100_000), "makes no sense"),
     "flower's error": (5, "the node is gone"),
 }
 
@@ -237,14 +238,19 @@ def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
     assert not any(line.startswith("fedpa: round 9: all is well") for line in lines)
 
 
+def expect_weight(weight):
+    """Replies without arrays whose Σ n_i is said to be `weight`."""
+    return Expected({}, (), lambda total: weight, lambda sizes: float(sum(sizes)))
+
+
 def test_errors_of_nodes_and_of_single_clients_are_shown_in_one_line():
     said = ConfigRecord({"error": FORGED})
     with pytest.raises(WireError) as error:
-        checked(RecordDict({"about": said}), {}, lambda total: 3.0, {"a": 3}, "examples", ())
+        read_reply(RecordDict({"config": said}), expect_weight(3.0), {"a": 3})
     failed = {"clients": ["a"], "accepted": [False], "examples": [0]}
     failures = json.dumps({"a": FORGED})
-    content = RecordDict({"about": ConfigRecord({**failed, "failures": failures})})
-    reply = checked(content, {}, lambda total: 0.0, {"a": 3}, "examples", ())
+    content = RecordDict({"config": ConfigRecord({**failed, "failures": failures})})
+    reply = read_reply(content, expect_weight(0.0), {"a": 3})
     gone = describe_error(Error(2, FORGED))
     for text in (str(error.value), reply.failures["a"], gone):
         assert "gone\\nfedpa: round 9: all is well\\x1b[2J" in text
@@ -256,10 +262,10 @@ def test_weights_above_what_float32_counts_may_be_rounded():
     """By one rounding a client, and no more."""
     sizes = dict.fromkeys("abc", 7_000_001)
     said = {"clients": [*sizes], "accepted": [True] * 3, "examples": [*sizes.values()]}
-    content = RecordDict({"about": ConfigRecord(said)})
-    checked(content, {}, lambda total: np.float32(21_000_004), sizes, "examples", ())
+    content = RecordDict({"config": ConfigRecord(said)})
+    read_reply(content, expect_weight(np.float32(21_000_004)), sizes)
     with pytest.raises(WireError, match="weight = 21000012"):
-        checked(content, {}, lambda total: np.float32(21_000_012), sizes, "examples", ())
+        read_reply(content, expect_weight(np.float32(21_000_012)), sizes)
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -272,7 +278,7 @@ def test_sums_of_clients_that_don_t_count_and_sums_too_large_are_left_out(tmp_pa
 
     def uncounted(content):
         huge(content)
-        content["about"]["accepted"] = [False] * len(content["about"]["accepted"])
+        content["config"]["accepted"] = [False] * len(content["config"]["accepted"])
         set_weight(content, 0.0)
 
     grid = grid_of(config)
@@ -365,9 +371,9 @@ def test_a_node_that_was_started_anew_takes_its_own_place(tmp_path):
 @pytest.mark.filterwarnings("ignore:round")
 def test_a_node_that_appears_in_mid_round_is_in_the_next(tmp_path, monkeypatch):
     """It is asked what it holds while the round's answers are waited for."""
-    import fedpa.flower.exchange as exchange
+    import fedpa.flower.roster as roster
 
-    monkeypatch.setattr(exchange, "LOOK", 0.0)
+    monkeypatch.setattr(roster, "LOOK", 0.0)
     config = settings(tmp_path, rounds=2, clients_per_round=90)
     grid = grid_of(config)
     grid.faults[101] = None  # silent: the others wait for it
@@ -396,9 +402,9 @@ def test_a_node_that_is_back_by_its_own_number_is_in_the_next_round(tmp_path, mo
 
     Node 102 is gone in mid-round, by Flower's word, and back before the round is over.
     """
-    import fedpa.flower.exchange as exchange
+    import fedpa.flower.roster as roster
 
-    monkeypatch.setattr(exchange, "LOOK", 0.0)
+    monkeypatch.setattr(roster, "LOOK", 0.0)
     config = settings(tmp_path, rounds=2, clients_per_round=90)
     grid = grid_of(config)
     grid.faults = {101: None, 102: 5}  # the first is waited for
@@ -447,7 +453,7 @@ def test_a_run_goes_on_from_its_directory(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:a client takes part")
 def test_what_clients_keep_stays_on_their_node(tmp_path):
-    config = settings(tmp_path, method="scaffold", rounds=4, clients_per_round=3)
+    config = settings(tmp_path, method="scaffold", rounds=3, clients_per_round=3, epochs=1)
     del config["burn-in-rounds"]
     config |= {"seed": 0}
     few = [{"clients": f"client-00{k}"} for k in range(3)]
@@ -455,22 +461,22 @@ def test_what_clients_keep_stays_on_their_node(tmp_path):
     grid = grid_of({**config, "out": str(tmp_path / "again")}, few)
     again, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "again")}))
     assert_close(fit.params, again.params, 0)
-    assert "begin anew" not in text
+    assert "start again" not in text
     assert all(len(context.state) for context in grid.contexts.values())
-    sent = [m.content["about"]["states"] for m in grid.sent if "states" in m.content["about"]]
-    assert sorted(t for states in sent for t in states) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    sent = [m.content["config"]["states"] for m in grid.sent if "states" in m.content["config"]]
+    assert sorted(t for states in sent for t in states) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     # A node that was started anew has lost them, and says so.
     grid = grid_of({**config, "out": str(tmp_path / "lost")}, few)
     grid.faults[101] = lambda content: grid.contexts[101].state.clear()
     _, text = capture(lambda: serve(grid, {**config, "out": str(tmp_path / "lost")}))
-    assert "has lost what 1 of its clients ('client-000', …) kept: they begin anew" in text
+    assert "has lost the states of 1 of its clients ('client-000', …): they start again" in text
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
     """Nodes and server are started anew; the last rounds, of which no checkpoint is, come again."""
-    config = settings(tmp_path, method="scaffold", rounds=6, clients_per_round=2)
+    config = settings(tmp_path, method="scaffold", rounds=6, clients_per_round=2, epochs=1)
     del config["burn-in-rounds"]
     config |= {"checkpoint-every": every, "keep-checkpoints": 6}
     few = [
@@ -484,7 +490,7 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
         shutil.rmtree(entry(tmp_path / "run", t), ignore_errors=every == 3)
     grid = grid_of(config, few)
     fit, text = capture(lambda: serve(grid, config))
-    assert "begin anew" not in text
+    assert "start again" not in text
     assert "resumes the run in that directory after round 3" in text
     assert len(fit.history) == 6
     assert_close(fit.params, whole.params, 0)
@@ -498,26 +504,26 @@ def test_states_that_nobody_will_ask_for_are_dropped(tmp_path):
     template = {"c": jnp.zeros(3), "n": jnp.zeros(())}
     for store in contexts:
         for t in (2, 4, 5, 7):
-            put(store, {"a/ü": {"c": jnp.full(3, float(t)), "n": jnp.float32(t)}}, t)
-        put(store, {"b": {"c": jnp.zeros(3), "n": jnp.zeros(())}}, 2)
-        found, lost = taken(store, template, ["a/ü"], [5], floor=4)
+            store.put({"a/ü": {"c": jnp.full(3, float(t)), "n": jnp.float32(t)}}, t)
+        store.put({"b": {"c": jnp.zeros(3), "n": jnp.zeros(())}}, 2)
+        found, lost = store.take(template, ["a/ü"], [5], floor=4)
         assert lost == []
         np.testing.assert_array_equal(found["a/ü"]["c"], [5.0] * 3)
         assert float(found["a/ü"]["n"]) == 5.0
         assert sorted(store.rounds("a/ü")) == [4, 5]  # 2 is older than 4; 7 was never counted
         assert store.rounds("b") == [2]
-        put(store, {"a/ü": {"c": jnp.zeros(3), "n": jnp.zeros(())}}, 3)  # of a round long over
+        store.put({"a/ü": {"c": jnp.zeros(3), "n": jnp.zeros(())}}, 3)  # of a round long over
         assert sorted(store.rounds("a/ü")) == [4, 5]
-        assert taken(store, template, ["a/ü", "b", "c"], [3, 0, 0], floor=3) == ({}, ["a/ü"])
+        assert store.take(template, ["a/ü", "b", "c"], [3, 0, 0], floor=3) == ({}, ["a/ü"])
         assert not any(store.rounds(name) for name in ("a/ü", "b", "c"))  # all of later rounds
 
 
 def test_a_state_that_is_damaged_is_lost_and_no_other(tmp_path):
     store = in_directory(tmp_path / "run")
-    put(store, {name: {"c": jnp.ones(3)} for name in "ab"}, 2)
+    store.put({name: {"c": jnp.ones(3)} for name in "ab"}, 2)
     damaged = sorted((tmp_path / "run").iterdir())[0]
     damaged.write_bytes(b"PK")
-    found, lost = taken(store, {"c": jnp.zeros(3)}, ["a", "b"], [2, 2], floor=2)
+    found, lost = store.take({"c": jnp.zeros(3)}, ["a", "b"], [2, 2], floor=2)
     assert len(found) == len(lost) == 1
     assert {*found, *lost} == {"a", "b"}
     assert not damaged.exists()
@@ -544,7 +550,7 @@ REFUSED = {
         "both hold client 'client-000'",
     ),
     "all clients on two nodes": (
-        {},
+        {"start-timeout": 30.0},
         [*THIRDS, {**THIRDS[1], "name": "dup"}],
         "both hold client 'client-001'",
     ),
@@ -603,16 +609,14 @@ def test_refused_before_any_work(tmp_path, what):
 
 
 def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch):
-    import fedpa.flower.serving as server
-
-    original = server._message_shapes
+    original = server._describe_message
 
     def other(run):
         found = original(run)
         name = next(iter(found))
         return {**found, name: "float32[16, 64]"}
 
-    monkeypatch.setattr(server, "_message_shapes", other)
+    monkeypatch.setattr(server, "_describe_message", other)
     with pytest.raises(FedpaError, match=r"float32\[16, 64\] on the server and float32\[32, 64\]"):
         served(settings(tmp_path))
 
@@ -620,8 +624,11 @@ def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monke
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"examples": [2**31 - 1] * 34}, "must be a whole number from 0 to largest-client"),
-        ({"examples": [-1] * 34}, "client-000' has -1 examples"),
+        (
+            {"examples": [2**31 - 1] * 34},
+            "= 2147483647: must be a whole number from 0 to",
+        ),
+        ({"examples": [-1] * 34}, "examples of client 'client-000' = -1"),
         ({"clients": ["a"] * 34}, "each once"),
         ({"kind": "[Infinity]"}, "an example's arrays are [Infinity]"),
         ({"clients": 5}, "must be lists of one length"),
@@ -640,7 +647,7 @@ def test_a_node_that_tells_nonsense_of_itself_is_refused(tmp_path, changes, said
         replies = original(ids)
         for reply in replies:
             if reply.metadata.src_node_id == 101:
-                reply.content["about"].update(changes)
+                reply.content["config"].update(changes)
         return replies
 
     grid.pull_messages = pull
@@ -705,7 +712,7 @@ def test_another_version_of_fedpa_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", [[1, 2, 3], [1, 2, 3, -4], [1, 2, 3, 2**32]])
 def test_keys_that_are_none_are_refused(words):
     with pytest.raises(FedpaError, match="keys: must be 2 words of 32 bits for each of 2 clients"):
-        _as_keys(words, 2)
+        _read_keys(words, 2)
 
 
 def test_no_example_is_told(tmp_path):
@@ -719,13 +726,10 @@ def test_no_example_is_told(tmp_path):
     queries = [m for m in said if m.metadata.message_type == "query"]
     assert len(queries) == 3
     for message in queries:
-        assert list(message.content) == ["about"]
-        about = message.content["about"]
+        assert list(message.content) == ["config"]
+        about = message.content["config"]
         assert set(about) == {"name", "clients", "examples", "kind"}
-        shapes = json.loads(about["kind"])
-        assert shapes == {
-            "dict": {"x": {"array": ["float32", [64]]}, "y": {"array": ["int32", []]}}
-        }
+        assert about["kind"] == "{'x': 'float32[64]', 'y': 'int32[]'}"
     for message in (m for m in said if m.metadata.message_type == "train"):
         arrays = message.content["arrays"]
         assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
@@ -738,7 +742,7 @@ def test_a_bad_value_is_not_told(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise BadValueError("client '7': y[0] = 424242: must be smaller")
 
-    monkeypatch.setattr("fedpa.flower.answering.answer", refuse)
+    monkeypatch.setattr("fedpa.flower.client.run_clients", refuse)
     config = settings(tmp_path, rounds=2)
     grid = grid_of(config)
     said = []
@@ -746,7 +750,7 @@ def test_a_bad_value_is_not_told(tmp_path, monkeypatch):
     grid.pull_messages = lambda ids: [said.append(m) or m for m in original(ids)]
     with contextlib.suppress(FedpaError):  # no round has a client
         serve(grid, config)
-    errors = [m.content["about"].get("error", "") for m in said]
+    errors = [m.content["config"].get("error", "") for m in said]
     assert any("BadValueError" in error for error in errors)
     assert not any("424242" in error for error in errors)
 
@@ -766,20 +770,20 @@ def test_the_page_s_task_of_one_s_own(tmp_path, monkeypatch):
         x = rng.normal(size=(n, 64)).astype(np.float32) + 6 * np.eye(64, dtype=np.float32)[y]
         np.savez(place / f"{name}.npz", x=x, y=y)
 
-    for site in range(3):
-        for client in range(4):
+    for site in range(2):
+        for client in range(5):
             example_file(tmp_path / f"site{site}" / "train", f"patient-{site}-{client}", 20)
     example_file(tmp_path / "server" / "train", "shapes", 1)
     example_file(tmp_path / "server" / "test", "test", 300)
     config = {
-        **settings(tmp_path, rounds=8, clients_per_round=10, epochs=5),
+        **settings(tmp_path, rounds=5, clients_per_round=8, epochs=5, min_nodes=2),
         "task": "app_of_the_page.clinics",
         "data-dir": str(tmp_path / "server"),
     }
-    nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(3)]
+    nodes = [{"data-dir": str(tmp_path / f"site{site}")} for site in range(2)]
     fit = served(config, nodes)
     assert fit.history[-1]["eval/accuracy"] > 0.6  # of ten classes
-    assert [record["train/rejected"] for record in fit.history] == [0] * 8
+    assert [record["train/rejected"] for record in fit.history] == [0] * 5
     loaded = fedpa.load(tmp_path / "run")
     assert loaded.config.task == "app_of_the_page.clinics"
     assert_close(loaded.params, fit.params, 0)
@@ -794,15 +798,17 @@ def test_each_node_reads_its_own_directory(tmp_path):
     sizes = (3, 1, 20, 12, 0, 9)
     stackoverflow(tmp_path / "all", sizes)
     nodes = []
-    for number in range(3):
+    for number in range(2):
         place = tmp_path / f"site{number}"
         stackoverflow(place, sizes)
-        own = [number, number + 3]
+        own = [number, number + 2, number + 4]
         clients = [(f"user-{i}", posts(sizes[i], i)) for i in own]
         write_hdf5(place / "stackoverflow_train.h5", clients)
         nodes.append({"data-dir": str(place), "name": f"site{number}"})
     config = {
         **settings(tmp_path, task="stackoverflow-lr", method="fedavg", clients_per_round=4),
+        "rounds": 2,
+        "min-nodes": 2,
         "data-dir": str(tmp_path / "all"),
     }
     del config["burn-in-rounds"]
@@ -815,6 +821,6 @@ def test_each_node_reads_its_own_directory(tmp_path):
     # A node that is told to hold a client that its directory does not have says so.
     nodes[1] = {**nodes[1], "clients": "user-1,user-2"}
     with pytest.raises(
-        FedpaError, match=r"site1 refused \(.* no client 'user-2' to train: it has 2"
+        FedpaError, match=r"site1 refused \(.* no client 'user-2' to train: it has 3"
     ):
         served({**config, "out": str(tmp_path / "other")}, nodes)

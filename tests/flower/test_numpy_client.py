@@ -90,6 +90,28 @@ def test_a_node_needs_no_jax():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+ANSWER = """
+import sys
+for name in ("jax", "optax", "equinox", "jaxtyping", "blackjax"):
+    sys.modules[name] = None  # importing it fails
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from fedpa.numpy_client import ClientWork, describe_work, reply
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+asked = ConfigRecord(describe_work(ClientWork(True, 2, 0, 0.1)))
+sent = RecordDict({"arrays": ArrayRecord([np.zeros(3, np.float32)]), "config": asked})
+answer = reply(Message(sent, 5, "train"), lambda arrays: [arrays[0] + 1], 9)
+assert np.isfinite(answer.content["arrays"].to_numpy_ndarrays()[0]).all()
+"""
+
+
+def test_a_node_answers_without_jax():
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    subprocess.run([sys.executable, "-c", ANSWER], check=True, timeout=60)
+
+
 def test_the_example_trains_and_survives_a_bad_client(monkeypatch):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flwr.app import Array, ArrayRecord

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
+import fedpa.flower
 from fedpa.errors import FedpaError
-from fedpa.flower import version as versions
 
 BLOCKED = """
 import sys
 sys.modules["flwr"] = None  # importing it fails
-import fedpa, fedpa.flower
+import fedpa, fedpa.experiments.tasks, fedpa.flower
 assert "local" in fedpa.engines.engines()
 assert "digits" in fedpa.experiments.tasks.tasks()
 import fedpa.experiments.cli.main
@@ -25,19 +25,18 @@ def test_the_core_does_not_need_flower():
 
 
 def test_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(versions, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(fedpa.flower, "version", lambda name: "1.42.0")
     with pytest.raises(FedpaError, match=r"flwr = '1.42.0': flwr 1.41 is needed; pip install"):
-        versions.check_version()
+        fedpa.flower.check_version()
 
 
 def test_none_at_all_is_refused(monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(versions, "version", missing)
+    monkeypatch.setattr(fedpa.flower, "version", missing)
     with pytest.raises(FedpaError, match=r"Flower is not installed: flwr 1.41 is needed"):
-        versions.check_version()
-    import fedpa.flower
-
+        fedpa.flower.check_version()
+    monkeypatch.delitem(fedpa.flower.__dict__, "client_app", raising=False)  # if it was imported
     with pytest.raises(FedpaError, match="pip install"):
         _ = fedpa.flower.client_app
