@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import tomli_w
 import tyro
 
-from fedpa.engines import EngineOptions, engines
-from fedpa.engines.options import check_options
+from fedpa.engines import ENGINES, EngineOptions
+from fedpa.engines.engine import check_options
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
@@ -130,8 +130,8 @@ def resolve(config: RunConfig) -> RunConfig:
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
-    if config.engine not in engines():
-        raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(engines())}")
+    if config.engine not in ENGINES:
+        raise refuse("engine", config.engine, f"unknown engine; choose from {', '.join(ENGINES)}")
     check_share("min_success", config.min_success)
     check_options(config.engine_options)
     check_stopping(config.stopping)

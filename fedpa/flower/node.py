@@ -18,7 +18,7 @@ from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
 from fedpa.algorithms.methods import Method, OfPopulation
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.engines.per_client import per_client
+from fedpa.engines.local import per_client
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
