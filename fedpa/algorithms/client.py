@@ -22,8 +22,8 @@ from fedpa.objectives.minibatches import check_order
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.iasg import Epochs, Steps, iasg, plain_sgd
 from fedpa.samplers.sampler import Sampler
+from fedpa.server.aggregation import client_weight
 from fedpa.server.schedules import constant
-from fedpa.server.weighting import client_weight
 from fedpa.types import Key, Params, Scalar
 
 

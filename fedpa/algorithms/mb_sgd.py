@@ -22,8 +22,8 @@ from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, fedopt
 from fedpa.algorithms.methods import Method, describe
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
+from fedpa.server.aggregation import client_weight
 from fedpa.server.update import Server, check_server
-from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params
 
 

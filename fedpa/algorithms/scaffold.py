@@ -31,9 +31,8 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed
 from fedpa.server import update as server_update
-from fedpa.server.aggregation import Aggregate, all_finite, weighted_mean
+from fedpa.server.aggregation import Aggregate, all_finite, client_weight, weighted_mean
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
-from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params, Scalar
 
 

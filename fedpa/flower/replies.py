@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fedpa.flower.records import INFOS, WireError, about, escape_text, unpacked
-from fedpa.server.weighting import total_weight
+from fedpa.server.aggregation import total_weight
 from fedpa.training.named_arrays import path_name
 
 

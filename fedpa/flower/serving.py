@@ -29,7 +29,7 @@ from fedpa.flower.node import example_shapes, message_shapes
 from fedpa.flower.records import shapes
 from fedpa.flower.roster import Roster
 from fedpa.flower.settings import Connection, connection_settings
-from fedpa.server.weighting import total_weight
+from fedpa.server.aggregation import total_weight
 from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.fit import prepared_task

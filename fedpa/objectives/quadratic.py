@@ -8,13 +8,17 @@ the minimizer of smallest norm, the covariance uses the pseudo-inverse, and draw
 centre's component in the null space. Give a ridge where a proper posterior is wanted instead.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from fedpa.types import Key, Scalar
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective, client_loss
+from fedpa.types import Key, Params, Scalar
 
 Vector = Float[Array, " d"]
 Matrix = Float[Array, "d d"]
@@ -77,6 +81,37 @@ def minimizer(hessian: Matrix, linear: Vector) -> Vector:
     eigenvalues, vectors, in_row_space = _spectrum(hessian)
     coefficients = (vectors.T @ linear) / jnp.where(in_row_space, eigenvalues, 1)
     return vectors @ jnp.where(in_row_space, coefficients, 0)
+
+
+def global_posterior(
+    clients: Sequence[Quadratic], weights: Sequence[float] | Float[Array, " N"] | None = None
+) -> Quadratic:
+    """The product of the clients' posteriors (Prop. 1), its mode (eq. 3, Prop. 2).
+
+    A = Σ q_i A_i / Σ q_i and μ = A⁻¹ Σ q_i A_i μ_i / Σ q_i: each n_i counts once. At temperature 1
+    the precision n A = Σ n_i A_i is the product's. `weights` are q_i, n_i by default.
+    """
+    sizes = jnp.stack([client.n for client in clients])
+    q = sizes if weights is None else jnp.asarray(weights, sizes.dtype)
+    hessians = jnp.stack([client.hessian for client in clients])
+    pulls = jnp.stack([client.hessian @ client.mean for client in clients])
+    hessian = jnp.einsum("i,ijk->jk", q, hessians) / jnp.sum(q)
+    linear = jnp.einsum("i,ij->j", q, pulls) / jnp.sum(q)
+    return Quadratic(minimizer(hessian, linear), hessian, jnp.sum(sizes))
+
+
+def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Quadratic:
+    """The Laplace approximation at a given mode, over the parameters ravelled in tree order.
+
+    N(θ*, (T/n) H⁻¹) with H the Hessian of the mean loss at θ*: O(d²), for small models only.
+    """
+    flat, unravel = ravel_pytree(mode)
+
+    def flat_loss(vector: jax.Array) -> jax.Array:
+        return client_loss(objective, unravel(vector), data, key)
+
+    hessian = jax.hessian(flat_loss)(flat)
+    return Quadratic(flat, 0.5 * (hessian + hessian.T), data.n.astype(flat.dtype))
 
 
 def _spectrum(hessian: Matrix) -> tuple[Vector, Matrix, Array]:

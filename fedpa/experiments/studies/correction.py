@@ -46,9 +46,8 @@ from fedpa.experiments.studies.simulation import Clients, equal_clients, simulat
 from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.laplace import laplace
 from fedpa.objectives.objective import Objective, client_loss
-from fedpa.objectives.quadratic import Quadratic
+from fedpa.objectives.quadratic import Quadratic, laplace
 from fedpa.objectives.regression_families import make_regression
 from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sampler import Sampler

@@ -39,9 +39,8 @@ from fedpa.experiments.studies.simulation import equal_clients, simulate
 from fedpa.experiments.studies.study import Row, Settings, Study, bootstrap, distinct, where
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import client_data
-from fedpa.objectives.global_posterior import global_posterior
 from fedpa.objectives.objective import Objective
-from fedpa.objectives.quadratic import Quadratic
+from fedpa.objectives.quadratic import Quadratic, global_posterior
 from fedpa.samplers.exact import exact
 from fedpa.server import optimizers
 from fedpa.server.update import Server
