@@ -23,15 +23,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import (
-    LocalTraining,
-    as_optimizer,
-    client_info,
-    local_work,
-    run_locally,
-    scaled,
-)
+from fedpa.algorithms.client import client_info, run_locally
 from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult, Inquiry
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work, scaled
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData

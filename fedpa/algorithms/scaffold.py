@@ -16,15 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import (
-    LocalTraining,
-    as_optimizer,
-    client_info,
-    local_sampler,
-    local_work,
-    run_locally,
-)
+from fedpa.algorithms.client import client_info, run_locally
 from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_sampler, local_work
 from fedpa.algorithms.methods import Method, OfPopulation, describe
 from fedpa.errors import check_number, refuse
 from fedpa.objectives.client_data import ClientData

@@ -3,7 +3,8 @@
 from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.last_iterate import last_iterate
 from fedpa.deltas.mean import mean
-from fedpa.deltas.posterior import posterior, posterior_delta
+from fedpa.deltas.posterior import posterior
+from fedpa.deltas.posterior_delta import posterior_delta
 from fedpa.deltas.shrinkage import Shrinkage, fixed, oas, rblw
 
 __all__ = [

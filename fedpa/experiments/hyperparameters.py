@@ -14,7 +14,7 @@ import fedpa
 from fedpa.errors import refuse
 
 if TYPE_CHECKING:
-    from fedpa.algorithms.client import LocalTraining, SamplerFactory
+    from fedpa.algorithms.local_training import LocalTraining, SamplerFactory
     from fedpa.objectives import Objective
     from fedpa.samplers import Sampler
     from fedpa.server import Server
@@ -176,7 +176,7 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
             h.delta_form,
             "commits to ρ early: needs a fixed ρ and the identity target",
         )
-    from fedpa.algorithms.client import local_work
+    from fedpa.algorithms.local_training import local_work
     from fedpa.deltas.posterior import check_sample_scale
 
     check_sample_scale(h.sample_scale)
@@ -236,7 +236,7 @@ def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
 
 def build_sampler(h: Hyperparameters) -> "SamplerFactory | None":
     """The sampler that `sampler` names; None for IASG, which local training itself is."""
-    from fedpa.algorithms.client import local_work
+    from fedpa.algorithms.local_training import local_work
 
     if h.sampler == "iasg":
         return None

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import about, of_population
 from fedpa.data.federated import FederatedData, check_when_read, from_mapping
 from fedpa.engines.distributed import from_first, is_first

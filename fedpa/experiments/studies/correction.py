@@ -34,10 +34,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.client import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
 from fedpa.data.partition import dirichlet_label_skew

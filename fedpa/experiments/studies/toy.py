@@ -27,10 +27,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
