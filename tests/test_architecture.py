@@ -14,6 +14,7 @@ LIBRARY = [
     {"cores", "discovery", "errors", "lazy", "places", "precision", "types", "watching"},
     {"objectives"},
     {"samplers"},
+    {"precisions"},
     {"deltas"},
     {"server"},
     {"algorithms"},
@@ -70,7 +71,7 @@ def test_imports_only_rows_above(path):
 
 def test_algorithm_layers_know_nothing_of_files_or_printing():
     for path in FILES:
-        if path.relative_to(PACKAGE).parts[0] in {r for row in LIBRARY[:6] for r in row}:
+        if path.relative_to(PACKAGE).parts[0] in {r for row in LIBRARY[:7] for r in row}:
             tree = ast.parse(path.read_text())
             names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
             assert not names & {"open", "print"}, path

@@ -1,7 +1,6 @@
 """Federated algorithms, one file each, as assemblies of samplers, deltas and servers."""
 
 from fedpa.algorithms.centralized import centralized
-from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedexp import fedexp
@@ -9,6 +8,7 @@ from fedpa.algorithms.fedopt import Algorithm, ClientResult
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.global_precision import global_precision
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method

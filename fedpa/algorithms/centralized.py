@@ -5,8 +5,8 @@ federated round visits (`fedpa.data.pooled`), and a server that takes its last i
 A round makes one pass over them unless more epochs are asked for. ClientOpt is fresh each round.
 """
 
-from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import Method, describe
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server

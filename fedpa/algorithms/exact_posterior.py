@@ -16,8 +16,8 @@ from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.quadratic import Quadratic
+from fedpa.server.aggregation import client_weight
 from fedpa.server.update import Server, check_server
-from fedpa.server.weighting import client_weight
 from fedpa.types import Key
 
 

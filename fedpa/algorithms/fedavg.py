@@ -4,8 +4,9 @@ FedAvgM, FedAdam, FedYogi and FedAdagrad are this with another server optimizer.
 terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 """
 
-from fedpa.algorithms.client import LocalTraining, client_update, local_sampler, local_work
+from fedpa.algorithms.client import client_update
 from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientUpdate, fedopt
+from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.methods import Method, describe
 from fedpa.deltas.last_iterate import last_iterate
 from fedpa.objectives.objective import Objective

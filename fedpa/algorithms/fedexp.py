@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import Broadcast, LocalTraining
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, fedopt
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, fedopt
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
 from fedpa.objectives.client_data import ClientData

@@ -12,15 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.client import (
-    LocalTraining,
-    SamplerFactory,
-    client_update,
-    local_work,
-    sampler_for,
-)
+from fedpa.algorithms.client import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, fedopt, phase_after
+from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work, sampler_for
 from fedpa.algorithms.methods import Method, describe
 from fedpa.deltas.posterior import SampleScale, posterior
 from fedpa.deltas.shrinkage import shrinkage

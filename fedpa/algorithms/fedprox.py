@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import LocalTraining, as_optimizer, local_work
 from fedpa.algorithms.fedavg import fedavg
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
 from fedpa.server.update import Server

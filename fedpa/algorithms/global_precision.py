@@ -32,13 +32,13 @@ from fedpa.algorithms.fedopt import (
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.input_factor import Factor, input_factors
 from fedpa.objectives.layer_inputs import Layer, layers_of
 from fedpa.objectives.objective import Objective
+from fedpa.precisions.input_factor import input_factors
+from fedpa.precisions.kronecker import Factor
 from fedpa.server import global_precision as denominator
 from fedpa.server.aggregation import Aggregate
-from fedpa.server.global_precision import Precision
-from fedpa.server.precision_aggregation import Sent, with_precision
+from fedpa.server.global_precision import Precision, Sent, with_precision
 from fedpa.types import Key, Params, Scalar
 
 EVERY = 5
@@ -138,7 +138,7 @@ def global_precision(
                 precision = denominator.update(
                     precision, found, fresh, aggregate.weight, decay=beta, epsilon=epsilon
                 )
-            step = denominator.preconditioned(precision, found, mean)
+            step = denominator.precondition(precision, found, mean)
             after, info = inner.server(state.numerator, Aggregate(step, aggregate.weight), t)
             steepest = jnp.max(precision.steepest)
             return PrecisionState(after, precision), _info(info.skipped, step, mean, steepest)

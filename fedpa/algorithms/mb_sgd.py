@@ -10,20 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import (
-    Broadcast,
-    LocalTraining,
-    client_info,
-    local_sampler,
-    local_work,
-    run_locally,
-)
+from fedpa.algorithms.client import Broadcast, client_info, run_locally
 from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, fedopt
+from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.methods import Method, describe
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
+from fedpa.server.aggregation import client_weight
 from fedpa.server.update import Server, check_server
-from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params
 
 

@@ -14,7 +14,7 @@ import optax
 from fedpa.algorithms.fedopt import Algorithm
 from fedpa.errors import FedpaError
 from fedpa.objectives.objective import Objective
-from fedpa.server.weighting import total_weight
+from fedpa.server.aggregation import total_weight
 
 P = ParamSpec("P")
 Method = Callable[[Objective], Algorithm]

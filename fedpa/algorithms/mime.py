@@ -23,27 +23,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import (
-    LocalTraining,
-    as_optimizer,
-    client_info,
-    local_work,
-    run_locally,
-    scaled,
-)
+from fedpa.algorithms.client import client_info, run_locally
 from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult, Inquiry
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work, scaled
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.objective import Objective, client_gradient
-from fedpa.precision import narrowed
+from fedpa.objectives.minibatches import batch_in_order, steps_per_epoch
+from fedpa.objectives.objective import Objective, or_one, penalty, sum_losses
+from fedpa.precision import narrowed, widened
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.server import optimizers
 from fedpa.server import update as server_update
-from fedpa.server.aggregation import Aggregate, all_finite, weighted_mean
+from fedpa.server.aggregation import Aggregate, all_finite, client_weight, weighted_mean
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
-from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params, Scalar
 
 Statistics = Any
@@ -236,3 +230,30 @@ def _algorithm(
         server=step,
         parameters=lambda state: server_update.parameters(server, state.server),
     )
+
+
+def client_gradient(
+    objective: Objective, theta: Params, data: ClientData, key: Key, batch_size: int
+) -> tuple[Scalar, Params]:
+    """f_i(θ) and ∇f_i(θ), summed up mini-batch by mini-batch: memory is that of one.
+
+    As a step of local SGD has it: with reduction `sum` both are the mean over an epoch's batches.
+    """
+    capacity = jax.tree.leaves(data.examples)[0].shape[0]
+    order = jnp.arange(capacity, dtype=jnp.int32)
+    steps = steps_per_epoch(data.n, batch_size)
+
+    def body(index: Any, carry: tuple[Scalar, Scalar, Params]) -> tuple[Scalar, Scalar, Params]:
+        batch = batch_in_order(data, order, index, batch_size)
+        (loss, weight), gradient = jax.value_and_grad(sum_losses, argnums=1, has_aux=True)(
+            objective, theta, batch.examples, batch.weights, jax.random.fold_in(key, index)
+        )
+        return jax.tree.map(jnp.add, carry, (loss, weight, widened(gradient)))
+
+    shapes = jax.eval_shape(body, 0, (jnp.zeros(()), jnp.zeros(()), widened(theta)))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    loss, weight, gradient = jax.lax.fori_loop(0, steps, body, start)
+    count = or_one(weight if objective.reduction == "mean" else steps.astype(weight.dtype))
+    added, pull = jax.value_and_grad(lambda theta: penalty(objective, theta, loss))(theta)
+    mean = jax.tree.map(lambda g, p: g / count.astype(g.dtype) + widened(p), gradient, pull)
+    return loss / count + added, narrowed(mean, theta)

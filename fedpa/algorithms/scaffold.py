@@ -16,24 +16,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import (
-    LocalTraining,
-    as_optimizer,
-    client_info,
-    local_sampler,
-    local_work,
-    run_locally,
-)
+from fedpa.algorithms.client import client_info, run_locally
 from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_sampler, local_work
 from fedpa.algorithms.methods import Method, OfPopulation, describe
 from fedpa.errors import check_number, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed
 from fedpa.server import update as server_update
-from fedpa.server.aggregation import Aggregate, all_finite, weighted_mean
+from fedpa.server.aggregation import Aggregate, all_finite, client_weight, weighted_mean
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
-from fedpa.server.weighting import client_weight
 from fedpa.types import Count, Key, Params, Scalar
 
 

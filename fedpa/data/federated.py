@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedpa.engines.resident import Packed
 from fedpa.errors import BadValueError, DataError, FedpaError
 from fedpa.objectives.client_data import (
     Kind,
-    Packed,
     check_examples,
     column_name,
     find_bad_value,

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from fedpa.deltas.delta import Delta, DeltaInfo
     from fedpa.deltas.last_iterate import last_iterate
     from fedpa.deltas.mean import mean
-    from fedpa.deltas.posterior import posterior, posterior_delta
+    from fedpa.deltas.posterior import posterior
+    from fedpa.deltas.posterior_delta import posterior_delta
     from fedpa.deltas.shrinkage import Shrinkage, fixed, oas, rblw
 
 make_lazy(
@@ -17,7 +18,8 @@ make_lazy(
         "fedpa.deltas.delta": ("Delta", "DeltaInfo"),
         "fedpa.deltas.last_iterate": ("last_iterate",),
         "fedpa.deltas.mean": ("mean",),
-        "fedpa.deltas.posterior": ("posterior", "posterior_delta"),
+        "fedpa.deltas.posterior": ("posterior",),
+        "fedpa.deltas.posterior_delta": ("posterior_delta",),
         "fedpa.deltas.shrinkage": ("Shrinkage", "fixed", "oas", "rblw"),
     },
 )

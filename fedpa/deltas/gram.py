@@ -135,16 +135,14 @@ def _choose(steep: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
 
 
 def effective_samples(count: Any, steps: Any, spread: Any) -> Any:
-    """How many independent samples ℓ samples are worth, seen from their steps alone.
+    """How many independent samples ℓ = `count` samples are worth, seen from their steps alone.
 
         r₁ = 1 − ½ Σ_s ‖x_{s+1} − x_s‖² / Σ_s ‖x_s − x̄‖²,  ESS = ℓ (1 − r₁)/(1 + r₁),  1 ≤ ESS ≤ ℓ
 
-    r₁ is the autocorrelation at lag one over all parameters jointly, by von Neumann's ratio; the
-    rest is what an AR(1) chain makes of it. Independent samples have r₁ ≈ 0. Samples that still
-    travel from θ₀ to the client's optimum have r₁ near 1 and count as one: their spread is the
-    path's, not the posterior's. With the few samples of a round a single client's number is rough;
-    a cohort's mean is not. (`fedpa.samplers.diagnose` looks at long chains, one parameter at a
-    time.)
+    r₁ is the autocorrelation at lag one over all parameters jointly (von Neumann's ratio), the rest
+    what an AR(1) chain makes of it. Samples that still travel from θ₀ to the client's optimum have
+    r₁ near 1 and count as one: their spread is the path's, not the posterior's. A single client's
+    number is rough, a cohort's mean is not. (`fedpa.samplers.diagnose` is for long chains.)
 
     Args:
         count: ℓ.

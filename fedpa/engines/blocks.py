@@ -1,4 +1,4 @@
-"""Which clients run together, and in arrays of which size.
+"""Which clients run together, how many side by side, and in arrays of which size.
 
 A block is a few clients side by side in the lanes of one program. Its loops run until its largest
 client is done, so lanes of smaller clients compute padding: blocks are made of clients of like
@@ -6,22 +6,67 @@ sizes, and no block may waste more than a fifth. The sizes of arrays and the num
 from short lists, so that few programs serve every cohort.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
+
+from fedpa.algorithms.fedopt import Message
+from fedpa.cores import cores
+from fedpa.engines.engine import Cohort, num_bytes
 
 MOST_CAPACITIES = 3
 FINE_UP_TO = 128
-"""Rows up to which one capacity does for everybody: padding costs less than compiling."""
+"""Rows up to which one capacity does for all: padding costs less than compiling."""
 RATIO = 4
 """Least ratio between capacities."""
 WASTE = 0.2
 """Largest share of a block that may be padding."""
-
-
 WORTHWHILE = 8
 """Lanes below which a width of its own is not worth compiling for."""
+CORES_PER_CLIENT = 8
+"""More than a large model's products use well at the batch sizes of federated learning."""
+MOST_LANES = 64
+FEWEST_LANES = 8
+"""Below, a block is too small to gain from being one."""
+SMALL = 2**18
+"""Bytes of a message up to which clients on a CPU gain from running side by side, measured."""
+SMALL_ELSEWHERE = 2**26
+"""The same for accelerators, which want more work at a time."""
+
+
+class Width(NamedTuple):
+    lanes: int
+    """Clients side by side in a program."""
+    workers: int
+    """Programs at a time."""
+
+
+def choose_width(message: Message, cohort: Cohort) -> Width:
+    return (side_by_side if should_vectorize(message, cohort) else one_at_a_time)(message, cohort)
+
+
+def should_vectorize(message: Message, cohort: Cohort) -> bool:
+    """Whether the model is small enough for clients to gain from running side by side."""
+    limit = SMALL if jax.default_backend() == "cpu" else SMALL_ELSEWHERE
+    return len(cohort.ids) > 1 and num_bytes(message) <= limit
+
+
+def one_at_a_time(message: Message, cohort: Cohort) -> Width:
+    return Width(1, max(cores() // CORES_PER_CLIENT, 1))
+
+
+def side_by_side(message: Message, cohort: Cohort) -> Width:
+    """Blocks of equal width: as many as come out even over the workers, unless too small."""
+    clients = len(cohort.ids)
+    if jax.default_backend() != "cpu":
+        return Width(min(clients, 4 * MOST_LANES), 1)
+    workers = cores()
+    number = workers * math.ceil(clients / (workers * MOST_LANES))
+    number = max(min(number, clients // FEWEST_LANES), 1)
+    return Width(math.ceil(clients / number), workers)
 
 
 class Block(NamedTuple):
@@ -44,17 +89,17 @@ def capacities(sizes: Sequence[int]) -> tuple[int, ...]:
     steps = int(np.clip(np.log(max(high / low, 1)) / np.log(RATIO), 0, MOST_CAPACITIES - 1))
     # From the top, so that the largest client has no padding to speak of.
     ratio = (high / low) ** (1 / (steps + 1)) if steps else 1.0
-    return tuple(sorted({_rounded(high / ratio**step) for step in range(steps + 1)}))
+    return tuple(sorted({_round_up(high / ratio**step) for step in range(steps + 1)}))
 
 
-def _rounded(n: int | float) -> int:
+def _round_up(n: int | float) -> int:
     """Up to a multiple of 8."""
     return 8 * int(np.ceil(np.ceil(n) / 8))
 
 
 def capacity_for(n: int, known: Sequence[int]) -> int:
     """The smallest of the known capacities that holds n rows; if none does, one of its own."""
-    return next((size for size in known if size >= n), _rounded(max(n, 1)))
+    return next((size for size in known if size >= n), _round_up(max(n, 1)))
 
 
 def ladder(lanes: int) -> tuple[int, ...]:
@@ -80,9 +125,3 @@ def blocks(sizes: Sequence[int], widths: Sequence[int], known: Sequence[int]) ->
         made.append(Block(tuple(members), width, capacity_for(sizes[members[0]], known)))
         start += len(members)
     return made
-
-
-def padding(sizes: Sequence[int], made: Sequence[Block]) -> float:
-    """The share of the computed examples that is padding."""
-    computed = sum(block.lanes * max(sizes[block.members[0]], 1) for block in made)
-    return 1 - sum(sizes) / max(computed, 1)

@@ -11,10 +11,17 @@ import jax.numpy as jnp
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Block
-from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
-from fedpa.engines.execution import every_client_failed, line, load, raw_keys, usual_kind
-from fedpa.engines.options import EngineOptions, check_options
-from fedpa.engines.program import bytes_of_result, in_lanes
+from fedpa.engines.engine import (
+    Cohort,
+    Engine,
+    EngineOptions,
+    RoundResult,
+    check_options,
+    no_reports,
+    record,
+)
+from fedpa.engines.execution import every_client_failed, find_kind, line, load_block, raw_keys
+from fedpa.engines.program import bytes_of_result, run_lanes
 from fedpa.server.aggregation import Aggregation
 from fedpa.watching import not_finite, watched_by
 
@@ -25,20 +32,22 @@ def debug(options: EngineOptions = EngineOptions()) -> Engine:
     def run(
         client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
     ) -> RoundResult:
-        step = in_lanes(client, aggregation)
-        keys, reports, kind = raw_keys(cohort), no_reports(cohort), usual_kind(cohort)
+        run_client = run_lanes(client, aggregation)
+        keys, reports, kind = raw_keys(cohort), no_reports(cohort), find_kind(cohort)
         total: Any = None
         failures: dict[str, str] = {}
         sent = 0
         for member, name in enumerate(cohort.ids):
-            loaded = load(cohort, keys, Block((member,), 1, max(cohort.sizes[member], 1)), kind)
+            loaded = load_block(
+                cohort, keys, Block((member,), 1, max(cohort.sizes[member], 1)), kind
+            )
             failures |= loaded.failures
             if not loaded.lane_of:
                 continue
             steps: list[int] = []
             try:
                 with jax.disable_jit(), watched_by(lambda number, values: _see(steps, values)):
-                    out = step(message, jax.tree.map(jnp.asarray, loaded.lanes))
+                    out = run_client(message, jax.tree.map(jnp.asarray, loaded.lanes))
                 total = out.total if total is None else aggregation.merge(total, out.total)
             except Exception as error:
                 failures[name] = f"step {len(steps)}: {line(error)}"
@@ -58,6 +67,3 @@ def _see(steps: list[int], values: dict[str, Any]) -> None:
     bad = not_finite(values)
     if bad:
         raise FloatingPointError(bad)
-
-
-ENGINE = debug

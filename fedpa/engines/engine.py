@@ -3,14 +3,17 @@
 (client update, aggregation, message, cohort) → the aggregate, and each client's info and new state.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedpa.algorithms.fedopt import Algorithm, ClientState, ClientUpdate, Message
-from fedpa.objectives.client_data import Packed
+from fedpa.engines.resident import Packed
+from fedpa.errors import check_integer, refuse
 from fedpa.server.aggregation import Aggregate, Aggregation
 from fedpa.types import Keys, Params
 
@@ -66,6 +69,73 @@ class OfAlgorithm(NamedTuple):
 
     make: Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
     """(algorithm, θ) → the algorithm as the round loop runs it, and the engine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """How an engine uses the machine; what is not set, the engine chooses.
+
+    None of it changes results by more than rounding.
+    """
+
+    device: str | None = None
+    """Kind of device to run on: cpu, gpu or tpu; JAX's default if not given."""
+    devices: int | None = None
+    """How many devices to use (sharded); all if not given."""
+    clients_in_flight: int | None = None
+    """Clients that run side by side in one program, on each device."""
+    workers: int | None = None
+    """Programs that run at a time, each in a thread of its own."""
+    matmul_precision: str = "default"
+    """Precision of matrix products on accelerators: default, high or highest."""
+
+
+def check_options(options: EngineOptions) -> None:
+    """Refuse what this machine does not have."""
+    for name in ("devices", "clients_in_flight", "workers"):
+        value = getattr(options, name)
+        if value is not None:
+            check_integer(name, value, 1)
+    if options.matmul_precision not in ("default", "high", "highest"):
+        raise refuse(
+            "matmul_precision", options.matmul_precision, "must be default, high or highest"
+        )
+    available = _list_devices(options)
+    if options.devices is not None and options.devices > len(available):
+        hint = ""
+        if available[0].platform == "cpu":
+            hint = (
+                " (XLA_FLAGS=--xla_force_host_platform_device_count="
+                f"{options.devices} divides a CPU)"
+            )
+        raise refuse("devices", options.devices, f"must be at most {len(available)}{hint}")
+
+
+def choose_devices(options: EngineOptions) -> list[jax.Device]:
+    """The devices to use, after `check_options`."""
+    return _list_devices(options)[: options.devices]
+
+
+def _list_devices(options: EngineOptions) -> list[jax.Device]:
+    """All devices of the kind asked for."""
+    try:
+        return jax.devices(options.device)
+    except RuntimeError:
+        found = sorted({device.platform for device in jax.devices()})
+        raise refuse(
+            "device", options.device, f"not available; available: {', '.join(found)}"
+        ) from None
+
+
+@contextlib.contextmanager
+def use_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
+    """Run what is inside on the device, at the precision that the options say."""
+    with contextlib.ExitStack() as stack:
+        if options.device is not None:
+            stack.enter_context(jax.default_device(device))
+        if options.matmul_precision != "default":
+            stack.enter_context(jax.default_matmul_precision(options.matmul_precision))
+        yield
 
 
 class Reports(NamedTuple):

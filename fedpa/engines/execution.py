@@ -1,17 +1,16 @@
 """Run a cohort block by block: load, run, add up in a fixed order.
 
 Blocks may run in several threads; their sums are merged in the order of the blocks, so the result
-is the same bits whoever finishes first. No more blocks are in flight than there are workers, and
+is the same bits whichever finishes first. No more blocks are in flight than there are workers, and
 memory does not grow with the number of clients.
 """
 
 import contextlib
-import dataclasses
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -20,12 +19,14 @@ from fedpa.algorithms.fedopt import Message
 from fedpa.engines.blocks import Block, capacity_for
 from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
 from fedpa.engines.program import Lanes, Outcome, Program
-from fedpa.engines.threads import with_settings_of_this_thread
+from fedpa.engines.resident import Resident, map_lanes
 from fedpa.errors import DataError, FedpaError
-from fedpa.objectives.client_data import ClientData, Kind, Resident, kind_of
+from fedpa.objectives.client_data import ClientData, Kind, kind_of
 
+A = TypeVar("A")
+B = TypeVar("B")
 ASKED = 3
-"""Clients whose arrays tell what everybody's should be."""
+"""Clients whose arrays tell what all should have."""
 
 
 class Loaded(NamedTuple):
@@ -44,26 +45,28 @@ def run_blocks(
     blocks: Sequence[Block],
     workers: int,
     kind: Kind,
-    bytes_up: Callable[[Lanes], int],
     resident: Any = None,
-) -> RoundResult:
-    """Run all blocks and put the round together. Clients must have arrays of `kind`."""
+) -> tuple[RoundResult, Lanes]:
+    """Run all blocks and put the round together. Clients must have arrays of `kind`.
+
+    Returns the round (its `bytes_up` 0, not yet known) and the lanes of one of its blocks.
+    """
     keys = raw_keys(cohort)
     total: Any = None
-    sent = 0
+    like: Any = None
     reports = no_reports(cohort)
     failures: dict[str, str] = {}
 
     def work(block: Block) -> tuple[Loaded, list[tuple[Loaded, Outcome]]]:
-        loaded = load(cohort, keys, block, kind, resident)
+        loaded = load_block(cohort, keys, block, kind, resident)
         return loaded, _run(program, message, cohort, loaded)
 
     left: list[tuple[Any, ...]] = []
-    with contextlib.closing(in_order(work, blocks, workers)) as finished:
+    with contextlib.closing(run_in_order(work, blocks, workers)) as finished:
         for loaded, outcomes in finished:
             failures |= loaded.failures
-            if loaded.lane_of:
-                sent = sent or bytes_up(loaded.lanes)
+            if like is None and loaded.lane_of:
+                like = loaded.lanes
             for part, out in outcomes:
                 total = out.total if total is None else program.merge(total, out.total)
                 left.append((part.lane_of, part.lanes.data.n, out._replace(total=())))
@@ -73,7 +76,7 @@ def run_blocks(
     found = jax.device_get([out for *_, out in left])  # one transfer for all
     for (lane_of, n, _), out in zip(left, found, strict=True):
         record(reports, cohort, lane_of, out.infos, out.accepted, n, out.states)
-    return RoundResult(aggregate, *reports, failures, sent)
+    return RoundResult(aggregate, *reports, failures, bytes_up=0), like
 
 
 def raw_keys(cohort: Cohort) -> np.ndarray:
@@ -85,7 +88,9 @@ def every_client_failed(failures: Mapping[str, str]) -> FedpaError:
     return FedpaError(f"every client of the round failed; the first, client {name!r}: {text}")
 
 
-def in_order(work: Callable[[Block], Any], blocks: Sequence[Block], workers: int) -> Generator[Any]:
+def run_in_order(
+    work: Callable[[Block], Any], blocks: Sequence[Block], workers: int
+) -> Generator[Any]:
     """work(block) for every block, in order, with up to `workers` of them at a time.
 
     Closed early (by Ctrl-C, say), it starts no more of them and waits for those that run.
@@ -93,7 +98,7 @@ def in_order(work: Callable[[Block], Any], blocks: Sequence[Block], workers: int
     if workers == 1 or len(blocks) == 1:
         yield from map(work, blocks)
         return
-    work = with_settings_of_this_thread(work)
+    work = bind_settings(work)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="fedpa-clients")
     pending: deque[Future[Any]] = deque()
     try:
@@ -107,6 +112,24 @@ def in_order(work: Callable[[Block], Any], blocks: Sequence[Block], workers: int
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def bind_settings(work: Callable[[A], B]) -> Callable[[A], B]:
+    """`work` with the JAX settings of the thread that binds it, in any thread that calls it."""
+    config: Any = jax.config
+    x64 = config.jax_enable_x64
+    device = config.jax_default_device
+    precision = config.jax_default_matmul_precision
+
+    def scoped(argument: A) -> B:
+        with (
+            jax.enable_x64(x64),
+            jax.default_device(device),
+            jax.default_matmul_precision(precision),
+        ):
+            return work(argument)
+
+    return scoped
+
+
 def _run(
     program: Program, message: Message, cohort: Cohort, loaded: Loaded
 ) -> list[tuple[Loaded, Outcome]]:
@@ -114,7 +137,7 @@ def _run(
     if not loaded.lane_of:
         return []
     try:
-        return [(loaded, jax.block_until_ready(program.step(message, loaded.lanes)))]
+        return [(loaded, jax.block_until_ready(program.run(message, loaded.lanes)))]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             lanes = loaded.lanes.keys.shape[0]
@@ -134,7 +157,7 @@ def _run(
     return outcomes
 
 
-def load(
+def load_block(
     cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, resident: Any = None
 ) -> Loaded:
     """Read the block's clients and stack them, padded; a lane without a client has n = 0.
@@ -143,18 +166,18 @@ def load(
     resident: the cohort's packed arrays, if they are on the device.
     """
     if resident is not None:
-        lanes = at_their_rows(cohort, resident, keys, block)
+        lanes = point_to_rows(cohort, resident, keys, block)
         return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, {})
-    found, failures = read(cohort, block.members, kind)
+    found, failures = read_clients(cohort, block.members, kind)
     # What a client said of its size may have been too little.
     rows = max((len(arrays[0]) for arrays in found.values()), default=0)
     if rows > block.capacity:
         block = block._replace(capacity=capacity_for(rows, ()))
     lane_of = {m: lane for lane, m in enumerate(block.members) if m in found}
-    return Loaded(stacked(cohort, keys, block, found, kind), lane_of, failures)
+    return Loaded(stack_clients(cohort, keys, block, found, kind), lane_of, failures)
 
 
-def read(
+def read_clients(
     cohort: Cohort, members: Sequence[int], kind: Kind
 ) -> tuple[dict[int, list[np.ndarray]], dict[str, str]]:
     """The arrays of each client that can be read, and what was wrong with the others."""
@@ -177,7 +200,7 @@ def read(
     return found, failures
 
 
-def usual_kind(cohort: Cohort) -> Kind:
+def find_kind(cohort: Cohort) -> Kind:
     """What most of the cohort's first clients have; every process asks the same ones."""
     kinds: Counter[Kind] = Counter()
     failures: dict[str, str] = {}
@@ -196,7 +219,7 @@ def usual_kind(cohort: Cohort) -> Kind:
     return kinds.most_common(1)[0][0]
 
 
-def stacked(
+def stack_clients(
     cohort: Cohort,
     keys: np.ndarray,
     block: Block,
@@ -219,7 +242,7 @@ def stacked(
     return _lanes(cohort, keys, block, data)
 
 
-def at_their_rows(cohort: Cohort, resident: Any, keys: np.ndarray, block: Block) -> Lanes:
+def point_to_rows(cohort: Cohort, resident: Any, keys: np.ndarray, block: Block) -> Lanes:
     """The same for clients whose examples are on the device: only where they begin is sent."""
     assert cohort.packed is not None
     n, start = np.zeros((2, block.lanes), np.int32)
@@ -231,10 +254,10 @@ def at_their_rows(cohort: Cohort, resident: Any, keys: np.ndarray, block: Block)
 
 
 def _lanes(cohort: Cohort, keys: np.ndarray, block: Block, data: ClientData | Resident) -> Lanes:
-    # A lane without a client has somebody's key and state; nothing comes of them.
-    someone = block.members[0] if block.members else 0
-    lanes = [*block.members, *[someone] * (block.lanes - len(block.members))]
-    states = cohort.states[cohort.ids[someone]]
+    # A lane without a client has the first one's key and state; nothing comes of them.
+    first = block.members[0] if block.members else 0
+    lanes = [*block.members, *[first] * (block.lanes - len(block.members))]
+    states = cohort.states[cohort.ids[first]]
     if jax.tree.leaves(states):
         each = [cohort.states[cohort.ids[member]] for member in lanes]
         states = jax.tree.map(lambda *x: np.stack([np.asarray(leaf) for leaf in x]), *each)
@@ -247,12 +270,7 @@ def _lane(lanes: Lanes, lane: int) -> Lanes:
     def cut(x: Any) -> Any:
         return x[lane : lane + 1]
 
-    data = lanes.data
-    if isinstance(data, Resident):
-        data = dataclasses.replace(data, start=cut(data.start), n=cut(data.n))
-    else:
-        data = jax.tree.map(cut, data)
-    return Lanes(data, jax.tree.map(cut, lanes.states), cut(lanes.keys))
+    return Lanes(map_lanes(cut, lanes.data), jax.tree.map(cut, lanes.states), cut(lanes.keys))
 
 
 def line(error: BaseException) -> str:

@@ -1,10 +1,11 @@
 """A client update made ready to run: one lane, or many side by side, and the sum of their results.
 
-Clients are summed pairwise in a fixed order, so the sum does not depend on who finishes first.
+Clients are summed pairwise in a fixed order, so the sum does not depend on which finishes first.
 """
 
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from fedpa.algorithms.fedopt import ClientUpdate
+from fedpa.engines.blocks import WASTE
 from fedpa.engines.engine import num_bytes
-from fedpa.objectives.client_data import ClientData, Resident, at_home
+from fedpa.engines.resident import Resident, lane_axes, map_lanes, read_client
+from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregate, Aggregation
 
 
@@ -36,71 +39,68 @@ class Outcome(NamedTuple):
     accepted: Any
 
 
+Run = Callable[[Any, Lanes], Outcome]
+"""(message, lanes) → outcome."""
+Check = Callable[[int, int], None]
+"""(bytes of a program, its lanes) → refuse what does not fit."""
+
+
 class Program(NamedTuple):
-    step: Callable[[Any, Lanes], Outcome]
-    """(message, lanes) → outcome."""
+    run: Run
     prepare: Callable[[Any, Lanes], None]
-    """Compile for lanes of such shapes."""
+    """Compile for lanes of such shapes, which may be shapes alone; no-op if that was done."""
     merge: Callable[[Any, Any], Any]
     """Two sums into one; the first is given away."""
     value: Callable[[Any], Aggregate]
     """The sum's mean."""
 
 
-def one_client(client: ClientUpdate, aggregation: Aggregation) -> Callable[..., Outcome]:
-    """(message, data, state, raw key) → the outcome of a single client."""
-
-    def step(message: Any, data: ClientData, state: Any, key: Any) -> Outcome:
-        out = client(message, data, state, jax.random.wrap_key_data(key))
-        return outcome(aggregation, out, state, data.n)
-
-    return step
-
-
-def outcome(aggregation: Aggregation, out: Any, state: Any, n: Any) -> Outcome:
-    """A client's result as a sum of one. A client that is rejected keeps its old state.
-
-    Lanes without a client have n = 0: whatever the update makes of that, it counts nothing.
-    """
-    weight = jax.tree.map(lambda q: jnp.where(n > 0, q, jnp.zeros_like(q)), out.weight)
-    total, accepted = aggregation.add(aggregation.init(out.result, weight), out.result, weight)
-    kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), out.state, state)
-    return Outcome(total, kept, out.info, accepted)
+def compile_client(
+    client: ClientUpdate, aggregation: Aggregation, check: Check = lambda size, lanes: None
+) -> Program:
+    """The program for one device."""
+    return Program(
+        *compile_ahead(run_lanes(client, aggregation), check),
+        jax.jit(aggregation.merge, donate_argnums=0),
+        jax.jit(aggregation.value),
+    )
 
 
-def in_lanes(client: ClientUpdate, aggregation: Aggregation) -> Callable[[Any, Lanes], Outcome]:
+def run_lanes(client: ClientUpdate, aggregation: Aggregation) -> Run:
     """(message, lanes) → outcome, traceable: lanes run side by side (or a single one as it is)."""
-    single = one_client(client, aggregation)
 
-    def step(message: Any, lanes: Lanes) -> Outcome:
-        data = lanes.data
+    def run_one(message: Any, data: Any, state: Any, key: Any) -> Outcome:
+        """A client's result as a sum of one. A client that is rejected keeps its old state."""
+        data = read_client(data)
+        out = client(message, data, state, jax.random.wrap_key_data(key))
+        # Lanes without a client have n = 0: whatever the update makes of that, it counts nothing.
+        weight = jax.tree.map(lambda q: jnp.where(data.n > 0, q, jnp.zeros_like(q)), out.weight)
+        total, accepted = aggregation.add(aggregation.init(out.result, weight), out.result, weight)
+        kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), out.state, state)
+        return Outcome(total, kept, out.info, accepted)
+
+    def run(message: Any, lanes: Lanes) -> Outcome:
         if lanes.keys.shape[0] == 1:
-            return single_lane(single(message, *only_lane(lanes)))
-        if isinstance(data, Resident):
-            arrays, rows = data.arrays, data.capacity
+            out = run_one(message, *_only_lane(lanes))
+            rest = jax.tree.map(lambda x: jnp.asarray(x)[None], out._replace(total=()))
+            return rest._replace(total=out.total)
+        axes = (None, lane_axes(lanes.data), 0, 0)
+        out = jax.vmap(run_one, in_axes=axes)(message, *lanes)
+        return out._replace(total=merge_pairwise(aggregation, out.total))
 
-            def resident(start: Any, n: Any, state: Any, key: Any) -> Outcome:
-                return single(message, at_home(arrays, start, n, rows), state, key)
-
-            out = jax.vmap(resident)(data.start, data.n, lanes.states, lanes.keys)
-        else:
-            out = jax.vmap(single, in_axes=(None, 0, 0, 0))(message, *lanes)
-        return out._replace(total=pairwise(aggregation, out.total))
-
-    return step
+    return run
 
 
-def only_lane(lanes: Lanes) -> tuple[ClientData, Any, Any]:
+def _only_lane(lanes: Lanes) -> Lanes:
     """Data, state and raw key of the single client of a block of one."""
-    data = lanes.data
-    if isinstance(data, Resident):
-        data = at_home(data.arrays, data.start[0], data.n[0], data.capacity)
-    else:
-        data = jax.tree.map(lambda x: x[0], data)
-    return data, jax.tree.map(lambda x: x[0], lanes.states), lanes.keys[0]
+
+    def first(x: Any) -> Any:
+        return x[0]
+
+    return Lanes(map_lanes(first, lanes.data), jax.tree.map(first, lanes.states), lanes.keys[0])
 
 
-def pairwise(aggregation: Aggregation, totals: Any) -> Any:
+def merge_pairwise(aggregation: Aggregation, totals: Any) -> Any:
     """Merge sums stacked on axis 0: halves onto halves until one is left."""
     width = jax.tree.leaves(totals)[0].shape[0]
     while width > 1:
@@ -115,23 +115,15 @@ def pairwise(aggregation: Aggregation, totals: Any) -> Any:
     return jax.tree.map(lambda x: x[0], totals)
 
 
-class Ahead(NamedTuple):
-    """A function of (message, lanes) that is compiled before it is called, once for each shape."""
-
-    call: Callable[[Any, Lanes], Any]
-    prepare: Callable[[Any, Lanes], None]
-    """Compile for lanes of such shapes, which may be shapes alone; no-op if that was done."""
-
-
-def ahead_of_time(
-    step: Callable[[Any, Lanes], Any], check: Callable[[int, int], None], **shardings: Any
-) -> Ahead:
-    """`check(bytes, lanes)` is asked whether what was compiled may run."""
+def compile_ahead(
+    run: Run, check: Check, **shardings: Any
+) -> tuple[Run, Callable[[Any, Lanes], None]]:
+    """A program's `run`, compiled before it is called, once for each shape; and its `prepare`."""
     executables: dict[Any, Any] = {}
     compiling = threading.Lock()
-    jitted = jax.jit(step, **shardings)
+    jitted = jax.jit(run, **shardings)
 
-    def executable(message: Any, lanes: Lanes) -> Any:
+    def find(message: Any, lanes: Lanes) -> Any:
         leaves, structure = jax.tree.flatten((message, lanes))
         shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if shapes not in executables:
@@ -141,17 +133,17 @@ def ahead_of_time(
                     # The message and resident examples are there already, for all programs.
                     resident = lanes.data.arrays if isinstance(lanes.data, Resident) else ()
                     shared = num_bytes((message, resident))
-                    check(bytes_of_program(program) - shared, lanes.keys.shape[0])
+                    check(_bytes_of_program(program) - shared, lanes.keys.shape[0])
                     executables[shapes] = program
         return executables[shapes]
 
-    return Ahead(
-        lambda message, lanes: executable(message, lanes)(message, lanes),
-        lambda message, lanes: executable(message, lanes) and None,
+    return (
+        lambda message, lanes: find(message, lanes)(message, lanes),
+        lambda message, lanes: find(message, lanes) and None,
     )
 
 
-def bytes_of_program(program: Any) -> int:
+def _bytes_of_program(program: Any) -> int:
     """What a compiled program needs: its inputs, outputs and all between."""
     used = program.memory_analysis()
     if used is None:
@@ -159,33 +151,47 @@ def bytes_of_program(program: Any) -> int:
     return used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
 
 
-def compiled(
-    client: ClientUpdate,
-    aggregation: Aggregation,
-    check: Callable[[int, int], None] = lambda size, lanes: None,
-) -> Program:
-    """The program for one device. `check(bytes, lanes)` may refuse what would not fit."""
-    whole = ahead_of_time(in_lanes(client, aggregation), check)
-    return Program(
-        whole.call,
-        whole.prepare,
-        jax.jit(aggregation.merge, donate_argnums=0),
-        jax.jit(aggregation.value),
-    )
+def prepare_shapes(
+    program: Program,
+    message: Any,
+    like: Lanes,
+    population: Sequence[int],
+    known: Sequence[int],
+    widths: Sequence[int],
+) -> None:
+    """Compile for every shape that later cohorts may need, so that no later round has to wait.
 
+    Args:
+        like: Lanes of any width and capacity.
+        population: n_i of all clients that may come.
+        known: Their capacities.
+        widths: Numbers of lanes.
+    """
+    if not population or min(population) >= (1 - WASTE) * max(population):
+        return  # all alike: the first round has had every shape
 
-def single_lane(out: Outcome) -> Outcome:
-    """One client's outcome as that of a block of one lane."""
-    rest = jax.tree.map(lambda x: jnp.asarray(x)[None], out._replace(total=()))
-    return rest._replace(total=out.total)
+    def resize(x: Any, *leading: int) -> Any:
+        shape = (*leading, *x.shape[len(leading) :])
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
+
+    def resize_data(data: ClientData | Resident, lanes: int, rows: int) -> ClientData | Resident:
+        if isinstance(data, Resident):
+            return dataclasses.replace(map_lanes(lambda x: resize(x, lanes), data), capacity=rows)
+        examples = jax.tree.map(lambda x: resize(x, lanes, rows), data.examples)
+        return ClientData(examples, resize(data.n, lanes))
+
+    for lanes in widths:
+        states, keys = jax.tree.map(lambda x: resize(x, lanes), (like.states, like.keys))
+        for rows in known:
+            program.prepare(message, Lanes(resize_data(like.data, lanes, rows), states, keys))
 
 
 def bytes_of_result(client: ClientUpdate, message: Any, lanes: Lanes) -> int:
     """What one client sends: the size of its result and weight."""
 
     def result(message: Any, lanes: Lanes) -> Any:
-        data, state, key = only_lane(lanes)
-        out = client(message, data, state, jax.random.wrap_key_data(key))
+        data, state, key = _only_lane(lanes)
+        out = client(message, read_client(data), state, jax.random.wrap_key_data(key))
         return out.result, out.weight
 
     return num_bytes(jax.eval_shape(result, message, lanes))

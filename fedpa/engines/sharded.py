@@ -6,7 +6,6 @@ processes (`jax.distributed`, see `fedpa.engines.distributed`) each reads only i
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,29 +16,45 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
-from fedpa.engines.blocks import Block, blocks, capacities, ladder
-from fedpa.engines.compiled import on_device, prepare
-from fedpa.engines.engine import Cohort, Engine, RoundResult, no_reports, record
+from fedpa.engines.blocks import (
+    MOST_LANES,
+    Block,
+    blocks,
+    capacities,
+    ladder,
+    should_vectorize,
+)
+from fedpa.engines.device_memory import check_fits
+from fedpa.engines.engine import (
+    Cohort,
+    Engine,
+    EngineOptions,
+    RoundResult,
+    check_options,
+    choose_devices,
+    no_reports,
+    record,
+    use_device,
+)
 from fedpa.engines.execution import (
     Loaded,
     every_client_failed,
+    find_kind,
     raw_keys,
-    read,
-    stacked,
-    usual_kind,
+    read_clients,
+    stack_clients,
 )
-from fedpa.engines.memory import check_fits
-from fedpa.engines.options import EngineOptions, check_options, chosen_devices
 from fedpa.engines.program import (
+    Check,
     Lanes,
     Outcome,
     Program,
-    ahead_of_time,
     bytes_of_result,
-    in_lanes,
-    pairwise,
+    compile_ahead,
+    merge_pairwise,
+    prepare_shapes,
+    run_lanes,
 )
-from fedpa.engines.vectorized import MOST_LANES, gains
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.client_data import ClientData, Kind
 from fedpa.server.aggregation import Aggregation
@@ -51,11 +66,10 @@ AHEAD = 2
 
 def sharded(options: EngineOptions = EngineOptions()) -> Engine:
     check_options(options)
-    devices = chosen_devices(options)
+    devices = choose_devices(options)
     mesh = Mesh(np.array(devices), (AXIS,))
     programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
-    prepared: set[ClientUpdate] = set()
-
+    sent: dict[ClientUpdate, int] = {}
     own = [device for device in devices if device.process_index == jax.process_index()]
     if {device.process_index for device in devices} != set(range(jax.process_count())):
         raise refuse("devices", options.devices, "every process needs at least one of them")
@@ -70,64 +84,57 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
     ) -> RoundResult:
         key = (client, aggregation)
         if key not in programs:
-            programs[key] = on_mesh(client, aggregation, mesh, check)
+            programs[key] = compile_for_mesh(client, aggregation, mesh, check)
         program = programs[key]
         known = capacities(cohort.population or cohort.sizes)
         widths = [len(devices) * lanes for lanes in ladder(lanes_per_device(message, cohort))]
         made = blocks(cohort.sizes, widths, known)
-        everywhere = jax.tree.map(lambda x: replicated(x, mesh), message)
-        with on_device(own[0], options):
-            result, like = run_on_mesh(program, client, everywhere, cohort, made, mesh)
-            if client not in prepared:
-                prepared.add(client)
-                prepare(program, everywhere, like, cohort.population, known, widths)
-        return result
+        everywhere = jax.tree.map(lambda x: replicate(x, mesh), message)
+        with use_device(own[0], options):
+            result, like = run_on_mesh(program, everywhere, cohort, made, mesh)
+            if client not in sent:
+                sent[client] = bytes_of_result(client, everywhere, like)
+                prepare_shapes(program, everywhere, like, cohort.population, known, widths)
+        return result._replace(bytes_up=sent[client])
 
     def lanes_per_device(message: Message, cohort: Cohort) -> int:
         if options.clients_in_flight is not None:
             return options.clients_in_flight
-        if not gains(message, cohort):
+        if not should_vectorize(message, cohort):
             return 1
         return min(math.ceil(len(cohort.ids) / len(devices)), MOST_LANES)
 
     return run
 
 
-def on_mesh(
-    client: ClientUpdate, aggregation: Aggregation, mesh: Mesh, check: Callable[[int, int], None]
+def compile_for_mesh(
+    client: ClientUpdate, aggregation: Aggregation, mesh: Mesh, check: Check
 ) -> Program:
     """The program for a mesh: sums have a leading axis, one entry for each device."""
-    single = in_lanes(client, aggregation)
+    run_own = run_lanes(client, aggregation)
 
     def on_each(message: Any, lanes: Lanes) -> Outcome:
-        out = single(message, lanes)
+        out = run_own(message, lanes)
         return out._replace(total=jax.tree.map(lambda x: x[None], out.total))
 
-    step = jax.shard_map(
+    run = jax.shard_map(
         on_each, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS), check_vma=False
     )
-    ahead = ahead_of_time(
-        step, check, in_shardings=(NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS)))
-    )
+    shardings = (NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS)))
     return Program(
-        ahead.call,
-        ahead.prepare,
+        *compile_ahead(run, check, in_shardings=shardings),
         jax.jit(jax.vmap(aggregation.merge), donate_argnums=0),
         jax.jit(
-            lambda totals: aggregation.value(pairwise(aggregation, totals)),
+            lambda totals: aggregation.value(merge_pairwise(aggregation, totals)),
             out_shardings=NamedSharding(mesh, P()),
         ),
     )
 
 
 def run_on_mesh(
-    program: Program,
-    client: ClientUpdate,
-    message: Message,
-    cohort: Cohort,
-    made: list[Block],
-    mesh: Mesh,
+    program: Program, message: Message, cohort: Cohort, made: list[Block], mesh: Mesh
 ) -> tuple[RoundResult, Lanes]:
+    """The round (its `bytes_up` 0, not yet known) and the lanes of one of its blocks."""
     keys = raw_keys(cohort)
     total: Any = None
     like: Any = None
@@ -135,13 +142,13 @@ def run_on_mesh(
     failures: dict[str, str] = {}
     problem: Exception | None = None
     try:
-        kind = usual_kind(cohort)
+        kind = find_kind(cohort)
         for block in made:
             loaded = load_own(cohort, keys, block, kind, mesh)
             failures |= loaded.failures
             like = loaded.lanes if like is None else like
-            lanes = jax.tree.map(lambda x: dealt(x, block.lanes, mesh), loaded.lanes)
-            out = program.step(message, lanes)
+            lanes = jax.tree.map(lambda x: deal(x, block.lanes, mesh), loaded.lanes)
+            out = program.run(message, lanes)
             total = out.total if total is None else program.merge(total, out.total)
             running.append((loaded.lane_of, lanes.data.n, out._replace(total=())))
             if len(running) > AHEAD:
@@ -149,14 +156,14 @@ def run_on_mesh(
         jax.block_until_ready(total)
     except Exception as error:
         problem = error
-    # All must know before anybody waits for the others' numbers.
+    # All must know before any waits for the others' numbers.
     if _any_process(np.array([problem is not None], np.int32)).any():
         raise problem or FedpaError("another process could not run its clients: see what it says")
 
     reports = no_reports(cohort)
     failed = np.zeros(len(cohort.ids), np.int32)
     for lane_of, sizes, out in running:
-        infos, accepted, states, n = whole((out.infos, out.accepted, out.states, sizes))
+        infos, accepted, states, n = gather((out.infos, out.accepted, out.states, sizes))
         record(reports, cohort, lane_of, infos, accepted, n, states)
     for index, name in enumerate(cohort.ids):
         failed[index] = name in failures
@@ -166,12 +173,11 @@ def run_on_mesh(
         reports.states[cohort.ids[place]] = cohort.states[cohort.ids[place]]
     if not reports.accepted.any() and len(failures) == len(cohort.ids):
         raise every_client_failed(failures)
-    sent = bytes_of_result(client, message, like)
     # From the mesh to where the server works: its copy on this process's first device.
     aggregate = jax.tree.map(
         lambda x: jnp.asarray(np.asarray(x.addressable_data(0))), program.value(total)
     )
-    return RoundResult(aggregate, *reports, failures, sent), like
+    return RoundResult(aggregate, *reports, failures, bytes_up=0), like
 
 
 def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: Mesh) -> Loaded:
@@ -184,7 +190,7 @@ def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: M
         for lane in range(place * per_device, (place + 1) * per_device)
     ]
     mine = [block.members[lane] for lane in own if lane < len(block.members)]
-    found, failures = read(cohort, mine, kind)
+    found, failures = read_clients(cohort, mine, kind)
     for member in list(found):
         rows = len(found[member][0])
         if rows > block.capacity:  # the other processes have made their arrays
@@ -193,7 +199,7 @@ def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: M
             )
             del found[member]
     padded = [block.members[min(lane, len(block.members) - 1)] for lane in own]
-    lanes = stacked(cohort, keys, Block(tuple(padded), len(own), block.capacity), found, kind)
+    lanes = stack_clients(cohort, keys, Block(tuple(padded), len(own), block.capacity), found, kind)
     # Lanes beyond the block's clients repeat one: they must not count a second time.
     n = np.array(
         [n if lane < len(block.members) else 0 for lane, n in zip(own, lanes.data.n, strict=True)]
@@ -203,14 +209,14 @@ def load_own(cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, mesh: M
     return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, failures)
 
 
-def dealt(local: Any, lanes: int, mesh: Mesh) -> jax.Array:
+def deal(local: Any, lanes: int, mesh: Mesh) -> jax.Array:
     """This process's lanes as its part of an array over the whole mesh."""
     shape = (lanes, *np.shape(local)[1:])
     local = np.asarray(local).astype(jax.dtypes.canonicalize_dtype(np.asarray(local).dtype))
     return jax.make_array_from_process_local_data(NamedSharding(mesh, P(AXIS)), local, shape)
 
 
-def replicated(x: Any, mesh: Mesh) -> jax.Array:
+def replicate(x: Any, mesh: Mesh) -> jax.Array:
     """A copy on every device."""
     host = np.asarray(x)
     return jax.make_array_from_callback(
@@ -218,7 +224,7 @@ def replicated(x: Any, mesh: Mesh) -> jax.Array:
     )
 
 
-def whole(tree: Any) -> Any:
+def gather(tree: Any) -> Any:
     """All lanes of arrays over the mesh, on the host of every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
@@ -229,6 +235,3 @@ def _any_process(flags: np.ndarray) -> np.ndarray:
     if jax.process_count() == 1:
         return flags
     return np.asarray(multihost_utils.process_allgather(flags)).max(axis=0)
-
-
-ENGINE = sharded

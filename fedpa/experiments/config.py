@@ -12,8 +12,8 @@ import tomli_w
 import tyro
 
 from fedpa.discovery import find_name, match_name
-from fedpa.engines import EngineOptions, engines
-from fedpa.engines.options import check_options
+from fedpa.engines import ENGINES, EngineOptions
+from fedpa.engines.engine import check_options
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
@@ -98,7 +98,7 @@ class RunConfig:
         """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
         self._spell("task", tasks())
         self._spell("method", METHODS)
-        self._spell("engine", engines())
+        self._spell("engine", ENGINES)
         if self.task in tasks():
             self._spell("preset", tasks()[self.task].presets)
 
@@ -144,7 +144,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_counts(config.rounds, config.clients_per_round, config.seed)
     if config.eval_every < 1:
         raise refuse("eval_every", config.eval_every, "must be at least 1")
-    find_name("engine", config.engine, engines())
+    find_name("engine", config.engine, ENGINES)
     check_share("min_success", config.min_success)
     check_options(config.engine_options)
     check_stopping(config.stopping)

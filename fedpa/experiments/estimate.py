@@ -11,13 +11,10 @@ import jax.numpy as jnp
 from fedpa.algorithms.methods import of_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.pooled import pooled
-from fedpa.engines.blocks import blocks, capacities
+from fedpa.engines.blocks import blocks, capacities, choose_width
 from fedpa.engines.engine import Cohort
-from fedpa.engines.execution import run_blocks, usual_kind
-from fedpa.engines.per_client import width as one_by_one
-from fedpa.engines.program import compiled
-from fedpa.engines.vectorized import gains
-from fedpa.engines.vectorized import width as side_by_side
+from fedpa.engines.execution import find_kind, run_blocks
+from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import Problem, task_named
@@ -62,13 +59,12 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     median = ids[len(ids) // 2]
     clients = min(per_round, len(ids))
     cohort = _alike(median, data, algorithm.client_init(theta), clients)
-    width = side_by_side if gains(message, cohort) else one_by_one
-    lanes, workers = width(message, cohort)
+    lanes, workers = choose_width(message, cohort)
     # As many as run at a time; the others take their turns.
     few = min(lanes * workers, clients)
     cohort = _alike(median, data, algorithm.client_init(theta), few)
     made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
-    kind = usual_kind(cohort)
+    kind = find_kind(cohort)
     options, evaluation = config.task_options, 0.0
     for split in evaluated_splits(problem, options).values():
         evaluate = streamed(problem.metric, split, problem.eval_batch_size, options.eval_examples)
@@ -82,11 +78,11 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
             trips.append((algorithm.inquiry.client, algorithm.inquiry.broadcast(state)))
         spent = 0.0
         for client, sent in trips:
-            program = compiled(
+            program = compile_client(
                 client, algorithm.aggregation, lambda size, lanes: sizes.append(size // lanes)
             )
             run = functools.partial(run_blocks, program, sent, cohort, made, workers, kind)
-            spent += _seconds(lambda run=run: run(lambda lanes: 0))
+            spent += _seconds(run)
         seconds[phase] = spent * clients / few + evaluation
         memory[phase] = max(sizes)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))

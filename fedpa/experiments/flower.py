@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpa import flower
-from fedpa.engines import configure, engines, per_client
+from fedpa.engines import ENGINES, configure, per_client
 from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, from_table, resolve
@@ -83,7 +83,7 @@ def _make_node(config: RunConfig, population: float) -> "Node":
     configure(worth_keeping=0.0)
     problem = task_named(config.task).load(config.task_options)
     method = METHODS[config.method].build(config.hyperparameters)
-    make = per_client if config.engine == "local" else engines()[config.engine]
+    make = per_client if config.engine == "local" else ENGINES[config.engine]
     return flower.make_node(problem, method, population, make(config.engine_options))
 
 

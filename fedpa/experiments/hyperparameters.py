@@ -15,7 +15,7 @@ from fedpa.discovery import find_name, match_name
 from fedpa.errors import refuse
 
 if TYPE_CHECKING:
-    from fedpa.algorithms.client import LocalTraining, SamplerFactory
+    from fedpa.algorithms.local_training import LocalTraining, SamplerFactory
     from fedpa.objectives import Objective
     from fedpa.samplers import Sampler
     from fedpa.server import Server
@@ -193,7 +193,7 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
             h.delta_form,
             "commits to ρ early: needs a fixed ρ and the identity target",
         )
-    from fedpa.algorithms.client import local_work
+    from fedpa.algorithms.local_training import local_work
     from fedpa.deltas.posterior import check_sample_scale
     from fedpa.samplers.temperature import COLD
 
@@ -263,7 +263,7 @@ def applies(h: Hyperparameters, field: str) -> bool:
 
 def build_sampler(h: Hyperparameters) -> "SamplerFactory | None":
     """The sampler that `sampler` names; None for IASG, which local training itself is."""
-    from fedpa.algorithms.client import local_work
+    from fedpa.algorithms.local_training import local_work
 
     if h.sampler == "iasg":
         return None

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedpa.data.pooled import pooled
-from fedpa.engines import engines
+from fedpa.engines import ENGINES
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import FedpaError, refuse
@@ -231,7 +231,7 @@ def _training(
     clients, clients_per_round = problem.clients, config.clients_per_round
     if named.pooled:
         clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1
-    engine = engines()[config.engine](config.engine_options)  # first: what is compiled is kept
+    engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
         params = parameter_files.warmed(params, arrays, f"init = {config.init!r}")

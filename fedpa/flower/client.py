@@ -31,7 +31,7 @@ from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
 from fedpa.algorithms.methods import Method, OfPopulation
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.engines.per_client import per_client
+from fedpa.engines.local import per_client
 from fedpa.errors import BadValueError, FedpaError
 from fedpa.flower import wire
 from fedpa.flower.settings import Holding, check_state_dir, read_holding, select_clients

@@ -22,8 +22,7 @@ from fedpa.engines.execution import raw_keys
 from fedpa.flower import wire
 from fedpa.flower.client import INQUIRY, reply_shapes
 from fedpa.flower.roster import Roster
-from fedpa.server.aggregation import Aggregation, all_finite
-from fedpa.server.weighting import total_weight
+from fedpa.server.aggregation import Aggregation, all_finite, total_weight
 from fedpa.types import Params
 
 LOST = (

@@ -31,7 +31,7 @@ from fedpa.flower.engine import RunFacts, flower, with_tokens
 from fedpa.flower.roster import Roster
 from fedpa.flower.settings import Connection, read_connection
 from fedpa.metrics.streaming import streamed
-from fedpa.server.weighting import total_weight
+from fedpa.server.aggregation import total_weight
 from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.fit import fit

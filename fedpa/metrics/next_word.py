@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpa.data.next_word import PAD
-from fedpa.metrics.cross_entropy import cross_entropy
+from fedpa.metrics.classification import cross_entropy
 from fedpa.metrics.metric import Counts, Metric, ratio
 from fedpa.types import Examples
 

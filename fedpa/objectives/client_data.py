@@ -1,7 +1,6 @@
 """A client's data set D_i as compiled programs see it: padded arrays and the true count n_i."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,20 +19,6 @@ class ClientData(NamedTuple):
     n: Count
 
 
-class Packed(NamedTuple):
-    """Many clients' examples one after the other, so that those of a block are taken at once."""
-
-    load: Callable[[str], Any]
-    """The function by which single clients are read; with another one, this is out of date."""
-    structure: Any
-    arrays: Sequence[np.ndarray]
-    position: Mapping[str, int]
-    """id → its place in the two that follow."""
-    start: np.ndarray
-    """The first row of each client."""
-    sizes: np.ndarray
-
-
 class Kind(NamedTuple):
     """What a client's arrays are, beside their length."""
 
@@ -44,27 +29,6 @@ class Kind(NamedTuple):
     def __str__(self) -> str:
         named = [f"{dtype.name}{list(shape)}" for shape, dtype in self.arrays]
         return str(jax.tree.unflatten(self.structure, named))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Resident:
-    """Clients whose examples are on the device already, in the rows of arrays that all share."""
-
-    arrays: Any
-    start: Any
-    """The first row of each client."""
-    n: Any
-    capacity: int = dataclasses.field(metadata={"static": True})
-    """Rows that are read of each, n of them its own."""
-
-
-def at_home(arrays: Any, start: Any, n: Count, capacity: int) -> ClientData:
-    """One resident client's data: its rows, padded by repeating the last."""
-    rows = start + jnp.minimum(jnp.arange(capacity, dtype=jnp.int32), jnp.maximum(n - 1, 0))
-    # An empty client at the very end begins where there is nothing.
-    rows = jnp.minimum(rows, jax.tree.leaves(arrays)[0].shape[0] - 1)
-    return ClientData(jax.tree.map(lambda array: array[rows], arrays), n)
 
 
 def is_real(dtype: Any) -> bool:

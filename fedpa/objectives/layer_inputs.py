@@ -1,6 +1,6 @@
 """What enters each layer, X, seen while a model runs: the input factor XᵀX/n of its Fisher matrix.
 
-A model shows the input of a layer to `layer_input`, which gives it back. Only while `observed` runs
+A model shows the input of a layer to `layer_input`, which gives it back. Only while `observe` runs
 the model is anything noted; otherwise nothing happens, and what is traced is the same program.
 
 A layer's weights (and its bias, as the weight of an input that is always 1) are one matrix [b; W],
@@ -137,16 +137,16 @@ def over_examples(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def observed(
+def observe(
     loss: Loss, theta: Params, examples: Examples, weights: Float[Array, " b"], key: Key
 ) -> dict[Layer, Rows | Squares]:
     """Run the model on a batch; what entered each of its layers. Weight 0 marks padded examples."""
-    theta = jax.tree.map(jnp.array, theta)  # leaves are told apart by identity: no two the same
+    theta = jax.tree.map(jnp.array, theta)  # parameters are compared by identity: no two the same
     shown, _ = _watched(loss, theta, examples, key)
-    number = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(theta))}
+    leaves = jax.tree.leaves(theta)
     found: dict[Layer, Rows | Squares] = {}
     for tap in shown:
-        layer = _layer(tap, number, num_rows(examples))
+        layer = _layer(tap, leaves, num_rows(examples))
         seen = _squares(layer, tap, weights) if layer.table else _rows(layer, tap, weights)
         found[layer] = _together(found[layer], seen) if layer in found else seen
     _check_apart(found)
@@ -163,7 +163,7 @@ def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
     found: list[Layer] = []
 
     def look(theta: Params, batch: Examples, key: Key) -> None:
-        found.extend(observed(loss, theta, batch, jnp.ones(_BATCH), key))
+        found.extend(observe(loss, theta, batch, jnp.ones(_BATCH), key))
 
     jax.eval_shape(look, theta, batch, key)
     if not found:
@@ -177,7 +177,7 @@ def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
 _BATCH = 3
 
 
-def stacked(layer: Layer, theta: Params) -> Float[Array, "features outputs"]:
+def stack_layer(layer: Layer, theta: Params) -> Float[Array, "features outputs"]:
     """[b; W] of a layer."""
     leaves = jax.tree.leaves(theta)
     parts = [
@@ -188,7 +188,7 @@ def stacked(layer: Layer, theta: Params) -> Float[Array, "features outputs"]:
     return jnp.concatenate(parts)
 
 
-def unstacked(layer: Layer, matrix: Float[Array, "features outputs"], theta: Params) -> Params:
+def unstack_layer(layer: Layer, matrix: Float[Array, "features outputs"], theta: Params) -> Params:
     """θ with `matrix` as [b; W] of a layer."""
     leaves, structure = jax.tree.flatten(theta)
     begin = 0
@@ -217,14 +217,9 @@ def _watched(function: Callable[..., T], *arguments: Any) -> tuple[list[_Tap], T
         _SHOWN.reset(token)
 
 
-def _layer(tap: _Tap, number: dict[int, int], batch: int) -> Layer:
-    for leaf in (*tap.weights, *(() if tap.bias is None else (tap.bias,))):
-        if id(leaf) not in number:
-            raise FedpaError(
-                f"layer_input is shown a weight or bias of shape {jnp.shape(leaf)} that is no "
-                "parameter: pass the parameter itself, not a cast, slice or transpose of it, and "
-                "outside of jax.jit and jax.lax.scan"
-            )
+def _layer(tap: _Tap, leaves: Sequence[Any], batch: int) -> Layer:
+    weights = tuple(_number(weight, leaves) for weight in tap.weights)
+    bias = None if tap.bias is None else _number(tap.bias, leaves)
     for x in tap.inputs:
         if jnp.ndim(x) < (1 if tap.table else 2) or x.shape[0] != batch:
             raise FedpaError(
@@ -244,13 +239,18 @@ def _layer(tap: _Tap, number: dict[int, int], batch: int) -> Layer:
         raise FedpaError(
             f"layer_input is shown weights and a bias of {sorted(sizes)} outputs as one layer"
         )
-    return Layer(
-        tuple(number[id(weight)] for weight in tap.weights),
-        inputs,
-        sizes.pop(),
-        None if tap.bias is None else number[id(tap.bias)],
-        tap.out_first,
-        tap.table,
+    return Layer(weights, inputs, sizes.pop(), bias, tap.out_first, tap.table)
+
+
+def _number(parameter: Any, leaves: Sequence[Any]) -> int:
+    """The parameter's place among the leaves of θ."""
+    for place, leaf in enumerate(leaves):
+        if leaf is parameter:
+            return place
+    raise FedpaError(
+        f"layer_input is shown a weight or bias of shape {jnp.shape(parameter)} that is no "
+        "parameter: pass the parameter itself, not a cast, slice or transpose of it, and "
+        "outside of jax.jit and jax.lax.scan"
     )
 
 

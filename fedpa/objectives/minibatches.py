@@ -5,7 +5,7 @@ step of its own (the paper's experiments), and `replacement`, independent draws 
 (what the theory of iterate averaging assumes).
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,6 @@ from jaxtyping import Array, Float, Int
 from fedpa.errors import refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.types import Count, Examples, Key
-
-Order = Literal["shuffle", "replacement"]
 
 
 def check_order(order: str) -> None:

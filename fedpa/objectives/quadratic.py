@@ -8,13 +8,19 @@ the minimizer of smallest norm, the covariance uses the pseudo-inverse, and draw
 centre's component in the null space. Give a ridge where a proper posterior is wanted instead.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from fedpa.types import Key, Scalar
+from fedpa.errors import FedpaError, check_type, refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.objective import Objective, client_loss
+from fedpa.types import Key, Params, Scalar
 
 Vector = Float[Array, " d"]
 Matrix = Float[Array, "d d"]
@@ -77,6 +83,74 @@ def minimizer(hessian: Matrix, linear: Vector) -> Vector:
     eigenvalues, vectors, in_row_space = _spectrum(hessian)
     coefficients = (vectors.T @ linear) / jnp.where(in_row_space, eigenvalues, 1)
     return vectors @ jnp.where(in_row_space, coefficients, 0)
+
+
+def global_posterior(clients: Any, weights: Any = None) -> Quadratic:
+    """The product of the clients' posteriors (Prop. 1), its mode (eq. 3, Prop. 2).
+
+    A = Σ q_i A_i / Σ q_i and μ = A⁻¹ Σ q_i A_i μ_i / Σ q_i: each n_i counts once. At temperature 1
+    the precision n A = Σ n_i A_i is the product's.
+
+    Args:
+        clients: A sequence of `Quadratic`, one per client, all of one dimension.
+        weights: q_i ≥ 0, one per client; default: n_i.
+    Returns:
+        The `Quadratic` whose mean is the mode of the global posterior.
+    Raises:
+        FedpaError: For other clients, or weights that don't fit them.
+    """
+    _check_clients(clients)
+    sizes = jnp.stack([jnp.asarray(client.n) for client in clients])
+    q = sizes if weights is None else _checked_weights(weights, len(clients)).astype(sizes.dtype)
+    hessians = jnp.stack([client.hessian for client in clients])
+    pulls = jnp.stack([client.hessian @ client.mean for client in clients])
+    hessian = jnp.einsum("i,ijk->jk", q, hessians) / jnp.sum(q)
+    linear = jnp.einsum("i,ij->j", q, pulls) / jnp.sum(q)
+    return Quadratic(minimizer(hessian, linear), hessian, jnp.sum(sizes))
+
+
+def _check_clients(clients: Any) -> None:
+    example = "fedpa.objectives.least_squares.posterior(data)"
+    if isinstance(clients, Quadratic) or not isinstance(clients, Sequence) or not clients:
+        raise refuse("clients", clients, f"must be a list of Quadratic, each as of {example}")
+    for index, client in enumerate(clients):
+        check_type(f"clients[{index}]", client, Quadratic, example)
+        dim = np.shape(clients[0].mean)
+        shapes = np.shape(client.mean), np.shape(client.hessian), np.shape(client.n)
+        if len(dim) != 1 or shapes != (dim, dim * 2, ()):
+            raise FedpaError(
+                f"clients[{index}] has mean, hessian and n of shapes {shapes}: must be "
+                "((d,), (d, d), ()), with one d for all clients"
+            )
+
+
+def _checked_weights(weights: Any, count: int) -> jax.Array:
+    expected = f"must be {count} numbers ≥ 0, one per client, not all 0"
+    try:
+        q = jnp.asarray(weights)
+    except (TypeError, ValueError):
+        raise refuse("weights", weights, expected) from None
+    if q.shape != (count,) or not (jnp.issubdtype(q.dtype, jnp.number)):
+        raise refuse("weights", weights, expected)
+    if not isinstance(q, jax.core.Tracer):
+        values = np.asarray(q, np.float64)
+        if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
+            raise refuse("weights", weights, expected)
+    return q
+
+
+def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Quadratic:
+    """The Laplace approximation at a given mode, over the parameters ravelled in tree order.
+
+    N(θ*, (T/n) H⁻¹) with H the Hessian of the mean loss at θ*: O(d²), for small models only.
+    """
+    flat, unravel = ravel_pytree(mode)
+
+    def flat_loss(vector: jax.Array) -> jax.Array:
+        return client_loss(objective, unravel(vector), data, key)
+
+    hessian = jax.hessian(flat_loss)(flat)
+    return Quadratic(flat, 0.5 * (hessian + hessian.T), data.n.astype(flat.dtype))
 
 
 def _spectrum(hessian: Matrix) -> tuple[Vector, Matrix, Array]:

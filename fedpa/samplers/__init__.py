@@ -3,9 +3,9 @@
 from fedpa.samplers.diagnostics import Diagnostics, diagnose, kish_ess, worst
 from fedpa.samplers.exact import exact
 from fedpa.samplers.hmc import hmc
-from fedpa.samplers.iasg import Epochs, Steps, iasg
+from fedpa.samplers.iasg import iasg
 from fedpa.samplers.nuts import nuts
-from fedpa.samplers.sampler import Sampler, draw, draw_chains
+from fedpa.samplers.sampler import Epochs, Sampler, Steps, draw, draw_chains
 from fedpa.samplers.sghmc import sghmc
 from fedpa.samplers.sgld import sgld
 

@@ -20,8 +20,7 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.iasg import Steps, Window, check_window
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.sampler import Sampler, Steps, Window, check_window
 from fedpa.samplers.temperature import (
     Rate,
     Temperature,

@@ -8,8 +8,7 @@ from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
-from fedpa.samplers.iasg import Epochs, Window
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.sampler import Epochs, Sampler, Window
 from fedpa.samplers.temperature import Rate, Temperature
 
 INTEGRATION_STEPS = 2

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
-from fedpa.errors import check_integer, check_type, refuse
+from fedpa.errors import check_integer, check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import (
     Minibatch,
@@ -31,31 +31,11 @@ from fedpa.objectives.minibatches import (
 )
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.precision import narrowed, widened
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.sampler import Epochs, Sampler, Steps, Window, check_window
 from fedpa.samplers.temperature import Temperature
 from fedpa.types import Count, Key, Params, Scalar
 from fedpa.watching import watch
 
-
-class Epochs(NamedTuple):
-    """One sample per epoch, as in the paper's experiments."""
-
-    burn_in: int = 0
-    """In-round burn-in: epochs before the first sample."""
-
-
-class Steps(NamedTuple):
-    """Algorithm 4 by steps; the order of examples runs on across samples."""
-
-    per_sample: int
-    """K: iterates that make one sample."""
-    burn_in: int = 0
-    """B: steps before the first sample."""
-    discard: int = 0
-    """Steps dropped before each sample's K, to make samples less correlated."""
-
-
-Window = Epochs | Steps
 Memory = Any
 """What a step carries along beside θ: ClientOpt's state, a momentum, or nothing."""
 Gradient = Callable[[Params], tuple[Scalar, Params]]
@@ -85,21 +65,12 @@ class ChainState(NamedTuple):
 
 
 class ChainInfo(NamedTuple):
+    """What is known of a window's steps: means, never lists."""
+
     loss: Scalar
     """Mean of the mini-batch losses met while making the sample."""
     steps: Count
     """Steps made for the sample."""
-
-
-class Seen(NamedTuple):
-    """What is known of a window's iterates: means, never lists."""
-
-    average: Any
-    """Of the iterates, as `Average` keeps it."""
-    loss: Scalar
-    """The mean mini-batch loss."""
-    steps: Count
-    """k."""
 
 
 class Average(NamedTuple):
@@ -113,9 +84,13 @@ class Average(NamedTuple):
     """(θ_K, average, K) → θ_s."""
 
 
+Carry = tuple[ChainState, Any, ChainInfo]
+"""A chain inside a window: its state, the average so far, what is known of the steps."""
+
+
 def iasg(
     objective: Objective,
-    optimizer: "optax.GradientTransformation | float | jax.Array",
+    optimizer: optax.GradientTransformation | float | jax.Array,
     *,
     batch_size: int,
     window: Window = Epochs(),
@@ -182,10 +157,9 @@ def minibatch_chain(
     def average_for(theta: Params) -> Average:
         return shortcut(theta) or average_densely(objective, step, average)
 
-    def make_step(
-        how: Average, state: ChainState, seen: Seen, data: ClientData, index: Any
-    ) -> tuple[ChainState, Seen]:
+    def make_step(how: Average, carry: Carry, data: ClientData, index: Any) -> Carry:
         """θ ← ClientOpt(θ, ∇̂f_i(θ)), S ← S ∪ {θ}."""
+        state, mean, seen = carry
         if order == "replacement":
             batch = batch_with_replacement(data, _stream(state, _BATCH), batch_size)
         else:
@@ -193,12 +167,12 @@ def minibatch_chain(
         k = seen.steps + 1
         keys = (_stream(state, _LOSS), _stream(state, _STEP))
         theta, memory, mean, loss = how.step(
-            state.theta, state.memory, seen.average, k, batch, data.n, keys
+            state.theta, state.memory, mean, k, batch, data.n, keys
         )
         watch(state.steps, loss=loss, theta=theta)
         state = state._replace(theta=theta, memory=memory, steps=state.steps + 1)
         change = (loss.astype(jnp.float32) - seen.loss) / k.astype(jnp.float32)
-        return state, Seen(mean, seen.loss + change, k)
+        return state, mean, ChainInfo(seen.loss + change, k)
 
     def begin_epoch(state: ChainState, data: ClientData) -> ChainState:
         if order == "shuffle":
@@ -206,38 +180,38 @@ def minibatch_chain(
             state = state._replace(order=epoch_order(data, key))
         return state._replace(epoch=state.epoch + 1)
 
-    def see_nothing(how: Average, theta: Params) -> Seen:
-        return Seen(how.init(theta), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+    def begin_window(how: Average, state: ChainState) -> Carry:
+        info = ChainInfo(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+        return state, how.init(state.theta), info
 
-    def run_epoch(how: Average, state: ChainState, data: ClientData) -> tuple[ChainState, Seen]:
-        def body(index: Any, carry: tuple[ChainState, Seen]) -> tuple[ChainState, Seen]:
-            return make_step(how, *carry, data, index)
+    def run_epoch(how: Average, state: ChainState, data: ClientData) -> Carry:
+        return jax.lax.fori_loop(
+            0,
+            steps_per_epoch(data.n, batch_size),
+            lambda index, carry: make_step(how, carry, data, index),
+            begin_window(how, begin_epoch(state, data)),
+        )
 
-        carry = (begin_epoch(state, data), see_nothing(how, state.theta))
-        return jax.lax.fori_loop(0, steps_per_epoch(data.n, batch_size), body, carry)
-
-    def run_steps(
-        how: Average, state: ChainState, data: ClientData, num: int
-    ) -> tuple[ChainState, Seen]:
+    def run_steps(how: Average, state: ChainState, data: ClientData, num: int) -> Carry:
         epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
 
-        def body(_: Any, carry: tuple[ChainState, Seen]) -> tuple[ChainState, Seen]:
-            state, seen = carry
+        def body(_: Any, carry: Carry) -> Carry:
+            state, mean, seen = carry
             state = jax.lax.cond(
                 state.position == 0, lambda s: begin_epoch(s, data), lambda s: s, state
             )
-            state, seen = make_step(how, state, seen, data, state.position)
-            return state._replace(position=(state.position + 1) % epoch_length), seen
+            state, mean, seen = make_step(how, (state, mean, seen), data, state.position)
+            return state._replace(position=(state.position + 1) % epoch_length), mean, seen
 
         trips = jnp.where(data.n > 0, num, 0)
-        return jax.lax.fori_loop(0, trips, body, (state, see_nothing(how, state.theta)))
+        return jax.lax.fori_loop(0, trips, body, begin_window(how, state))
 
     def init(theta0: Params, data: ClientData, key: Key) -> ChainState:
         """B steps, or epochs, of burn-in."""
-        capacity = jax.tree.leaves(data.examples)[0].shape[0]
+        order = jnp.zeros(jax.tree.leaves(data.examples)[0].shape[0], jnp.int32)
         memory = step.init(theta0, data.n, jax.random.fold_in(key, _START))
         zero = jnp.zeros((), jnp.int32)
-        state = ChainState(theta0, memory, key, zero, zero, jnp.zeros(capacity, jnp.int32), zero)
+        state = ChainState(theta0, memory, key, zero, zero, order, zero)
         how = average_for(theta0)
         if not window.burn_in:
             return state
@@ -252,12 +226,11 @@ def minibatch_chain(
         how = average_for(state.theta)
         if isinstance(window, Steps):
             if window.discard:
-                state, _ = run_steps(how, state, data, window.discard)
-            state, seen = run_steps(how, state, data, window.per_sample)
+                state = run_steps(how, state, data, window.discard)[0]
+            state, mean, info = run_steps(how, state, data, window.per_sample)
         else:
-            state, seen = run_epoch(how, state, data)
-        theta_s = how.value(state.theta, seen.average, seen.steps)
-        return state, theta_s, ChainInfo(seen.loss, seen.steps)
+            state, mean, info = run_epoch(how, state, data)
+        return state, how.value(state.theta, mean, info.steps), info
 
     return Sampler(init, sample, lambda state: state.theta, temperature)
 
@@ -270,20 +243,12 @@ def average_densely(objective: Objective, step: Step, average: bool) -> Average:
         return widened(theta) if average else ()
 
     def apply(
-        theta: Params,
-        memory: Memory,
-        mean: Any,
-        k: Count,
-        batch: Minibatch,
-        n: Count,
-        keys: tuple[Key, Key],
+        theta: Params, memory: Memory, mean: Any, k: Count, batch: Minibatch, n: Count, keys: Any
     ) -> tuple[Params, Memory, Any, Scalar]:
-        loss_key, step_key = keys
-
         def gradient(theta: Params) -> tuple[Scalar, Params]:
-            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, loss_key)
+            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, keys[0])
 
-        theta, memory, loss = step.apply(theta, memory, gradient, n, step_key)
+        theta, memory, loss = step.apply(theta, memory, gradient, n, keys[1])
         if average:
             mean = jax.tree.map(
                 lambda m, x: m + (x.astype(m.dtype) - m) / k.astype(m.dtype), mean, theta
@@ -304,12 +269,3 @@ _LOSS, _BATCH, _ORDER, _STEP, _START = 1, 2, 3, 4, 5
 
 def _stream(state: ChainState, number: int) -> Key:
     return jax.random.fold_in(jax.random.fold_in(state.key, number), state.steps)
-
-
-def check_window(window: Window) -> None:
-    if not isinstance(window, Epochs | Steps):
-        raise refuse("window", window, "must be Epochs(…) or Steps(…)")
-    check_integer("burn_in", window.burn_in, 0)
-    if isinstance(window, Steps):
-        check_integer("steps_per_sample", window.per_sample, 1)
-        check_integer("discard_steps", window.discard, 0)

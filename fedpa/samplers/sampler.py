@@ -36,6 +36,37 @@ class Sampler(NamedTuple):
     """T of the posterior it samples; None if its spread follows from something else (IASG)."""
 
 
+class Epochs(NamedTuple):
+    """One sample per epoch, as in the paper's experiments."""
+
+    burn_in: int = 0
+    """In-round burn-in: epochs before the first sample."""
+
+
+class Steps(NamedTuple):
+    """Algorithm 4 by steps; the order of examples runs on across samples."""
+
+    per_sample: int
+    """K: iterates that make one sample."""
+    burn_in: int = 0
+    """B: steps before the first sample."""
+    discard: int = 0
+    """Steps dropped before each sample's K, to make samples less correlated."""
+
+
+Window = Epochs | Steps
+"""What makes a sample."""
+
+
+def check_window(window: Window) -> None:
+    if not isinstance(window, Epochs | Steps):
+        raise refuse("window", window, "must be Epochs(…) or Steps(…)")
+    check_integer("burn_in", window.burn_in, 0)
+    if isinstance(window, Steps):
+        check_integer("steps_per_sample", window.per_sample, 1)
+        check_integer("discard_steps", window.discard, 0)
+
+
 def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:
     """Draw `num` samples of a client's posterior.
 

@@ -21,8 +21,8 @@ from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.iasg import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
+from fedpa.samplers.sampler import Epochs, Sampler, Window
 from fedpa.samplers.temperature import (
     Rate,
     Temperature,

@@ -9,8 +9,8 @@ Local SGD at rate η with noise that makes its stationary law p_i(θ) ∝ exp(�
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.iasg import Epochs, Gradient, Step, Window, minibatch_chain
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
+from fedpa.samplers.sampler import Epochs, Sampler, Window
 from fedpa.samplers.temperature import (
     Rate,
     Temperature,

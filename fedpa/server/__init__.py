@@ -1,10 +1,9 @@
 """The server: weighting, aggregation, optimizers, schedules (Algorithm 1, lines 8 and 9)."""
 
 from fedpa.server import averaging, schedules
-from fedpa.server.aggregation import Aggregate, Aggregation, weighted_mean
+from fedpa.server.aggregation import Aggregate, Aggregation, client_weight, weighted_mean
 from fedpa.server.optimizers import adagrad, adam, sgd, yogi
 from fedpa.server.update import Server, ServerInfo, ServerState
-from fedpa.server.weighting import client_weight
 
 __all__ = [
     "Aggregate",

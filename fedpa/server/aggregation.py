@@ -1,18 +1,21 @@
 """Aggregation, Algorithm 1 line 8: Σ q_i Δ_i / Σ q_i, as a running sum over the clients.
 
+Client weights q_i are the examples of one epoch (not times the epochs), or one each.
 (Printed with 1/|S|, which is right only for weights that average to 1.) Memory is that of one
 result however many clients there are. A client whose result or weight is not finite, or whose
 weight is negative, is rejected: it enters with weight 0 and is counted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from fedpa.errors import refuse
 from fedpa.precision import accumulation_dtype
+from fedpa.types import Count, Scalar
 
 Result = Any
 """What a client sends: a pytree of arrays of the algorithm's own choosing."""
@@ -78,6 +81,23 @@ def weighted_mean() -> Aggregation:
         return Aggregate(jax.tree.map(divide, total.weight, total.mean), total.weight)
 
     return Aggregation(init, add, merge, value)
+
+
+def client_weight(weighting: str, n: Count) -> Scalar:
+    """q_i = n_i or 1; 0 for an empty client either way."""
+    if weighting == "examples":
+        return n.astype(jnp.float32)
+    return (n > 0).astype(jnp.float32)
+
+
+def total_weight(weighting: str, sizes: Iterable[int]) -> float:
+    """Σ q_i over clients of these sizes."""
+    return float(sum(n if weighting == "examples" else n > 0 for n in sizes))
+
+
+def check_weighting(weighting: str) -> None:
+    if weighting not in ("examples", "uniform"):
+        raise refuse("weighting", weighting, "must be 'examples' or 'uniform'")
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:

@@ -9,31 +9,29 @@ for each layer, Δ̄ its averaged delta stacked as [b; W]. Directions that input
 What belongs to no layer that is seen keeps gain 1.
 """
 
-import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from fedpa.objectives.input_factor import Blocks, Cut, cut_of, in_blocks
-from fedpa.objectives.layer_inputs import Layer, stacked, unstacked
-from fedpa.precision import accumulation_dtype
-from fedpa.server.aggregation import all_finite
+from fedpa.objectives.layer_inputs import Layer, stack_layer, unstack_layer
+from fedpa.precision import accumulation_dtype, narrowed
+from fedpa.precisions import kronecker
+from fedpa.precisions.input_factor import cut_layer
+from fedpa.precisions.kronecker import Cholesky, Factor, Kronecker
+from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
 from fedpa.types import Params, Scalar
-
-POWER_STEPS = 10
-"""Of the estimate of the steepest direction."""
 
 
 class Precision(NamedTuple):
     """What the server knows of the precision, layer by layer."""
 
-    averaged: tuple[Blocks, ...]
+    averaged: tuple[Kronecker, ...]
     """A."""
-    factors: tuple[Blocks, ...]
-    """L of LLᵀ = Ā/ε + I, made anew when A changes and kept for the rounds between."""
+    factors: tuple[Cholesky, ...]
+    """Of Ā/ε + I: computed when A changes and kept for the rounds between."""
     steepest: Float[Array, " layers"]
     """Ā's largest eigenvalue, about; the mean is 1."""
 
@@ -41,16 +39,15 @@ class Precision(NamedTuple):
 def init(layers: Sequence[Layer], theta: Params, largest: int) -> Precision:
     """A = 0: every direction has gain 1."""
     dtype = accumulation_dtype(jnp.result_type(*jax.tree.leaves(theta)))
-    cuts = [cut_of(layer, largest) for layer in layers]
-    zeros = tuple(jnp.zeros((n, size, size), dtype) for n, size in cuts)
-    ones = tuple(jnp.broadcast_to(jnp.eye(size, dtype=dtype), (n, size, size)) for n, size in cuts)
+    zeros = tuple(kronecker.zeros(cut_layer(layer, largest), dtype) for layer in layers)
+    ones = tuple(Cholesky(kronecker.add_identity(zero).blocks) for zero in zeros)
     return Precision(zeros, ones, jnp.zeros(len(layers), dtype))
 
 
 def update(
     precision: Precision,
     layers: Sequence[Layer],
-    fresh: Sequence[Blocks],
+    fresh: Sequence[Kronecker],
     weight: Scalar,
     *,
     decay: float,
@@ -58,51 +55,80 @@ def update(
 ) -> Precision:
     """A and its factors after a round whose clients sent what they see; unchanged if none did."""
     averaged = tuple(
-        decay * a + (1 - decay) * b.astype(a.dtype)
+        kronecker.add(kronecker.scale(a, decay), kronecker.scale(narrowed(b, a), 1 - decay))
         for a, b in zip(precision.averaged, fresh, strict=True)
     )
-    bars = [normalized(a, layer.features) for a, layer in zip(averaged, layers, strict=True)]
-    factors = tuple(factor(bar, epsilon) for bar in bars)
-    new = Precision(averaged, factors, jnp.stack([_steepest(bar) for bar in bars]))
+    bars = [
+        kronecker.normalize(a, layer.features) for a, layer in zip(averaged, layers, strict=True)
+    ]
+    in_epsilons = [jax.tree.map(lambda a: a / epsilon, bar) for bar in bars]
+    new = Precision(
+        averaged,
+        tuple(kronecker.factorize(kronecker.add_identity(bar)) for bar in in_epsilons),
+        jnp.stack([kronecker.largest_eigenvalue(bar) for bar in bars]),
+    )
     ok = all_finite(new) & (weight > 0)
     return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, precision)
 
 
-def normalized(blocks: Blocks, features: int) -> Blocks:
-    """Ā, of mean eigenvalue 1; 0 if A is."""
-    trace = jnp.sum(jnp.trace(blocks, axis1=1, axis2=2))
-    return blocks * jnp.where(trace > 0, features / jnp.where(trace > 0, trace, 1), 0)
-
-
-def factor(bar: Blocks, epsilon: float) -> Blocks:
-    """L of LLᵀ = Ā/ε + I, by Cholesky."""
-    shifted = bar / epsilon + jnp.eye(bar.shape[-1], dtype=bar.dtype)[None]
-    return jnp.sqrt(shifted) if bar.shape[-1] == 1 else jnp.linalg.cholesky(shifted)
-
-
-def preconditioned(precision: Precision, layers: Sequence[Layer], delta: Params) -> Params:
+def precondition(precision: Precision, layers: Sequence[Layer], delta: Params) -> Params:
     """D, from Δ̄."""
-    for layer, lower in zip(layers, precision.factors, strict=True):
-        matrix = stacked(layer, delta)
-        rows = in_blocks(matrix.astype(lower.dtype), Cut(*lower.shape[:2]))
-        divided = _divided(rows, lower).reshape(-1, layer.outputs)[: layer.features]
-        delta = unstacked(layer, divided.astype(matrix.dtype), delta)
+    for layer, factor in zip(layers, precision.factors, strict=True):
+        divided = kronecker.solve(factor, stack_layer(layer, delta))
+        delta = unstack_layer(layer, divided, delta)
     return delta
 
 
-def _divided(rows: Float[Array, "blocks size r"], lower: Blocks) -> Float[Array, "blocks size r"]:
-    """L⁻ᵀL⁻¹ times the rows."""
-    if lower.shape[-1] == 1:
-        return rows / lower**2
-    solve = functools.partial(jax.lax.linalg.triangular_solve, lower, left_side=True, lower=True)
-    return solve(solve(rows), transpose_a=True)
+class Sent(NamedTuple):
+    """What a client sends: its delta, and in some rounds what it sees of the precision."""
+
+    delta: Result
+    factors: tuple[Factor, ...]
 
 
-def _steepest(bar: Blocks) -> Scalar:
-    """Ā's largest eigenvalue by a few steps of the power method: from below."""
-    vector = jnp.ones((bar.shape[0], bar.shape[1], 1), bar.dtype)
-    length = jnp.ones((bar.shape[0], 1, 1), bar.dtype)
-    for _ in range(POWER_STEPS if bar.shape[-1] > 1 else 1):
-        vector = bar @ (vector / jnp.where(length > 0, length, 1))
-        length = jnp.linalg.norm(vector, axis=1, keepdims=True)
-    return jnp.max(length)
+class Mean(NamedTuple):
+    delta: Result
+    precision: tuple[Kronecker, ...]
+    """Σ q_i A_i / Σ q_i of every layer; () in rounds without."""
+
+
+class _Total(NamedTuple):
+    deltas: Any
+    precisions: tuple[Kronecker, ...]
+
+
+def with_precision(deltas: Aggregation, largest: int) -> Aggregation:
+    """Deltas as `deltas` adds them, and Σ q_i A_i: a sum as large as one A.
+
+    Sketches become matrices, A_i = Z_i Z_iᵀ, as they are added. A client whose sketch is not finite
+    is rejected with its delta.
+    """
+
+    def unpack(factors: tuple[Factor, ...]) -> tuple[Kronecker, ...]:
+        return tuple(kronecker.unpack(factor, largest) for factor in factors)
+
+    def init(result: Sent, weight: Weight) -> _Total:
+        shapes = jax.eval_shape(unpack, result.factors)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return _Total(deltas.init(result.delta, weight), zeros)
+
+    def add(total: _Total, result: Sent, weight: Weight) -> tuple[_Total, Bool[Array, ""]]:
+        summed, accepted = deltas.add(total.deltas, result.delta, weight)
+        own = unpack(result.factors)
+        accepted = accepted & all_finite(own)
+        q = jnp.asarray(weight, jnp.float32)
+        sums = jax.tree.map(lambda s, a: s + q.astype(s.dtype) * a, total.precisions, own)
+        new = _Total(summed, sums)
+        return jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, total), accepted
+
+    def merge(one: _Total, other: _Total) -> _Total:
+        sums = jax.tree.map(jnp.add, one.precisions, other.precisions)
+        return _Total(deltas.merge(one.deltas, other.deltas), sums)
+
+    def value(total: _Total) -> Aggregate:
+        delta, weight = deltas.value(total.deltas)
+        safe = jnp.where(weight > 0, weight, 1)
+        means = jax.tree.map(lambda s: s / safe.astype(s.dtype), total.precisions)
+        return Aggregate(Mean(delta, means), weight)
+
+    return Aggregation(init, add, merge, value)

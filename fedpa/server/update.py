@@ -10,10 +10,9 @@ from jaxtyping import Array, Bool
 
 from fedpa.errors import check_type
 from fedpa.precision import narrowed
-from fedpa.server.aggregation import all_finite
+from fedpa.server.aggregation import all_finite, check_weighting
 from fedpa.server.averaging import Averaging, none
 from fedpa.server.schedules import constant
-from fedpa.server.weighting import check_weighting
 from fedpa.types import Params, Scalar
 
 

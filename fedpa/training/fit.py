@@ -13,16 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import about, of_population
 from fedpa.data.federated import FederatedData, check_when_read, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import OfAlgorithm
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, refuse
+from fedpa.objectives.checks import check_loss
 from fedpa.objectives.client_data import find_bad_value, is_real
-from fedpa.objectives.objective import Objective, Reduction, check_loss
+from fedpa.objectives.objective import Objective, Reduction
 from fedpa.objectives.sparse_table import SparseTable
 from fedpa.server.update import Server
 from fedpa.training import checkpoints

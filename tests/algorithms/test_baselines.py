@@ -12,7 +12,7 @@ import pytest
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.algorithms.methods import of_population
-from fedpa.algorithms.mime import moments, momentum
+from fedpa.algorithms.mime import client_gradient, moments, momentum
 from fedpa.data import from_mapping
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
@@ -20,7 +20,6 @@ from fedpa.experiments.methods import METHODS
 from fedpa.experiments.models import BagOfWords, bag_of_words
 from fedpa.experiments.tasks import tasks
 from fedpa.objectives import Objective, client_data, client_loss, least_squares
-from fedpa.objectives.objective import client_gradient
 from fedpa.server.optimizers import decaying, growing
 from fedpa.training.loop import train
 from tests.compiling import QUICK

@@ -8,7 +8,7 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms.client import local_work
+from fedpa.algorithms.local_training import local_work
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.objectives import Objective, client_data, least_squares

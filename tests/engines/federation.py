@@ -16,7 +16,7 @@ import fedpa
 from fedpa import LocalTraining, Server, server
 from fedpa.algorithms.mime import momentum
 from fedpa.data import from_mapping
-from fedpa.engines import EngineOptions, engines
+from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.distributed import Processes, join
 from fedpa.objectives import Objective, least_squares
 from tests.federations import least_squares_clients
@@ -40,7 +40,7 @@ ALGORITHMS = {name: method(OBJECTIVE) for name, method in METHODS.items()}
 
 @functools.cache
 def built(engine, **options):
-    return engines()[engine](EngineOptions(**options))
+    return ENGINES[engine](EngineOptions(**options))
 
 
 def train(engine, method, examples=None, **options):

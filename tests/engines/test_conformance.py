@@ -16,7 +16,7 @@ import pytest
 import fedpa
 from fedpa import FedpaError
 from fedpa.data import from_mapping
-from fedpa.engines import EngineOptions, engines
+from fedpa.engines import ENGINES, EngineOptions
 from fedpa.errors import DataError
 from fedpa.objectives import Objective, least_squares
 from tests.engines.federation import METHODS, leaves, train
@@ -46,7 +46,7 @@ def _is_long(engine, method):
 
 PAIRS = [
     pytest.param(engine, method, marks=[pytest.mark.long] * _is_long(engine, method))
-    for engine in engines()
+    for engine in ENGINES
     for method in METHODS
 ]
 
@@ -162,7 +162,7 @@ def another_shape(tree):
 )
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(name, marks=[pytest.mark.long] * (name == "debug")) for name in engines()],
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "debug")) for name in ENGINES],
 )
 def test_a_failing_client_is_counted_and_named(engine, how, says):
     with pytest.warns(UserWarning, match=says) as caught:
@@ -190,7 +190,7 @@ def test_a_client_whose_data_is_wrong_ends_the_run(how, says):
         train("per-client", "fedavg", failing({"client-0002"}, how))
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_round_in_which_everybody_fails_is_an_error(engine):
     with pytest.raises(FedpaError, match=r"every client of the round failed.*no such file"):
         train(engine, "fedavg", lambda name, read: unreadable(name))
@@ -228,7 +228,7 @@ def test_a_client_that_raises_in_compiled_code_is_found(engine):
             method,
             rounds=1,
             clients_per_round=7,
-            engine=engines()[engine](EngineOptions()),
+            engine=ENGINES[engine](EngineOptions()),
         )
     assert fit.history[0]["train/rejected_clients"] == ["6"]
     assert float(fit.params[0]) < 1

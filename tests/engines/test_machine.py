@@ -16,7 +16,7 @@ import pytest
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.cores import cores
-from fedpa.engines import EngineOptions, memory
+from fedpa.engines import EngineOptions, device_memory
 from fedpa.engines.distributed import Processes, join
 from tests.engines.federation import built, train
 
@@ -34,9 +34,9 @@ def _engines_of_their_own():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"devices": HERE + 1}, f"devices = {HERE + 1}: there are {HERE} .*force_host"),
+        ({"devices": HERE + 1}, f"devices = {HERE + 1}: .* {HERE} .*force_host"),
         ({"devices": 0}, "devices = 0: must be a whole number, at least 1"),
-        ({"device": "abacus"}, "device = 'abacus': there is none here; there is cpu"),
+        ({"device": "abacus"}, "device = 'abacus': .*cpu"),
         ({"workers": 0}, "workers = 0"),
         ({"clients_in_flight": -1}, "clients_in_flight = -1"),
         ({"matmul_precision": "best"}, "matmul_precision = 'best'"),
@@ -45,7 +45,7 @@ def _engines_of_their_own():
 @pytest.mark.parametrize("engine", ["local", "sharded"])
 def test_options_are_checked_first(engine, options, says):
     with pytest.raises(FedpaError, match=says):
-        fedpa.engines.engines()[engine](EngineOptions(**options))
+        fedpa.engines.ENGINES[engine](EngineOptions(**options))
 
 
 def test_options_in_use():
@@ -65,7 +65,7 @@ def train_wide(**options):
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda device: 2_500_000)
+    monkeypatch.setattr(device_memory, "available", lambda device: 2_500_000)
     with pytest.raises(FedpaError, match=r"GiB free; clients_in_flight = [1-9]") as caught:
         train_wide(clients_in_flight=8, workers=2)
     lanes, workers = map(int, re.findall(r" = (\d+)", str(caught.value)))
@@ -74,26 +74,26 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
 
 
 def test_left_alone_the_engine_takes_fewer_clients_at_a_time(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda device: 1_000_000)
+    monkeypatch.setattr(device_memory, "available", lambda device: 1_000_000)
     assert len(train_wide().history) == 1
 
 
 def test_a_client_too_large_for_the_machine(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda device: 100)
+    monkeypatch.setattr(device_memory, "available", lambda device: 100)
     with pytest.raises(FedpaError, match=r"one client alone needs .* fewer samples"):
         train("local", "fedpa")
 
 
 def test_memory_is_read_from_the_machine():
-    free = memory.available(jax.devices()[0])
+    free = device_memory.available(jax.devices()[0])
     assert free is None or 2**20 < free < 2**50
 
 
 def test_configure_keeps_programs_in_the_users_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
-    names += ("jax_persistent_cache_min_compile_time_secs",)
-    before = {name: getattr(jax.config, name) for name in names}
+    names += ("jax_persistent_cache_min_compile_time_secs", "jax_cpu_enable_async_dispatch")
+    before = {name: jax.config.values[name] for name in names}
     try:
         fedpa.configure()
         kept = before["jax_compilation_cache_dir"]

@@ -13,10 +13,10 @@ BLOCKED = """
 import sys
 sys.modules["flwr"] = None  # importing it fails
 import fedpa, fedpa.experiments.tasks, fedpa.flower
-assert "local" in fedpa.engines.engines()
+assert "local" in fedpa.engines.ENGINES
 assert "digits" in fedpa.experiments.tasks.tasks()
 import fedpa.experiments.cli.main
-assert "flower" not in fedpa.engines.engines()
+assert "flower" not in fedpa.engines.ENGINES
 """
 
 

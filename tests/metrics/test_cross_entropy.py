@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.experiments.models.kernels.dense import dense
-from fedpa.metrics.cross_entropy import cross_entropy
+from fedpa.metrics.classification import cross_entropy
 
 
 def plain(logits, targets):

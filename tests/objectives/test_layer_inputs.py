@@ -20,7 +20,7 @@ from fedpa.experiments.models.residual import GroupNorm
 from fedpa.experiments.tasks import digits
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
 from fedpa.objectives.convolution_inputs import convolution_input
-from fedpa.objectives.layer_inputs import layers_of, observed, observing, stacked, unstacked
+from fedpa.objectives.layer_inputs import layers_of, observe, observing, stack_layer, unstack_layer
 from tests.compiling import QUICK
 
 KEY = jax.random.key(0)
@@ -35,7 +35,7 @@ def seen(loss, theta, examples, weights=None):
     layers = []
 
     def look(theta, examples, weights):
-        found = observed(loss, theta, examples, weights, KEY)
+        found = observe(loss, theta, examples, weights, KEY)
         layers.extend(found)
         return list(found.values())
 
@@ -45,7 +45,7 @@ def seen(loss, theta, examples, weights=None):
 
 
 def matrix(layer, theta):
-    return np.asarray(jax.jit(lambda theta: stacked(layer, theta))(theta))
+    return np.asarray(jax.jit(lambda theta: stack_layer(layer, theta))(theta))
 
 
 def random(make):
@@ -133,7 +133,9 @@ def test_rows_times_the_stacked_weights_are_the_layers_output():
     np.testing.assert_allclose(one.x @ matrix(first, theta), h, rtol=1e-5, atol=1e-6)
     y = h @ theta["v"].T + theta["c"]
     np.testing.assert_allclose(two.x @ matrix(second, theta), y, rtol=1e-5, atol=1e-5)
-    doubled = jax.jit(lambda theta: unstacked(second, 2 * stacked(second, theta), theta))(theta)
+    doubled = jax.jit(lambda theta: unstack_layer(second, 2 * stack_layer(second, theta), theta))(
+        theta
+    )
     for name, factor in {"w": 1, "b": 1, "v": 2, "c": 2}.items():
         np.testing.assert_array_equal(doubled[name], factor * theta[name])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedpa import FedpaError
 from fedpa.experiments.models import BagOfWords, NextWordLSTM, bag_of_words, lstm
 from fedpa.objectives import Objective, client_data
-from fedpa.objectives.objective import check_loss
+from fedpa.objectives.checks import check_loss
 from fedpa.samplers import Epochs, Steps, draw, iasg
 from fedpa.samplers.sparse_step import average_sparsely
 from tests.compiling import QUICK

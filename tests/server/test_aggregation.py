@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.server import weighted_mean
-from fedpa.server.weighting import client_weight
+from fedpa.server.aggregation import client_weight
 
 MEAN = weighted_mean()
 ADD, VALUE = jax.jit(MEAN.add), jax.jit(MEAN.value)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpa.objectives.input_factor import Gram, Sketch, cut, in_blocks
 from fedpa.objectives.layer_inputs import Layer
+from fedpa.precisions.kronecker import Gram, Kronecker, Sketch, cut, split_rows
 from fedpa.server import global_precision as precision
 from fedpa.server import weighted_mean
-from fedpa.server.precision_aggregation import Sent, with_precision
+from fedpa.server.global_precision import Sent, with_precision
 from tests.federations import trees_equal
 
 RNG = np.random.default_rng(0)
@@ -32,7 +32,8 @@ def in_parts(matrix, largest):
     blocks, size = cut(FEATURES, largest)
     whole = np.zeros((blocks * size,) * 2, np.float32)
     whole[:FEATURES, :FEATURES] = matrix
-    return jnp.asarray([whole[i : i + size, i : i + size] for i in range(0, len(whole), size)])
+    parts = [whole[i : i + size, i : i + size] for i in range(0, len(whole), size)]
+    return Kronecker(jnp.asarray(parts))
 
 
 def after(largest, *matrices, weight=1.0):
@@ -48,7 +49,7 @@ def updated(state, blocks, weight):
 
 
 def stepped(state):
-    return jax.jit(lambda delta: precision.preconditioned(state, [LAYER], delta))(DELTA)
+    return jax.jit(lambda delta: precision.precondition(state, [LAYER], delta))(DELTA)
 
 
 def expected(averaged):
@@ -67,7 +68,7 @@ def test_the_formula_in_numpy():
     one, two = spd(1), spd(2)
     averaged = DECAY * (1 - DECAY) * one + (1 - DECAY) * two
     state = after(FEATURES, one, two)
-    np.testing.assert_allclose(state.averaged[0][0], averaged, rtol=1e-5)
+    np.testing.assert_allclose(state.averaged[0].blocks[0], averaged, rtol=1e-5)
     check(stepped(state), expected(averaged))
     bar = averaged * FEATURES / np.trace(averaged)
     largest = np.linalg.eigvalsh(bar)[-1]
@@ -133,9 +134,9 @@ def test_sums_are_of_products_and_a_client_that_is_not_finite_is_left_out_whole(
     assert [bool(a) for a in accepted] == [True, False, True]
     assert float(weight) == 4
     np.testing.assert_allclose(mean.delta["w"], [1.5, 1.5])
-    z = [in_blocks(jnp.asarray(client(seed)[1]), cut(FEATURES, 4)) for seed in (0, 2)]
+    z = [split_rows(jnp.asarray(client(seed)[1]), cut(FEATURES, 4)) for seed in (0, 2)]
     wanted = (z[0] @ z[0].swapaxes(1, 2) + 3 * z[1] @ z[1].swapaxes(1, 2)) / 4
-    np.testing.assert_allclose(mean.precision[0], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean.precision[0].blocks, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_exact_factors_add_up_and_rounds_without_have_none():
@@ -150,5 +151,5 @@ def test_exact_factors_add_up_and_rounds_without_have_none():
     triangle = Gram(jnp.arange(6.0)[None])  # of one block of 3
     mean, accepted = twice(client(1, factors=(triangle,))[0])
     assert bool(accepted)
-    np.testing.assert_array_equal(mean.precision[0][0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
+    np.testing.assert_array_equal(mean.precision[0].blocks[0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
     assert twice(client(1, factors=())[0])[0].precision == ()

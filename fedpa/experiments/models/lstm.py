@@ -17,7 +17,7 @@ from fedpa.data.next_word import PAD
 from fedpa.experiments.models.kernels.dense import dense
 from fedpa.experiments.models.kernels.lstm import before, lstm
 from fedpa.experiments.models.model import Model
-from fedpa.metrics.cross_entropy import cross_entropy
+from fedpa.metrics.classification import cross_entropy
 from fedpa.objectives.layer_inputs import layer_input, observing, table_input
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.types import Examples, Key, Losses

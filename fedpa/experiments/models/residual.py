@@ -22,7 +22,7 @@ from fedpa.experiments.models.kernels.convolution import (
     convolve,
 )
 from fedpa.experiments.models.kernels.group_norm import group_norm
-from fedpa.metrics.cross_entropy import cross_entropy
+from fedpa.metrics.classification import cross_entropy
 from fedpa.objectives.convolution_inputs import convolution_input
 from fedpa.precision import widened
 from fedpa.types import Examples, Key, Losses, Scalar

@@ -28,14 +28,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.deltas.posterior import posterior_delta
+from fedpa.deltas.posterior_delta import posterior_delta
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
-from fedpa.samplers.iasg import Steps, iasg
+from fedpa.samplers.iasg import iasg
+from fedpa.samplers.sampler import Steps
 from fedpa.types import Key
 
 POINTS, BATCH, BURN_IN, STARTS = 500, 10, 100, 10

@@ -34,10 +34,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.client import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
 from fedpa.data.partition import dirichlet_label_skew
@@ -47,9 +47,8 @@ from fedpa.experiments.studies.simulation import Clients, equal_clients, simulat
 from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.laplace import laplace
 from fedpa.objectives.objective import Objective, client_loss
-from fedpa.objectives.quadratic import Quadratic
+from fedpa.objectives.quadratic import Quadratic, laplace
 from fedpa.objectives.regression_families import make_regression
 from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sampler import Sampler

@@ -30,13 +30,15 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from fedpa.algorithms.client import Broadcast, LocalTraining, client_update, local_sampler
+from fedpa.algorithms.client import client_update
 from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, ClientUpdate
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Broadcast, ClientUpdate
 from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.local_training import LocalTraining, local_sampler
 from fedpa.algorithms.mean import mean
 from fedpa.deltas.delta import Delta, DeltaInfo
-from fedpa.deltas.posterior import GramState, posterior, posterior_delta
+from fedpa.deltas.posterior import GramState, posterior
+from fedpa.deltas.posterior_delta import posterior_delta
 from fedpa.deltas.shrinkage import fixed
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where

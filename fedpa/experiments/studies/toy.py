@@ -27,10 +27,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.client import LocalTraining
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedpa import fedpa
+from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
@@ -40,9 +40,8 @@ from fedpa.experiments.studies.simulation import equal_clients, simulate
 from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import client_data
-from fedpa.objectives.global_posterior import global_posterior
 from fedpa.objectives.objective import Objective
-from fedpa.objectives.quadratic import Quadratic
+from fedpa.objectives.quadratic import Quadratic, global_posterior
 from fedpa.samplers.exact import exact
 from fedpa.server import optimizers
 from fedpa.server.update import Server

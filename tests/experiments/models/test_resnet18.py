@@ -9,7 +9,8 @@ from fedpa import FedpaError
 from fedpa.experiments.models.kernels.augmentation import seen
 from fedpa.experiments.models.kernels.convolution import by_xla
 from fedpa.experiments.models.resnet18 import ResNet18, loss, regularizer
-from fedpa.objectives.objective import Objective, check_loss
+from fedpa.objectives.checks import check_loss
+from fedpa.objectives.objective import Objective
 from tests.compiling import QUICK
 
 KEY = jax.random.key(0)

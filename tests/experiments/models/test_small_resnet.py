@@ -11,7 +11,8 @@ from fedpa.experiments.models import resnet18
 from fedpa.experiments.models.kernels.augmentation import seen
 from fedpa.experiments.models.kernels.convolution import by_xla
 from fedpa.experiments.models.small_resnet import SmallResNet, loss, regularizer
-from fedpa.objectives.objective import Objective, check_loss
+from fedpa.objectives.checks import check_loss
+from fedpa.objectives.objective import Objective
 from tests.compiling import QUICK
 from tests.experiments.models.test_resnet18 import (
     BATCH,

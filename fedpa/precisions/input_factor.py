@@ -7,61 +7,32 @@ of [b; W]; with s = r outputs, Z has the shape of [b; W]. A_i's diagonal blocks 
 upper triangles, are sent where they are no more numbers than Z. They need no randomness and add up.
 """
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observed
+from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observe
 from fedpa.objectives.minibatches import batch_in_order, steps_per_epoch
 from fedpa.objectives.objective import Objective
+from fedpa.precisions.kronecker import Cut, Factor, Kronecker, Sketch, cut, pack, split_rows
 from fedpa.types import Key, Params, Scalar
 
 Rank = int | Literal["exact"] | None
-Blocks = Float[Array, "_ _ _"]
-"""The diagonal blocks of A. They are of one size: behind the last feature there may be zeros."""
 
 
-class Sketch(NamedTuple):
-    z: Float[Array, "features s"]
-
-
-class Gram(NamedTuple):
-    triangles: Float[Array, "blocks t"]
-    """The upper triangle of each block, row by row."""
-
-
-Factor = Sketch | Gram
-
-
-class Cut(NamedTuple):
-    """How many diagonal blocks there are of A, and how large they are."""
-
-    blocks: int
-    size: int
-
-
-def cut(features: int, largest: int) -> Cut:
-    """As few blocks as hold all features, of one size."""
-    blocks = -(-features // largest)
-    return Cut(blocks, -(-features // blocks))
-
-
-def cut_of(layer: Layer, largest: int) -> Cut:
+def cut_layer(layer: Layer, largest: int) -> Cut:
     return cut(layer.features, 1 if layer.table else largest)
 
 
 def columns(layer: Layer, rank: Rank, largest: int) -> int | None:
     """s of a layer's sketch; None where the blocks themselves are sent."""
-    blocks, size = cut_of(layer, largest)
     if rank == "exact":
         return None
     s = layer.outputs if rank is None else min(rank, layer.outputs)
-    return None if blocks * size * (size + 1) // 2 <= layer.features * s else s
+    return None if cut_layer(layer, largest).num_numbers <= layer.features * s else s
 
 
 def input_factors(
@@ -82,9 +53,9 @@ def input_factors(
     def of_batch(index: Any) -> list[_Sums]:
         batch = batch_in_order(data, order, index, batch_size)
         loss_key, *keys = jax.random.split(jax.random.fold_in(key, index), 1 + len(layers))
-        seen = observed(objective.loss, theta, batch.examples, batch.weights, loss_key)
+        seen = observe(objective.loss, theta, batch.examples, batch.weights, loss_key)
         return [
-            _sums(seen[layer], s, cut_of(layer, largest), k)
+            _sums(seen[layer], s, cut_layer(layer, largest), k)
             for layer, s, k in zip(layers, sketched, keys, strict=True)
         ]
 
@@ -110,7 +81,7 @@ def _sums(seen: Rows | Squares, s: int | None, cut: Cut, key: Key) -> _Sums:
     n = jnp.sum(seen.real)
     if s is not None:  # rows that don't count are 0 in X
         return _Sums(seen.x.T @ signs(key, seen.x.shape[0], s, seen.x.dtype), n)
-    x = in_blocks(seen.x.T, cut)
+    x = split_rows(seen.x.T, cut)
     if cut.size == 1:
         return _Sums(jnp.sum(x**2, axis=2, keepdims=True), n)
     return _Sums(x @ x.swapaxes(1, 2), n)
@@ -120,7 +91,7 @@ def _factor(total: _Sums, s: int | None) -> Factor:
     n = jnp.maximum(total.n, 1)
     if s is not None:
         return Sketch(total.value / jnp.sqrt(n * s))
-    return Gram(packed(total.value / n))
+    return pack(Kronecker(total.value / n))
 
 
 def signs(key: Key, n: int, s: int, dtype: Any) -> Float[Array, "n s"]:
@@ -128,28 +99,3 @@ def signs(key: Key, n: int, s: int, dtype: Any) -> Float[Array, "n s"]:
     words = jax.random.bits(key, (n, -(-s // 32)), jnp.uint32)
     bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & jnp.uint32(1)
     return 1 - 2 * bits.reshape(n, -1)[:, :s].astype(dtype)
-
-
-def in_blocks(rows: Float[Array, "features c"], cut: Cut) -> Float[Array, "blocks size c"]:
-    """Rows of [b; W], or of what has its shape, dealt to the blocks."""
-    missing = cut.blocks * cut.size - rows.shape[0]
-    return jnp.pad(rows, ((0, missing), (0, 0))).reshape(*cut, -1)
-
-
-def packed(blocks: Blocks) -> Float[Array, "blocks t"]:
-    """The upper triangles."""
-    row, column = np.triu_indices(blocks.shape[-1])
-    return blocks[:, row, column]
-
-
-def blocks_of(factor: Factor, largest: int) -> Blocks:
-    """A_i, or Z_i Z_iᵀ, in its diagonal blocks."""
-    if isinstance(factor, Sketch):
-        z = in_blocks(factor.z, cut(factor.z.shape[0], largest))
-        return z @ z.swapaxes(1, 2)
-    blocks, numbers = factor.triangles.shape
-    size = (math.isqrt(8 * numbers + 1) - 1) // 2
-    row, column = np.triu_indices(size)
-    upper = jnp.zeros((blocks, size, size), factor.triangles.dtype)
-    upper = upper.at[:, row, column].set(factor.triangles)
-    return upper + jnp.triu(upper, 1).swapaxes(1, 2)

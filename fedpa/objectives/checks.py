@@ -1,20 +1,25 @@
-"""Whether a user's function can be compiled: traced once, it must be what it is at every call.
+"""Checks of a user's loss: one number per example, and the same function at every call.
 
 Compiling runs a function once, on placeholders for its numbers. A function that needs the numbers
 themselves fails then; one that uses what it stored in an earlier call meets a placeholder that is
-gone; one with randomness or counters of its own goes on with what the first call happened to give.
+gone; one with randomness or counters of its own repeats what the first call happened to give.
 All are refused here, by name and where possible by line, before anything is compiled.
 """
 
+import functools
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import FedpaError
+from fedpa.objectives.objective import Objective, check_one_per_example
+from fedpa.objectives.sparse_table import gathered
+from fedpa.types import Params
 
 NEEDS_NUMBERS = (
     jax.errors.ConcretizationTypeError,
@@ -24,7 +29,45 @@ NEEDS_NUMBERS = (
 )
 
 
-def traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
+    """Refuse a loss that does not return one number per example. Nothing is computed."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for size in (2, 3):
+        batch = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype), examples
+        )
+        if size == 2:
+            value = trace("loss", objective.loss, theta, batch, key)
+        else:
+            value = jax.eval_shape(objective.loss, theta, batch, key)
+        check_one_per_example(value, size)
+        if objective.sparse is not None:
+            of_rows = jax.eval_shape(functools.partial(gathered, objective.sparse), theta, batch)
+            check_one_per_example(jax.eval_shape(objective.sparse.loss, of_rows, batch, key), size)
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise FedpaError(
+                f"loss returns {value.dtype} numbers: they must be floating-point to have gradients"
+            )
+    if objective.weight is not None:
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), examples)
+        weights = trace("weight", objective.weight, batch)
+        if getattr(weights, "shape", None) != (2,):
+            raise FedpaError(
+                f"weight returns shape {getattr(weights, 'shape', type(weights).__name__)} for a "
+                "batch of 2: it must return one number per example, shape (2,)"
+            )
+    if objective.reduction not in ("mean", "sum"):
+        raise FedpaError(f"reduction = {objective.reduction!r}: must be 'mean' or 'sum'")
+    if objective.regularizer is not None:
+        penalty = trace("regularizer", objective.regularizer, theta)
+        if getattr(penalty, "shape", None) != ():
+            raise FedpaError(
+                f"regularizer returns shape {getattr(penalty, 'shape', type(penalty).__name__)}: "
+                "it must return one number, shape ()"
+            )
+
+
+def trace(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The shapes of what the function returns. It is traced twice; nothing is computed."""
     try:
         # In a function of its own each time: JAX remembers what it has traced.

@@ -8,16 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.objectives import Objective, client_data, layer_input
-from fedpa.objectives.input_factor import (
-    Cut,
-    Gram,
-    Sketch,
-    blocks_of,
-    cut,
-    input_factors,
-    packed,
-    signs,
-)
+from fedpa.precisions.input_factor import input_factors, signs
+from fedpa.precisions.kronecker import Cut, Kronecker, Sketch, cut, pack, unpack
 from tests.compiling import QUICK
 
 FEATURES, OUTPUTS, EXAMPLES = 5, 3, 17
@@ -116,10 +108,10 @@ def test_blocks_of_a_factor_are_the_diagonal_blocks_of_its_matrix(largest):
     wanted = np.stack(
         [whole[i : i + sizes.size, i : i + sizes.size] for i in range(0, len(whole), sizes.size)]
     )
-    square = jax.jit(lambda blocks: blocks_of(Gram(packed(blocks)), largest))(wanted)
+    square = jax.jit(lambda blocks: unpack(pack(Kronecker(blocks)), largest).blocks)(wanted)
     np.testing.assert_array_equal(square, wanted)
     z = np.linalg.cholesky(GRAM).astype(np.float32)
-    sketched = jax.jit(lambda z: blocks_of(Sketch(z), largest))(z)
+    sketched = jax.jit(lambda z: unpack(Sketch(z), largest).blocks)(z)
     np.testing.assert_allclose(sketched, wanted, atol=1e-5)
     assert Cut(*sketched.shape[:2]) == sizes
 

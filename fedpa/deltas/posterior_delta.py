@@ -1,0 +1,114 @@
+"""Δ̂ as a function of arrays, without a client around it (eq. 4)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedpa.deltas import gram
+from fedpa.deltas.posterior import check_sample_scale, ravel
+from fedpa.deltas.shrinkage import shrinkage
+from fedpa.errors import FedpaError, refuse
+from fedpa.precision import accumulation_dtype
+
+
+def posterior_delta(
+    theta0: Any,
+    samples: Any,
+    rho: Any,
+    *,
+    target: str = "identity",
+    sample_scale: str | float = 1.0,
+) -> Any:
+    """Compute FedPA's client update Δ̂ = Σ̂⁻¹(θ₀ − x̄) from posterior samples (eq. 4, Theorem 3).
+
+    Runs in O(ℓ²d) time and O(ℓd) memory; no d×d matrix is formed. Works inside `jax.jit` too;
+    outside, it runs on the host with sums in float64.
+
+    Args:
+        theta0: An array or a pytree of arrays.
+        samples: Same structure, every array with the ℓ samples stacked on a new axis 0.
+        rho: The paper's ρ ≥ 0, or 'oas' or 'rblw' to choose it from the samples.
+        target: 'identity' (the paper's) or 'scaled', see `fedpa.deltas.shrinkage`.
+        sample_scale: Multiplies the samples' deviations from their mean.
+    Returns:
+        Δ̂ in θ₀'s structure, dtypes and kind (NumPy or JAX).
+    Example:
+        >>> import numpy as np
+        >>> posterior_delta(np.ones(3), np.zeros((5, 3)), rho=0.1)
+        array([1.4, 1.4, 1.4])
+    """
+    shrink = shrinkage(rho, target)
+    if isinstance(sample_scale, str):
+        raise refuse("sample_scale", sample_scale, "must be a number ≥ 0 (√n_i for 'sqrt-n')")
+    check_sample_scale(sample_scale)
+    leaves, structure = jax.tree.flatten(theta0)
+    stacked, sampled_structure = jax.tree.flatten(samples)
+    if sampled_structure != structure:  # type: ignore[operator]
+        raise FedpaError(
+            f"samples have structure {sampled_structure}: must be θ₀'s structure, {structure}"
+        )
+    if not leaves or not any(np.size(leaf) for leaf in leaves):
+        raise FedpaError("theta0 has no arrays: give at least one floating-point array")
+    ell = _num_samples(leaves, stacked)
+    dtype = accumulation_dtype(np.result_type(*[leaf.dtype for leaf in [*leaves, *stacked]]))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked]):
+        flat, unravel = ravel_pytree(theta0)
+        rows = jax.vmap(ravel)(samples).astype(dtype)
+        scale = jnp.asarray(sample_scale, dtype)
+        return unravel(gram.solve(flat.astype(dtype), rows, shrink, scale).delta.astype(flat.dtype))
+
+    if ell * sum(leaf.size for leaf in leaves) <= 1 << 20:  # wider costs nothing to speak of
+        dtype = np.dtype(np.float64)
+    theta = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
+    # A view where possible: the samples may be most of the memory there is.
+    parts = [np.asarray(s, dtype).reshape(ell, -1) for s in stacked]
+    matrix = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = gram.solve(theta, matrix, shrink, sample_scale).delta
+    if not np.isfinite(values).all():  # asked first, of every sample, it would take as long again
+        for name, array in [("theta0", theta), ("samples", matrix)]:
+            if not np.isfinite(array).all():
+                raise FedpaError(
+                    f"{name} holds a value that is not finite: all must be finite numbers"
+                )
+
+    return _unravel(values, leaves, structure)
+
+
+def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
+    for leaf, samples in zip(leaves, stacked, strict=True):
+        for name, array in [("theta0", leaf), ("samples", samples)]:
+            is_array = isinstance(array, jax.Array | np.ndarray | np.generic)
+            kind = array.dtype if is_array else type(array).__name__
+            if not is_array or not jnp.issubdtype(kind, jnp.floating):
+                raise FedpaError(f"{name} has a leaf of type {kind}: must be floating-point arrays")
+    counts = {samples.shape[0] if samples.ndim else 0 for samples in stacked}
+    if len(counts) != 1 or counts == {0}:
+        shapes = [samples.shape for samples in stacked]
+        raise FedpaError(
+            f"samples have shapes {shapes}: stack the same ℓ ≥ 1 samples on axis 0 of each array"
+        )
+    for leaf, samples in zip(leaves, stacked, strict=True):
+        if samples.shape[1:] != leaf.shape:
+            raise FedpaError(
+                f"samples have an array of shape {samples.shape}: must be (ℓ, *{leaf.shape}), "
+                "one θ per entry of axis 0"
+            )
+    return int(counts.pop())
+
+
+def _unravel(values: np.ndarray, leaves: list[Any], structure: Any) -> Any:
+    """The vector in the shapes, dtypes and kinds (NumPy or JAX) of the leaves."""
+
+    def shape(piece: np.ndarray, leaf: Any) -> Any:
+        array = piece.reshape(leaf.shape).astype(leaf.dtype)
+        if isinstance(leaf, np.ndarray | np.generic):
+            return array
+        with jax.enable_x64(leaf.dtype == np.float64):
+            return jnp.asarray(array)
+
+    pieces = np.split(values, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, map(shape, pieces, leaves))

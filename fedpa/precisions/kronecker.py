@@ -1,0 +1,184 @@
+"""Kronecker precisions of one factor, Λ = A ⊗ I: one p×p matrix A for all r outputs of a layer.
+
+A layer's parameters are a matrix v = [b; W] of p rows and r columns, and Λv is A v. A is kept as
+its diagonal blocks, all of one size: one block is A as a whole, blocks of 1 are its diagonal. Rows
+of zeros fill up the last block.
+
+A = XᵀX/n of a layer's inputs is the factor of its Fisher matrix (`fedpa.precisions.input_factor`).
+Clients send its upper triangles, which add up, or a sketch Z with E[Z Zᵀ] = A where that is
+smaller.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpa.types import Key, Scalar
+
+Blocks = Float[Array, "blocks size size"]
+Matrix = Float[Array, "features outputs"]
+POWER_STEPS = 10
+"""Of the estimate of the largest eigenvalue."""
+
+
+class Kronecker(NamedTuple):
+    blocks: Blocks
+    """The diagonal blocks of A."""
+
+
+class Cholesky(NamedTuple):
+    """A precision ready to be solved with: A = LLᵀ."""
+
+    lower: Blocks
+
+
+class Cut(NamedTuple):
+    """How many diagonal blocks there are of A, and how large they are."""
+
+    blocks: int
+    size: int
+
+    @property
+    def num_numbers(self) -> int:
+        return self.blocks * self.size * (self.size + 1) // 2
+
+
+def cut(features: int, largest: int) -> Cut:
+    """As few blocks as hold all features, of one size."""
+    blocks = -(-features // largest)
+    return Cut(blocks, -(-features // blocks))
+
+
+def zeros(cut: Cut, dtype: Any) -> Kronecker:
+    return Kronecker(jnp.zeros((*cut, cut.size), dtype))
+
+
+def add(one: Kronecker, other: Kronecker) -> Kronecker:
+    return jax.tree.map(jnp.add, one, other)
+
+
+def scale(precision: Kronecker, factor: float | Scalar) -> Kronecker:
+    return jax.tree.map(lambda a: factor * a, precision)
+
+
+def add_identity(precision: Kronecker) -> Kronecker:
+    """Λ + I, which also makes the rows that fill up the last block harmless to `solve`."""
+    blocks = precision.blocks
+    return Kronecker(blocks + jnp.eye(blocks.shape[-1], dtype=blocks.dtype)[None])
+
+
+def normalize(precision: Kronecker, features: int) -> Kronecker:
+    """Λ of mean eigenvalue 1; 0 if Λ is."""
+    trace = jnp.sum(jnp.trace(precision.blocks, axis1=1, axis2=2))
+    return scale(precision, jnp.where(trace > 0, features / jnp.where(trace > 0, trace, 1), 0))
+
+
+def times(precision: Kronecker, v: Matrix) -> Matrix:
+    """Λv."""
+    return _by_blocks(lambda rows: precision.blocks @ rows, precision.blocks, v)
+
+
+def factorize(precision: Kronecker | Cholesky) -> Cholesky:
+    """L of LLᵀ = A, for A positive definite."""
+    if isinstance(precision, Cholesky):
+        return precision
+    blocks = precision.blocks
+    return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jnp.linalg.cholesky(blocks))
+
+
+def solve(precision: Kronecker | Cholesky, v: Matrix) -> Matrix:
+    """Λ⁻¹v."""
+    lower = factorize(precision).lower
+
+    def divide(rows: Array) -> Array:
+        if lower.shape[-1] == 1:
+            return rows / lower**2
+        return _solve_lower(lower, _solve_lower(lower, rows), transpose_a=True)
+
+    return _by_blocks(divide, lower, v)
+
+
+def sample(precision: Kronecker | Cholesky, like: Matrix, key: Key) -> Matrix:
+    """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
+    lower = factorize(precision).lower
+    noise = jax.random.normal(key, like.shape, like.dtype)
+    return _by_blocks(lambda rows: _solve_lower(lower, rows, transpose_a=True), lower, noise)
+
+
+def logdet(precision: Kronecker | Cholesky, like: Matrix) -> Scalar:
+    """log det Λ for parameters of the shape of `like`."""
+    features, outputs = like.shape
+    diagonal = jnp.diagonal(factorize(precision).lower, axis1=1, axis2=2).reshape(-1)
+    return 2 * outputs * jnp.sum(jnp.log(diagonal[:features]))
+
+
+def num_numbers(precision: Kronecker) -> int:
+    """How many numbers describe Λ: the upper triangles of its blocks."""
+    return Cut(*precision.blocks.shape[:2]).num_numbers
+
+
+def largest_eigenvalue(precision: Kronecker) -> Scalar:
+    """Λ's largest eigenvalue by a few steps of the power method: from below."""
+    blocks = precision.blocks
+    vector = jnp.ones((blocks.shape[0], blocks.shape[1], 1), blocks.dtype)
+    length = jnp.ones((blocks.shape[0], 1, 1), blocks.dtype)
+    for _ in range(POWER_STEPS if blocks.shape[-1] > 1 else 1):
+        vector = blocks @ (vector / jnp.where(length > 0, length, 1))
+        length = jnp.linalg.norm(vector, axis=1, keepdims=True)
+    return jnp.max(length)
+
+
+class Sketch(NamedTuple):
+    """Z, of which Z Zᵀ estimates A."""
+
+    z: Float[Array, "features s"]
+
+
+class Gram(NamedTuple):
+    """A itself."""
+
+    triangles: Float[Array, "blocks t"]
+    """The upper triangle of each block, row by row."""
+
+
+Factor = Sketch | Gram
+"""What is sent of a precision."""
+
+
+def pack(precision: Kronecker) -> Gram:
+    row, column = np.triu_indices(precision.blocks.shape[-1])
+    return Gram(precision.blocks[:, row, column])
+
+
+def unpack(factor: Factor, largest: int) -> Kronecker:
+    """A, or Z Zᵀ, in diagonal blocks of at most `largest` rows."""
+    if isinstance(factor, Sketch):
+        z = split_rows(factor.z, cut(factor.z.shape[0], largest))
+        return Kronecker(z @ z.swapaxes(1, 2))
+    blocks, numbers = factor.triangles.shape
+    size = (math.isqrt(8 * numbers + 1) - 1) // 2
+    row, column = np.triu_indices(size)
+    upper = jnp.zeros((blocks, size, size), factor.triangles.dtype)
+    upper = upper.at[:, row, column].set(factor.triangles)
+    return Kronecker(upper + jnp.triu(upper, 1).swapaxes(1, 2))
+
+
+def split_rows(rows: Float[Array, "features c"], cut: Cut) -> Float[Array, "blocks size c"]:
+    """The rows of each block; zeros behind the last."""
+    missing = cut.blocks * cut.size - rows.shape[0]
+    return jnp.pad(rows, ((0, missing), (0, 0))).reshape(*cut, -1)
+
+
+def _by_blocks(function: Callable[[Array], Array], blocks: Blocks, v: Matrix) -> Matrix:
+    """`function` of the rows of v that belong to each block, put together again."""
+    rows = split_rows(v.astype(blocks.dtype), Cut(*blocks.shape[:2]))
+    return function(rows).reshape(-1, v.shape[1])[: v.shape[0]].astype(v.dtype)
+
+
+_solve_lower = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
