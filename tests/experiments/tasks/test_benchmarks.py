@@ -130,7 +130,7 @@ def test_emnist_takes_all_characters_before_digits_only(tmp_path):
     assert jax.eval_shape(problem.init, jax.random.key(0)).biases[1].shape == (62,)
 
 
-EMNIST = ["run", "emnist", "--data-dir", "data", "--rounds", "1", "--epochs", "1", "--out", "out"]
+EMNIST = ["run", "emnist", "--data-dir", "data", "--rounds", "1", "--epochs", "2", "--out", "out"]
 EMNIST += ["--clients-per-round", "2", "--validation-share", "0", "--method", "fedavg"]
 
 
