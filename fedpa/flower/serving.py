@@ -21,6 +21,7 @@ from flwr.supercore import log
 
 from fedpa.algorithms.fedopt import Algorithm
 from fedpa.algorithms.methods import Method, OfPopulation
+from fedpa.atomic_write import write_atomically
 from fedpa.engines.engine import Engine, RoundResult
 from fedpa.errors import FedpaError
 from fedpa.flower.engine import Told, flower, with_tokens
@@ -30,13 +31,11 @@ from fedpa.flower.records import shapes
 from fedpa.flower.roster import Roster
 from fedpa.flower.settings import Connection, connection_settings
 from fedpa.server.weighting import total_weight
-from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback, Event
-from fedpa.training.fit import prepared_task
+from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.loop import Fit
-from fedpa.training.problem import Problem
+from fedpa.training.problem import Problem, prepare
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
-from fedpa.training.whole_files import write_atomically
 from fedpa.types import Params
 
 Elsewhere = Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
@@ -90,7 +89,7 @@ def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
             served.weighting,
             _population(served.method, sizes),
             known.run,
-            lambda t: (checkpoints.entries(out)[-2:] or [t])[0],
+            lambda t: (list_checkpoints(out)[-2:] or [t])[0],
         )
 
         def elsewhere(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:
@@ -165,7 +164,7 @@ def _message_shapes(served: Served) -> dict[str, str]:
     if isinstance(method, OfPopulation):
         method = method.method(1.0)
     params = problem.init(jax.random.key(0))
-    algorithm, theta, _ = prepared_task(problem, params, problem.clients, method, sys.maxsize)
+    algorithm, theta, _ = prepare(problem.objective, params, problem.clients, method, sys.maxsize)
     return shapes(message_shapes(algorithm, theta, next(iter(algorithm.clients))))
 
 

@@ -18,8 +18,7 @@ from flwr.supercore import log
 
 from fedpa.errors import FedpaError
 from fedpa.flower.records import ARRAYS, SCALARS, packed, unpacked
-from fedpa.training.named_arrays import filled, named, numbers
-from fedpa.training.whole_files import read_npz, write_npz
+from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, to_numpy, write_npz
 
 NEW = 0
 """The round of a client that has taken part in none."""
@@ -107,11 +106,13 @@ def in_directory(directory: Path) -> Store:
         return sorted(int(file.stem.rsplit("-", 1)[1]) for file in files)
 
     def read(name: str, t: int, template: Any) -> Any:
-        return filled(template, read_npz(path(name, t)))
+        return fill_tree(template, read_npz(path(name, t)))
 
     def write(name: str, t: int, state: Any) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        write_npz(path(name, t), {place: numbers(leaf) for place, leaf in named(state).items()})
+        write_npz(
+            path(name, t), {place: to_numpy(leaf) for place, leaf in name_arrays(state).items()}
+        )
 
     def drop(name: str, t: int) -> None:
         path(name, t).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from fedpa.experiments.report.summary import WINDOW
 from fedpa.experiments.tasks.task import Preset, tasks
 from fedpa.training import run_directory
 from fedpa.training.history import History
-from fedpa.training.loggers.logger import flat
+from fedpa.training.loggers.logger import flatten
 from fedpa.training.run_directory import ENVIRONMENT
 
 OWN = "a model of one's own"
@@ -129,7 +129,8 @@ def _in_order(path: Path) -> tuple[Path, int, str]:
 
 def _read(directory: Path, origin: Path) -> FoundRun | None:
     """A run as far as it has come; None where config.toml is another program's."""
-    settings, environment = run_directory.read_config(directory)
+    recorded = run_directory.read_run(directory)
+    settings, environment = recorded.made
     if not environment:
         if (directory / run_directory.METRICS).exists():
             warnings.warn(
@@ -137,16 +138,15 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
                 stacklevel=2,
             )
         return None
-    fields = flat(settings)
-    summary = run_directory.read_summary(directory) or {}
+    fields = flatten(settings)
     return FoundRun(
         directory,
         origin,
         fields,
-        flat({ENVIRONMENT: environment}),
+        flatten({ENVIRONMENT: environment}),
         _history(directory),
-        run_directory.is_finished(directory, int(fields.get("rounds", 0))),
-        summary.get("stopped"),
+        recorded.is_finished(int(fields.get("rounds", 0))),
+        (recorded.summary or {}).get("stopped"),
     )
 
 

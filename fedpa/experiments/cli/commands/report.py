@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.report.found_runs import check_tasks, find_runs, grouped
@@ -15,7 +16,6 @@ from fedpa.experiments.report.page import page
 from fedpa.experiments.report.panel_figures import FIGURES, figures
 from fedpa.experiments.report.parts import parts
 from fedpa.training.run_directory import check_writable, writing
-from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "make a page of runs: curves, tables, diagnostics"
 

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
@@ -28,7 +29,6 @@ from fedpa.experiments.studies.study import (
     study_named,
 )
 from fedpa.training.run_directory import check_free
-from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "measure and draw the paper's synthetic studies"
 
