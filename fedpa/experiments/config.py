@@ -25,7 +25,7 @@ from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.tasks.options import TaskOptions, check_task_options
 from fedpa.experiments.tasks.task import preset_named, task_named, tasks
 from fedpa.training.loop import check_counts, check_share
-from fedpa.training.recording_options import RecordingOptions, check_recording
+from fedpa.training.recording import RecordingOptions, check_recording
 from fedpa.training.run_directory import ENVIRONMENT
 from fedpa.training.stopping import StoppingOptions, check_stopping
 from fedpa.typed_settings import typed

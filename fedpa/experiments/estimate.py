@@ -20,7 +20,7 @@ from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.metrics.streaming import streamed
 from fedpa.training.evaluation import evaluated_splits
-from fedpa.training.fit import bind, some_examples
+from fedpa.training.problem import bind, some_examples
 
 REPEATS = 5
 
@@ -42,14 +42,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     if METHODS[config.method].pooled:
         data, per_round = pooled(data, per_round, config.seed), 1
     params = problem.init(jax.random.key(config.seed))
-    objective, theta, assemble = bind(
-        problem.loss,
-        params,
-        problem.regularizer,
-        problem.reduction,
-        problem.sparse,
-        problem.weight,
-    )
+    objective, theta, assemble = bind(problem.objective, params)
     objective = objective._replace(like=some_examples(data))
     method = METHODS[config.method].build(config.hyperparameters)
     algorithm = of_population(method, map(data.num_examples, data.ids))(objective)

@@ -1,6 +1,5 @@
 """One run of a task from its configuration, recorded in a directory, resumable."""
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +17,24 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, as_table, read_toml, resolve
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import Problem, task_named
-from fedpa.training import parameter_files, run_directory
-from fedpa.training.callbacks import Callback
-from fedpa.training.conducting import Place, Training, conduct
-from fedpa.training.directories import branched, go_on, new_directory
+from fedpa.training import run_directory
+from fedpa.training.callbacks import Callback, check_callbacks
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
-from fedpa.training.fit import prepared_task
-from fedpa.training.loop import Fit, check_callbacks
+from fedpa.training.loading import read_initial
+from fedpa.training.loop import Fit
+from fedpa.training.named_arrays import check_fits, fill_model, read_npz
+from fedpa.training.problem import prepare
 from fedpa.training.provenance import data_fingerprint, environment
-from fedpa.training.recording import Made, begin, check_settings
+from fedpa.training.run import (
+    Place,
+    Training,
+    check_settings,
+    resume_run,
+    start_run,
+    train_run,
+)
+from fedpa.training.run_directory import Made, read_run
 from fedpa.training.stopping import Best, remember_best, stops
-from fedpa.training.whole_files import read_npz
 
 
 def run(
@@ -41,10 +47,10 @@ def run(
     branch: Path | None = None,
     elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
-    """Train as configured, recorded in `out`, if there is one, which must hold no run.
+    """Train as configured, recorded in `out`, if there is one, which must contain no run.
 
     problem: the task, if it is loaded already.
-    branch: a run whose rounds this one would have had as its first, too: it goes on from there.
+    branch: a run whose rounds this one would have had as its first, too: it starts from its end.
     elsewhere: where clients run, if not in one of the engines that the configuration can name.
     """
     config = resolve(config)
@@ -56,16 +62,10 @@ def run(
     config = of_problem(config, problem)
     if out is not None and config.init is not None and Path(config.init) == out.absolute():
         raise refuse("init", config.init, "is the directory to write to: choose another for one")
-    with contextlib.ExitStack() as stack:
-        place = None
-        if out is not None and is_first():
-            made = _made(config, problem)
-            stack.enter_context(new_directory(out, overwrite))
-            begin(out, made, None, arrays)  # whatever a kill leaves is now known to be a run's
-            training = _training(config, problem, arrays, callbacks, elsewhere)
-            start = None if branch is None else branched(training, branch, out, made)
-            place = Place(out, made, config.recording, start, _about(config))
-        return conduct(_training(config, problem, arrays, callbacks, elsewhere), place)
+    training = _assemble(config, problem, arrays, callbacks, elsewhere)
+    if out is None:
+        return train_run(training, None)
+    return start_run(training, _place(config, problem, out, arrays, branch), overwrite)
 
 
 def run_or_resume(
@@ -78,7 +78,7 @@ def run_or_resume(
     anyway: bool = False,
     elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
-    """As configured, in `out`: what lies there of this run is not done again.
+    """Start the run in `out`, or resume it: what the directory contains of it is not done again.
 
     A run of other settings is refused; one of fewer rounds is given the rest.
     branch, anyway, elsewhere: as in `run` and `resume`.
@@ -90,16 +90,15 @@ def run_or_resume(
     config = resolve(config)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
     config = of_problem(config, problem)
-    return _go_on(config, out, problem, callbacks, anyway, branch, elsewhere)
+    return _resume(config, out, problem, callbacks, anyway, branch, elsewhere)
 
 
 def check_goes_on(config: RunConfig, out: Path, problem: Problem) -> None:
-    """Refuse what `run_or_resume` would refuse of the settings of a run that lies there."""
+    """Refuse what `run_or_resume` would refuse of the settings of the run in `out`."""
     if not run_directory.is_run(out):
         return
-    settings, _ = run_directory.read_config(out)
-    check_settings(out, settings, as_table(of_problem(resolve(config), problem)))
-    summary = run_directory.read_summary(out)
+    _, made, summary = read_run(out)
+    check_settings(out, made.settings, as_table(of_problem(resolve(config), problem)))
     if summary is not None and summary["round"] > config.rounds:
         raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
 
@@ -112,19 +111,19 @@ def resume(
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
 ) -> Fit:
-    """Go on with a run where its last checkpoint is; the result is that of an uninterrupted one.
+    """Resume a run from its last checkpoint; the result is that of an uninterrupted one.
 
-    rounds: how many it shall have in all, if not as many as it was to have.
-    anyway: go on although versions or data are not what they were.
-    A finished run is given back, and nothing is changed.
+    rounds: the total number of rounds, if other than configured.
+    anyway: resume although versions or data are not what they were.
+    A finished run is returned, and nothing is changed.
     """
     out = Path(directory)
     config = resumed_config(out, rounds)
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    return _go_on(of_problem(config, problem), out, problem, callbacks, anyway)
+    return _resume(of_problem(config, problem), out, problem, callbacks, anyway)
 
 
-def _go_on(
+def _resume(
     config: RunConfig,
     out: Path,
     problem: Problem,
@@ -134,23 +133,22 @@ def _go_on(
     elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
     check_callbacks(callbacks)
-    made, arrays = _made(config, problem), _initial(config, out)
-    training = _training(config, problem, arrays, callbacks, elsewhere)
-    about = _about(config)
-    return go_on(training, out, made, config.recording, about, anyway, arrays, branch)
+    arrays = _read_initial(config, out)
+    training = _assemble(config, problem, arrays, callbacks, elsewhere)
+    return resume_run(training, _place(config, problem, out, arrays, branch), anyway)
 
 
 def resumed_config(out: Path, rounds: int | None) -> RunConfig:
-    """The configuration of the run that lies there, for so many rounds."""
-    settings, _ = run_directory.read_config(out)
-    if "task" not in settings:
+    """The configuration of the run in `out`, for `rounds` rounds if given."""
+    recorded = read_run(out)
+    if "task" not in recorded.made.settings:
         raise FedpaError(
             f"{str(out)!r} was made by fedpa.fit: the same call, with out={str(out)!r}, resumes it"
         )
     config = resolve(read_toml(out / run_directory.CONFIG))
     if rounds is not None:
         config = resolve(dataclasses.replace(config, rounds=rounds))
-    summary = run_directory.read_summary(out)
+    summary = recorded.summary
     if summary is not None and config.rounds < summary["round"] and not summary["stopped"]:
         raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
     return config
@@ -178,10 +176,10 @@ def check_run(config: RunConfig, problem: Problem) -> dict[str, np.ndarray] | No
             if name not in known:
                 expected = f"rounds of task {config.task} don't report it, but {', '.join(known)}"
                 raise refuse(field, name, expected)
-    arrays = _initial(config, None)
+    arrays = _read_initial(config, None)
     if arrays is not None:
         shapes = eqx.filter_eval_shape(problem.init, jax.random.key(config.seed))
-        parameter_files.check_fits(shapes, arrays, f"init = {config.init!r}")
+        check_fits(shapes, arrays, f"init = {config.init!r}")
     return arrays
 
 
@@ -191,34 +189,34 @@ def of_problem(config: RunConfig, problem: Problem) -> RunConfig:
     return dataclasses.replace(config, task_options=options)
 
 
-def _made(config: RunConfig, problem: Problem) -> Made:
-    splits = {
-        "train": problem.clients,
-        "validation": problem.validation,
-        "test": problem.test,
-    }
-    return Made(as_table(config), environment(made_by=__name__, data=data_fingerprint(splits)))
-
-
-def _about(config: RunConfig) -> dict[str, Any]:
-    return {
+def _place(
+    config: RunConfig,
+    problem: Problem,
+    out: Path,
+    arrays: dict[str, np.ndarray] | None,
+    branch: Path | None,
+) -> Place:
+    splits = {"train": problem.clients, "validation": problem.validation, "test": problem.test}
+    made = Made(as_table(config), environment(made_by=__name__, data=data_fingerprint(splits)))
+    about = {
         "task": config.task,
         "method": config.method,
         "label": label_method(config.method, config.hyperparameters),
         "seed": config.seed,
     }
+    return Place(out, made, config.recording, about, arrays, branch)
 
 
-def _initial(config: RunConfig, out: Path | None) -> Any:
+def _read_initial(config: RunConfig, out: Path | None) -> Any:
     """The arrays of a warm start: those given, or those that the run took note of."""
     if config.init is None:
         return None
     if out is not None and (out / run_directory.INIT).is_file():
         return read_npz(out / run_directory.INIT)
-    return parameter_files.initial(config.init, config.init_round)
+    return read_initial(config.init, config.init_round)
 
 
-def _training(
+def _assemble(
     config: RunConfig,
     problem: Problem,
     arrays: Any,
@@ -234,9 +232,9 @@ def _training(
     engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
-        params = parameter_files.warmed(params, arrays, f"init = {config.init!r}")
+        params = fill_model(params, arrays, f"init = {config.init!r}")
     method = named.build(config.hyperparameters)
-    algorithm, theta, assemble = prepared_task(problem, params, clients, method, config.rounds)
+    algorithm, theta, assemble = prepare(problem.objective, params, clients, method, config.rounds)
     if elsewhere is not None:
         algorithm, engine = elsewhere.make(algorithm, theta)
     measure = task_evaluation(problem, task.metric, options)

@@ -21,10 +21,14 @@ from fedpa.experiments.config import RunConfig
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.training.callbacks import Answer, Callback, Event, Stop
-from fedpa.training.signals import WAITING, held_back
 
 SMALL = 100_000
 """Parameters of a model whose programs leave cores idle."""
+
+WAITING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Ctrl-C, what schedulers send before they kill, and a terminal that is closed."""
 
 Work = Callable[[Any, Problem, Callback], Any]
 """(what is to be done, the task, a callback that ends the run if the command does) → outcome. A
@@ -53,7 +57,7 @@ def workers(jobs: int) -> Iterator[Submit]:
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _initialize, (stop,))
 
     def submit(work: Work, item: Any, config: RunConfig) -> "concurrent.futures.Future[Any]":
-        with held_back():  # also from the process that begins here, until it ignores them
+        with hold_back_signals():  # also from the process that begins here, until it ignores them
             return pool.submit(_work, work, item, config)
 
     try:
@@ -100,3 +104,19 @@ def _work(work: Work, item: Any, config: RunConfig) -> Any:
             warnings.simplefilter("ignore")  # the command has said it
             _problems[options] = task_named(config.task).load(options)
     return work(item, _problems[options], look)
+
+
+@contextlib.contextmanager
+def hold_back_signals() -> Iterator[None]:
+    """The system keeps signals until the block is done; processes that begin in it never get them.
+
+    (Unless they ask for it. Where there is no such mask, as on Windows, nothing is held back.)
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

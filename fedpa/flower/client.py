@@ -38,8 +38,7 @@ from fedpa.flower.settings import Holding, check_state_dir, read_holding, select
 from fedpa.flower.states import Store, in_context, in_directory
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregation
-from fedpa.training.fit import prepared_task, some_examples
-from fedpa.training.problem import Problem
+from fedpa.training.problem import Problem, prepare, some_examples
 from fedpa.types import Keys, Params
 
 INQUIRY = "inquiry"
@@ -106,7 +105,7 @@ def make_node(
         method = method.method(population)
     model = _make_model(problem.init)
     # How many rounds there are makes no difference to what a client does.
-    algorithm, theta, _ = prepared_task(problem, model, problem.clients, method, sys.maxsize)
+    algorithm, theta, _ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)
     engine = per_client() if engine is None else engine
     return Node(check_when_read(problem.clients), algorithm, theta, engine)
 

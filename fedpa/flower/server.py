@@ -22,6 +22,7 @@ from flwr.supercore import log
 
 from fedpa.algorithms.fedopt import Algorithm
 from fedpa.algorithms.methods import Method, OfPopulation, about
+from fedpa.atomic_write import write_atomically
 from fedpa.data.federated import FederatedData
 from fedpa.engines.engine import Engine, OfAlgorithm, RoundResult
 from fedpa.errors import FedpaError
@@ -32,13 +33,12 @@ from fedpa.flower.roster import Roster
 from fedpa.flower.settings import Connection, read_connection
 from fedpa.metrics.streaming import streamed
 from fedpa.server.aggregation import total_weight
-from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback, Event
+from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
-from fedpa.training.whole_files import write_atomically
 from fedpa.types import Params
 
 Train = Callable[[Problem, OfAlgorithm, Path, Sequence[Callback]], Fit]
@@ -150,7 +150,7 @@ def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
             served.weighting,
             _population(served.method, start.clients),
             start.run,
-            lambda t: (checkpoints.entries(out)[-2:] or [t])[0],
+            lambda t: (list_checkpoints(out)[-2:] or [t])[0],
         )
 
         def connect(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:

@@ -21,8 +21,7 @@ from flwr.supercore import log
 
 from fedpa.errors import FedpaError
 from fedpa.flower import wire
-from fedpa.training.named_arrays import filled, named, numbers
-from fedpa.training.whole_files import read_npz, write_npz
+from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, to_numpy, write_npz
 
 NEW = 0
 """The round of a client that has taken part in none."""
@@ -69,7 +68,7 @@ class Store:
                     self.drop(name, of)
             if t in there:
                 try:
-                    found[name] = filled(template, self._read(f"{_client(name)}-{t}"))
+                    found[name] = fill_tree(template, self._read(f"{_client(name)}-{t}"))
                 except FedpaError as error:  # damaged: the client starts again, the others continue
                     log(WARNING, "fedpa: the state of client %r can't be read: %s", name, error)
                     self.drop(name, t)
@@ -81,7 +80,7 @@ class Store:
         """Keep the states that round t (from 1) left; not those of a round that comes too late."""
         for name, state in states.items():
             if max(self.rounds(name), default=NEW) <= t:
-                arrays = {place: numbers(leaf) for place, leaf in named(state).items()}
+                arrays = {place: to_numpy(leaf) for place, leaf in name_arrays(state).items()}
                 self._write(f"{_client(name)}-{t}", arrays)
                 self._rounds[_client(name)].add(t)
 

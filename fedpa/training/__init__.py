@@ -4,10 +4,9 @@ from fedpa.training.callbacks import Callback, Event, Remembering, Stop
 from fedpa.training.evaluation import evaluation
 from fedpa.training.fit import fit
 from fedpa.training.history import History
-from fedpa.training.loading import Run, load, resume
+from fedpa.training.loading import Run, export, load, resume
 from fedpa.training.loop import Fit, train
-from fedpa.training.parameter_files import export
-from fedpa.training.recording_options import RecordingOptions
+from fedpa.training.recording import RecordingOptions
 from fedpa.training.stopping import Best, early_stopping, max_minutes, stop_at
 
 __all__ = [

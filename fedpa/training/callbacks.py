@@ -7,8 +7,19 @@ uninterrupted one does. What needs opening and closing is a context manager that
 (`fedpa.experiments.report.live.watched`).
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fedpa.errors import FedpaError, refuse
+from fedpa.training.history import plain
+
+BEST = "best"
+"""Under which a run remembers its best round."""
 
 
 class Event(NamedTuple):
@@ -30,7 +41,7 @@ class Stop(NamedTuple):
 
     reason: str = "stopped by a callback"
     finished: bool = True
-    """Whether the run is over; if not, resuming it goes on with the next round."""
+    """Whether the run is over; if not, it can be resumed with the next round."""
 
 
 Answer = Mapping[str, Any] | Stop | None
@@ -48,3 +59,68 @@ class Remembering(NamedTuple):
 
 
 Callback = Callable[[Event], Answer] | Remembering
+
+
+def initial_memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """What callbacks remember before the first round, by their names."""
+    remembering = [callback for callback in callbacks if isinstance(callback, Remembering)]
+    memories = {c.name: _as_json(c.name, c.init) for c in remembering}
+    if len(memories) < len(remembering):
+        names = [callback.name for callback in remembering]
+        raise refuse("callbacks", names, "those that remember must have names of their own")
+    return memories
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse a user's callbacks whose memories could not be kept under their names."""
+    if BEST in initial_memories(callbacks):
+        raise refuse("callbacks", BEST, "is the name of fedpa's own: give yours another")
+
+
+def call_callbacks(
+    callbacks: Sequence[Callback], event: Event, memory: Mapping[str, Any]
+) -> tuple[dict[str, Any], Stop | None]:
+    """Call every callback, in turn: what is remembered now, and whether to stop.
+
+    Their metrics are added to the event's record.
+    """
+    memory = dict(memory)
+    stops = []
+    answer: Any
+    for callback in callbacks:
+        if isinstance(callback, Remembering):
+            remembered, answer = callback.update(memory[callback.name], event)
+            memory[callback.name] = _as_json(callback.name, remembered)
+        else:
+            answer = callback(event)
+        if isinstance(answer, Stop):
+            stops.append(answer)
+        elif not isinstance(answer, Mapping | None):
+            expected = "must be metrics by name, fedpa.Stop(…) or None"
+            raise refuse("callback's answer", answer, expected)
+        else:
+            event.record.update(plain(answer or {}))
+    # A run that is over is over, also where it was to pause; one whose rounds are done can't pause.
+    over = [stop for stop in stops if stop.finished]
+    if event.round < event.rounds:
+        over += stops
+    return memory, _agree(over[0] if over else None)
+
+
+def _as_json(name: str, remembered: Any) -> Any:
+    """What a callback remembers as it will be after a checkpoint, resumed or not."""
+    try:
+        return json.loads(json.dumps(remembered))
+    except (TypeError, ValueError) as error:
+        raise FedpaError(f"callback {name!r} remembers what JSON can't hold: {error}") from None
+
+
+def _agree(stop: Stop | None) -> Stop | None:
+    """Where several processes run together, the first says for all when to stop."""
+    if jax.process_count() == 1:
+        return stop
+    said = np.array([stop is not None, stop is not None and stop.finished])
+    stops, finished = multihost_utils.broadcast_one_to_all(said)
+    if not stops:
+        return None
+    return stop or Stop("stopped by process 0", bool(finished))

@@ -3,7 +3,8 @@
 cohort → broadcast → clients (engine) → aggregate → server update → callbacks → snapshot
 """
 
-import json
+import functools
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
-from fedpa.algorithms.fedopt import Algorithm
+from fedpa.algorithms.fedopt import Algorithm, ClientState
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.prefetch import ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
-from fedpa.training.callbacks import Callback, Event, Remembering, Stop
-from fedpa.training.cohort import client_keys, select
-from fedpa.training.history import History, Record, plain
+from fedpa.training.callbacks import Callback, Event, Stop, call_callbacks, initial_memories
+from fedpa.training.history import History, Record
 from fedpa.training.named_arrays import is_array
-from fedpa.training.snapshot import Keep, Snapshot
-from fedpa.training.stopping import BEST
-from fedpa.types import Params
+from fedpa.types import Key, Keys, Params
 
 
 class Fit(NamedTuple):
@@ -64,6 +61,45 @@ class Fit(NamedTuple):
         return "\n".join(["Fit", *(f"  {line}" for line in lines)])
 
 
+class Snapshot(NamedTuple):
+    """A run after one of its rounds: all that the rounds to come depend on.
+
+    Cohorts and keys need no place here: they are functions of the seed and the round.
+    """
+
+    round: int
+    """Rounds done."""
+    state: Any
+    """The algorithm's server state: parameters, optimizer, averages."""
+    params: Any
+    """The parameters θ to evaluate and to return, as `algorithm.parameters` gives them."""
+    client_states: Mapping[str, ClientState]
+    """Of every client that took part and keeps a state."""
+    history: History
+    """The records of the rounds done, but for `untold`; those behind `round` are of later ones."""
+    memory: Mapping[str, Any]
+    """What `Remembering` callbacks remember, by their names."""
+    stopped: str | None = None
+    """Why a callback ended the run, if one did."""
+    untold: Record | None = None
+    """The record of this round if its callbacks have not been called yet."""
+    before_callbacks: "Snapshot | None" = None
+    """Of the last round: the run before its callbacks were called."""
+
+    @property
+    def stored(self) -> "Snapshot":
+        """What a checkpoint holds.
+
+        Callbacks may do more in the last round, which is evaluated whether it is its turn or not. A
+        run that is extended calls them again, for a round that is one of many.
+        """
+        return self if self.before_callbacks is None else self.before_callbacks
+
+
+Keep = Callable[[Snapshot], None]
+"""Called after every round."""
+
+
 def train(
     algorithm: Algorithm,
     theta: Params,
@@ -83,7 +119,7 @@ def train(
 
     min_success: the share of a round's clients that must give a usable result; with fewer, the run
         ends with an error.
-    start: the run after some of its rounds, to go on from.
+    start: the run after some of its rounds, to continue from.
     keep: called after every round with the run as it is then.
     """
     check_counts(rounds, clients_per_round, seed)
@@ -99,9 +135,9 @@ def train(
     data = check_when_read(data)
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
-    remembered = _memories(callbacks)
-    now = beginning(algorithm, theta) if start is None else start
-    now = now._replace(memory=remembered | dict(now.memory))
+    memories = initial_memories(callbacks)
+    now = begin(algorithm, theta) if start is None else start
+    now = now._replace(memory=memories | dict(now.memory))
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     if keeps_states:
         _warn_of_strangers(algorithm, theta, len(data.ids), clients_per_round, rounds)
@@ -110,7 +146,7 @@ def train(
     warned = {name for record in now.history for name in record.get("train/rejected_clients", ())}
 
     def cohort_at(t: int) -> list[str]:
-        return select(seed, t, data.ids, clients_per_round) if t < rounds else []
+        return select_cohort(seed, t, data.ids, clients_per_round) if t < rounds else []
 
     following = cohort_at(now.round)
     with ahead(data, whole_cohort=jax.process_count() == 1) as reading:
@@ -165,7 +201,7 @@ def train(
             assert now.untold is not None
             t, record, last = now.round, dict(now.untold), now.round == rounds
             event = Event(t, rounds, assemble(now.params), now.state, record, cohort_at(t - 1))
-            memory, stop = _told(callbacks, event, now.memory)
+            memory, stop = call_callbacks(callbacks, event, now.memory)
             history = History(now.history) if last else now.history
             history.append(record)
             told = now._replace(
@@ -186,7 +222,7 @@ def train(
     return Fit(assemble(now.params), now.history, now.state, now.stopped)
 
 
-def beginning(algorithm: Algorithm, theta: Params) -> Snapshot:
+def begin(algorithm: Algorithm, theta: Params) -> Snapshot:
     """A run before its first round."""
     return Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
 
@@ -212,21 +248,6 @@ def _warn_of_strangers(
 
 LEAST_TIMES = 2
 """How often a client should take part, on average, where it keeps a state."""
-
-
-def _memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
-    remembering = [callback for callback in callbacks if isinstance(callback, Remembering)]
-    memories = {c.name: _kept(c.name, c.init) for c in remembering}
-    if len(memories) < len(remembering):
-        names = [callback.name for callback in remembering]
-        raise refuse("callbacks", names, "those that remember must have names of their own")
-    return memories
-
-
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Refuse a user's callbacks whose memories could not be kept under their names."""
-    if BEST in _memories(callbacks):
-        raise refuse("callbacks", BEST, "is the name of fedpa's own: give yours another")
 
 
 def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
@@ -283,52 +304,6 @@ shorter run after its last."""
 NOT_FINITE = (
     "its update is not finite. Lower the learning rate, or look for missing values in its data"
 )
-
-
-def _told(
-    callbacks: Sequence[Callback], event: Event, memory: Mapping[str, Any]
-) -> tuple[dict[str, Any], Stop | None]:
-    """Tell every callback, in turn: what is remembered now, and whether to stop."""
-    memory = dict(memory)
-    stops = []
-    answer: Any
-    for callback in callbacks:
-        if isinstance(callback, Remembering):
-            remembered, answer = callback.update(memory[callback.name], event)
-            memory[callback.name] = _kept(callback.name, remembered)
-        else:
-            answer = callback(event)
-        if isinstance(answer, Stop):
-            stops.append(answer)
-        elif not isinstance(answer, Mapping | None):
-            expected = "must be metrics by name, fedpa.Stop(…) or None"
-            raise refuse("callback's answer", answer, expected)
-        else:
-            event.record.update(plain(answer or {}))
-    # A run that is over is over, also where it was to pause; one whose rounds are done can't pause.
-    over = [stop for stop in stops if stop.finished]
-    if event.round < event.rounds:
-        over += stops
-    return memory, agreed(over[0] if over else None)
-
-
-def _kept(name: str, remembered: Any) -> Any:
-    """What a callback remembers as it will be after a checkpoint, resumed or not."""
-    try:
-        return json.loads(json.dumps(remembered))
-    except (TypeError, ValueError) as error:
-        raise FedpaError(f"callback {name!r} remembers what JSON can't hold: {error}") from None
-
-
-def agreed(stop: Stop | None) -> Stop | None:
-    """Where several processes run together, the first says for all when to stop."""
-    if jax.process_count() == 1:
-        return stop
-    said = np.array([stop is not None, stop is not None and stop.finished])
-    stops, finished = multihost_utils.broadcast_one_to_all(said)
-    if not stops:
-        return None
-    return stop or Stop("stopped by process 0", bool(finished))
 
 
 def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
@@ -406,3 +381,44 @@ def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str
             stacklevel=3,
         )
         warned.add("")
+
+
+# The cohort is a function of (seed, round) alone, so every method of a seed meets the same clients.
+# A client's key is one of (seed, round, a stable hash of its id), whatever the rest of the cohort.
+_COHORT, _CLIENT = 0, 1  # streams derived from one seed
+
+
+def select_cohort(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
+    """The clients of round t (from 0), drawn without replacement; all if there are not more."""
+    if size >= len(ids):
+        return list(ids)
+    rng = np.random.default_rng([seed, _COHORT, t])
+    return [ids[index] for index in rng.choice(len(ids), size, replace=False)]
+
+
+def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
+    """One key for each client of the round."""
+    return _keys_at(_root(seed), np.int32(t), client_hashes(ids))
+
+
+_root = functools.lru_cache(maxsize=64)(jax.random.key)
+
+
+def client_hashes(ids: Sequence[str]) -> np.ndarray:
+    """(clients, 2): 64 bits of each id, stable from run to run."""
+    digests = b"".join(map(_digest, ids))
+    return np.frombuffer(digests, dtype="<u4").reshape(-1, 2)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
+
+
+def keys_at(root: Key, t: Any, hashes: jax.Array) -> Keys:
+    """The clients' keys in round t, inside compiled code; `root` is `jax.random.key(seed)`."""
+    key = jax.random.fold_in(jax.random.fold_in(root, _CLIENT), t)
+    return jax.vmap(lambda h: jax.random.fold_in(jax.random.fold_in(key, h[0]), h[1]))(hashes)
+
+
+_keys_at = jax.jit(keys_at)

@@ -1,13 +1,19 @@
-"""A tree's arrays by name, for files: layers/0/weight."""
+"""A tree's arrays by name (layers/0/weight), and as files: npz and safetensors."""
 
+import io
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.errors import FedpaError
+from fedpa.atomic_write import write_atomically
+from fedpa.errors import FedpaError, explain, refuse
+
+FORMATS = (".npz", ".safetensors")
 
 
 def path_name(path: Any, root: str = "") -> str:
@@ -16,7 +22,7 @@ def path_name(path: Any, root: str = "") -> str:
     return f"{root}/{name}" if root else name
 
 
-def named(tree: Any, root: str = "") -> dict[str, Any]:
+def name_arrays(tree: Any, root: str = "") -> dict[str, Any]:
     """The tree's arrays. Two with one name are refused: nobody could tell them apart again."""
     found: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -35,7 +41,7 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
-def numbers(leaf: Any) -> np.ndarray:
+def to_numpy(leaf: Any) -> np.ndarray:
     """An array's content in NumPy; of random keys, their words."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
@@ -44,36 +50,165 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def portable(leaf: Any) -> np.ndarray:
-    """As `numbers`; types that NumPy's files don't know (bfloat16) as float32, which is exact."""
-    array = numbers(leaf)
+def to_portable(leaf: Any) -> np.ndarray:
+    """As `to_numpy`; types that NumPy's files don't know (bfloat16) as float32, which is exact."""
+    array = to_numpy(leaf)
     return (
         array.astype(np.float32) if array.dtype.kind == "V" or not array.dtype.isbuiltin else array
     )
 
 
-def filled(template: Any, arrays: Mapping[str, np.ndarray], root: str = "", row: Any = ()) -> Any:
+def fill_tree(
+    template: Any, arrays: Mapping[str, np.ndarray], root: str = "", row: Any = ()
+) -> Any:
     """The template with the arrays in place of its own; refused where they don't fit.
 
     row: of each array, where it holds one for each of several clients.
     """
 
     def fill(path: Any, leaf: Any) -> Any:
-        if not is_array(leaf) or leaf.size == 0:
+        if not is_array(leaf):
             return leaf
         name = path_name(path, root)
         if name not in arrays:
             raise FedpaError(f"there is no array {name}: it is of another model or algorithm")
         array = arrays[name][row]
-        wanted = numbers(leaf)
+        wanted = to_numpy(leaf)
         if array.shape != wanted.shape:
             raise FedpaError(
                 f"{name} has shape {list(array.shape)}: {list(wanted.shape)} is needed"
             )
-        if array.dtype != wanted.dtype and array.dtype != portable(leaf).dtype:
+        if array.dtype != wanted.dtype and array.dtype != to_portable(leaf).dtype:
             raise FedpaError(f"{name} is of type {array.dtype}: {wanted.dtype} is needed")
         if is_key(leaf):
             return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
         return jnp.asarray(array, wanted.dtype)
 
     return jax.tree_util.tree_map_with_path(fill, template)
+
+
+def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuse arrays that are not the model's, or of other shapes; its own may be shapes alone.
+
+    source: what the arrays are of, as messages call it.
+    """
+    own = {path_name(path): leaf for path, leaf in _leaves(model)}
+    trained = {name for name, leaf in own.items() if _is_trained(leaf)}
+    if set(arrays) - set(own) or trained - set(arrays):
+        raise FedpaError(
+            f"{source}: is of another model: it has {_listed(arrays)}; {_listed(own)} are needed"
+        )
+    for name, array in arrays.items():
+        wanted = to_numpy(own[name]).shape if is_key(own[name]) else own[name].shape
+        if array.shape != wanted:
+            raise FedpaError(
+                f"{source}: {name} has shape {list(array.shape)}: this model needs {list(wanted)}"
+            )
+        kind = np.dtype(np.uint32) if is_key(own[name]) else own[name].dtype
+        if not _holds(kind, array.dtype):
+            raise FedpaError(f"{source}: {name} is of type {array.dtype}: this model needs {kind}")
+        if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
+            raise FedpaError(f"{source}: {name} holds a value that is not finite: all must be")
+
+
+def fill_model(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Any:
+    """The model with these arrays in place of its own."""
+    check_fits(model, arrays, source)
+
+    def warm(path: Any, leaf: Any) -> Any:
+        name = path_name(path)
+        if name not in arrays:
+            return leaf
+        if is_key(leaf):
+            return fill_tree(leaf, {path_name(()): arrays[name]})
+        return jnp.asarray(arrays[name], jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    return jax.tree_util.tree_map_with_path(warm, model)
+
+
+def _leaves(model: Any) -> list[tuple[Any, Any]]:
+    kinds = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    return [(path, leaf) for path, leaf in leaves if isinstance(leaf, kinds)]
+
+
+def _is_trained(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact) and array.size > 0
+
+
+def _holds(wanted: Any, given: Any) -> bool:
+    """Whether numbers of one type can stand for those of another: no fractions for integers, no
+    complex numbers for real ones, nothing but numbers for any.
+    """
+    kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
+    order = [
+        next((place for place, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
+        for dtype in (given, wanted)
+    ]
+    return order[0] <= order[1] < len(kinds)
+
+
+def _listed(arrays: Mapping[str, Any]) -> str:
+    names = sorted(arrays)
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def check_format(field: str, path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise refuse(field, str(path), f"must end in {' or '.join(FORMATS)}")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """The arrays by name; safetensors takes texts about them along."""
+    if path.suffix == ".npz":
+        write_npz(path, arrays)
+        return
+    from safetensors.numpy import save
+
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_atomically(path, save(whole, metadata=dict(about)))
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read a file of parameters."""
+    check_format("path", path)
+    if path.suffix == ".npz":
+        return read_npz(path)
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        raise FedpaError(f"{path} can't be read: {explain(error)}") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise FedpaError(f"{path} is cut or no .safetensors file: {reason}") from None
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as np.savez does; names may be any."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name, array in arrays.items():
+            with file.open(zipfile.ZipInfo(name + ".npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+    write_atomically(path, content.getvalue())
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a .npz file by name; a file of anything else is refused."""
+    try:
+        # Opened here: np.load leaves a file it can't read open.
+        with path.open("rb") as file, zipfile.ZipFile(file) as stored:
+            return {name.removesuffix(".npy"): _array(stored, name) for name in stored.namelist()}
+    except Exception as error:  # zipfile and NumPy raise a dozen kinds for damaged bytes
+        reason = explain(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        raise FedpaError(
+            f"{path} is cut or no .npz file of parameters: {reason or type(error).__name__}"
+        ) from None
+
+
+def _array(stored: zipfile.ZipFile, name: str) -> np.ndarray:
+    with stored.open(name) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)

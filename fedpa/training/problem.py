@@ -1,13 +1,27 @@
-"""A problem: data, model, loss and metric, ready to be trained and evaluated."""
+"""A problem: data, model, loss and metric; and the algorithm that a method makes for it."""
 
+import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedpa.data.federated import FederatedData
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
+from fedpa.algorithms.local_training import LocalTraining
+from fedpa.algorithms.methods import of_population
+from fedpa.data.federated import FederatedData, check_when_read
+from fedpa.errors import FedpaError, refuse
 from fedpa.metrics.metric import Metric
-from fedpa.objectives.objective import Reduction
+from fedpa.objectives.checks import check_loss
+from fedpa.objectives.client_data import find_bad_value, is_real
+from fedpa.objectives.objective import Objective, Reduction
 from fedpa.objectives.sparse_table import SparseTable
-from fedpa.types import Examples, Key, Loss, Losses, Regularizer
+from fedpa.server.update import Server
+from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 
 
 class Problem(NamedTuple):
@@ -29,3 +43,127 @@ class Problem(NamedTuple):
     eval_batch_size: int = 100
     dataset: str | None = None
     """Which of several data sets it is; None if there is only one."""
+
+    @property
+    def objective(self) -> Objective:
+        """What clients minimize, as a function of the model."""
+        return Objective(self.loss, self.regularizer, self.reduction, self.sparse, self.weight)
+
+
+def prepare(
+    objective: Objective, params: Any, data: FederatedData, method: Any, rounds: int
+) -> tuple[Algorithm, Params, Callable[[Params], Any]]:
+    """Make the algorithm for this objective: (algorithm, θ, θ → params).
+
+    Raises:
+        FedpaError: Loss, parameters, data and method don't fit together.
+    """
+    objective, theta, assemble = bind(objective, params)
+    objective = objective._replace(like=some_examples(data))
+    check_loss(objective, theta, objective.like)
+    algorithm = None
+    if callable(method):
+        _check_called(method, objective)
+        algorithm = of_population(method, map(data.num_examples, data.ids))(objective)
+    if isinstance(method, LocalTraining | Server):
+        kind = type(method).__name__
+        raise refuse(
+            "method", method, f"must be an algorithm: fedpa.fedavg(local, server) takes a {kind}"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
+    _warn_of_no_sampling(algorithm, rounds)
+    return algorithm, theta, assemble
+
+
+def _check_called(method: Any, problem: Objective) -> None:
+    """Refuse a function that makes methods and was not called: fedpa.fedavg."""
+    name = getattr(method, "__qualname__", "")
+    ours = getattr(method, "__module__", "").startswith("fedpa.algorithms")
+    try:
+        signature = inspect.signature(method)
+        if not (ours and name.isidentifier()):  # a method that it makes is local to it
+            signature.bind(problem)
+            return
+    except ValueError:  # what is not written in Python does not tell
+        return
+    except TypeError:
+        pass
+    needed = [
+        f"{field}=…" if parameter.kind is parameter.KEYWORD_ONLY else field
+        for field, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+    ]
+    call = f"{'fedpa.' if ours else ''}{name}({', '.join(needed)})"
+    raise FedpaError(f"method = {name}: must be called with its settings, {call}")
+
+
+def some_examples(data: FederatedData) -> Any:
+    """The examples of the first client that has any."""
+    some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
+    return check_when_read(data).examples(some)
+
+
+def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable[[Params], Any]]:
+    """Split `params` into its floating-point arrays θ and the rest.
+
+    Returns:
+        The objective as a function of θ; θ; and θ → params.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
+    params = jax.tree.map(_move, params)
+    theta, rest = eqx.partition(params, eqx.is_inexact_array)
+    if not jax.tree.leaves(theta):
+        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+    loss, regularizer, sparse = objective.loss, objective.regularizer, objective.sparse
+
+    def assemble(theta: Params) -> Any:
+        return eqx.combine(theta, rest)
+
+    def bound_loss(theta: Params, batch: Examples, key: Key) -> Any:  # checked by check_loss
+        return loss(assemble(theta), batch, key)
+
+    penalty = None if regularizer is None else (lambda theta: regularizer(assemble(theta)))
+    if sparse is not None:
+        of_rows = sparse.loss
+        sparse = sparse._replace(
+            loss=lambda theta, batch, key: of_rows(assemble(theta), batch, key)
+        )
+    bound = objective._replace(loss=bound_loss, regularizer=penalty, sparse=sparse)
+    return bound, theta, assemble
+
+
+def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
+    if SAMPLING in algorithm.clients and stage(algorithm.phase(rounds - 1)) == BURN_IN:
+        warnings.warn(
+            f"all {rounds} rounds are burn-in: nothing is sampled, and this is FedAvg; "
+            "lower burn_in_rounds or raise rounds",
+            stacklevel=3,
+        )
+
+
+def _check_parameter(where: str, leaf: Any) -> None:
+    """Refuse complex numbers, and numbers that are not finite or that JAX would change."""
+    if not isinstance(leaf, np.ndarray | jax.Array):
+        return
+    if jnp.issubdtype(leaf.dtype, jnp.inexact) and not is_real(leaf.dtype):
+        raise FedpaError(
+            f"params: {where} is of type {leaf.dtype}: must be real numbers of at most 64 bits"
+        )
+    if is_real(leaf.dtype):
+        array = np.asarray(leaf)  # on the host: nothing to compile
+        bad = find_bad_value(array)
+        if bad is not None:
+            index, expected = bad
+            place = f"{where}{index}" if index else where
+            raise FedpaError(f"params: {place} = {array[tuple(index)]}: {expected}")
+
+
+def _move(leaf: Any) -> Any:
+    """NumPy's numbers on the device, a copy; any other leaf as it is."""
+    if not isinstance(leaf, np.ndarray) or not is_real(leaf.dtype) or leaf.dtype == bool:
+        return leaf
+    # `jnp.asarray` would compile a program for every shape. JAX has no arrays of the other byte
+    # order.
+    return jax.device_put(np.array(leaf, leaf.dtype.newbyteorder("=")))

@@ -21,7 +21,7 @@ import numpy as np
 from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
 from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
-from fedpa.training.loggers.logger import flat
+from fedpa.training.loggers.logger import flatten
 from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
@@ -211,7 +211,7 @@ def differences(
 
     left_out: fields and tables that don't matter.
     """
-    before, after = flat(then), flat(now)
+    before, after = flatten(then), flatten(now)
     names = [
         name
         for name in dict.fromkeys([*before, *after])

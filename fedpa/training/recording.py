@@ -1,115 +1,69 @@
-"""A run that is recorded as it goes: its directory is locked, written to, and can be resumed.
+"""Recording a run as it goes: when checkpoints are written, which are kept, where records go.
 
-What happens at a kill, and why nothing is lost or doubled: a round's record goes to `metrics.jsonl`
-before its checkpoint is written, and a checkpoint holds all records up to its round. Resuming takes
-the last whole checkpoint and writes `metrics.jsonl` anew from it, so whatever came after it, whole
-or torn, is gone, and is computed again with the same result.
+Why a kill loses and doubles nothing: a round's record goes to `metrics.jsonl` before its checkpoint
+is written, and a checkpoint holds all records up to its round. Resuming takes the last checkpoint
+and writes `metrics.jsonl` again from it, so whatever came after it, complete or torn, is gone, and
+is computed again with the same result. Nothing a run computes depends on when checkpoints are
+written.
 """
 
 import contextlib
+import dataclasses
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.errors import FedpaError
-from fedpa.training import checkpoints, run_directory
-from fedpa.training.checkpoints import Stored
+from fedpa.discovery import match_name
+from fedpa.errors import FedpaError, check_integer
+from fedpa.training import run_directory
+from fedpa.training.checkpoint import prune_checkpoints, save_checkpoint
 from fedpa.training.history import History, Record, line
-from fedpa.training.loggers.logger import loggers
-from fedpa.training.provenance import differences
-from fedpa.training.recording_options import RecordingOptions, logger_names
-from fedpa.training.run_directory import METRICS, writing
-from fedpa.training.saving import best_of, saved
-from fedpa.training.snapshot import Keep, Snapshot
-from fedpa.training.whole_files import write_npz
+from fedpa.training.loggers.logger import check_loggers, loggers
+from fedpa.training.loop import Keep, Snapshot
+from fedpa.training.run_directory import METRICS, Made, writing
+from fedpa.training.stopping import best_of, best_round
 
-NOT_COMPARED = ("rounds", "recording", "task_options.data_dir")
-"""Settings that may differ when a run is resumed: none of a round's numbers depends on them (data
-that was moved is known by its fingerprint)."""
-INFORMATIVE = ("revision", "changed")
-"""What is noted of the environment and may differ: where in its history the user's work was, and
-what was not the same when the run was resumed anyway."""
-
-
+AT_LEAST = 10.0
+"""Seconds between checkpoints by default: what a kill costs, and a round."""
+SHARE = 0.05
+"""Of a run's time that writing them may take then."""
 _SPLITS = ("eval", "valid", "test")
 
 
-class Made(NamedTuple):
-    """What decides a run's numbers."""
+@dataclasses.dataclass(frozen=True)
+class RecordingOptions:
+    """How a run is recorded. None of it changes its numbers."""
 
-    settings: Mapping[str, Any]
-    environment: Mapping[str, Any]
-
-
-def begin(out: Path, made: Made, start: Snapshot | None, initial: Any = None) -> None:
-    """Write `config.toml` of a new run, whose directory is empty, or of one that goes on.
-
-    start: where it goes on; rounds behind that are removed, and what an end left.
-    initial: the arrays of a warm start: what a run starts from is its own from now on.
-    """
-    run_directory.write_config(out, made.settings, made.environment)
-    if initial is not None and not (out / run_directory.INIT).exists():
-        with writing(out):
-            write_npz(out / run_directory.INIT, initial)
-    run_directory.remove_end(out)
-    checkpoints.remove_after(out, start.round if start is not None else 0)
+    checkpoint_every: int | None = None
+    """Rounds from one checkpoint to the next; if not given, a checkpoint is written every ten
+    seconds or so, less often where writing one takes long."""
+    keep_checkpoints: int = 3
+    """How many of the last checkpoints are kept, beside the best."""
+    log: str | None = None
+    """Where records go beside metrics.jsonl and TensorBoard: wandb, mlflow, or both with a comma
+    between them."""
 
 
-def found(out: Path, made: Made, anyway: bool = False) -> Stored | None:
-    """The last whole checkpoint of the run that lies there, which must be the one `made` describes.
-
-    anyway: go on although versions or data are not what they were.
-    """
-    settings, _ = run_directory.read_config(out)
-    changed = changes(out, made)
-    if changed and not anyway:
-        raise FedpaError(
-            f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
-            "(--anyway, or anyway=True in code, goes on nevertheless)"
-        )
-    check_settings(out, settings, made.settings)
-    stored = checkpoints.last(out)
-    if stored is None:
-        return None
-    changed = differences(stored.settings, made.settings, NOT_COMPARED)
-    if changed:
-        raise FedpaError(
-            f"{str(out)!r} can't be resumed: since its checkpoint of round {stored.round}, "
-            f"{'; '.join(changed)}"
-        )
-    return stored
+def check_recording(options: RecordingOptions) -> None:
+    """Refuse what is out of range, and loggers that are not there."""
+    if options.checkpoint_every is not None:
+        check_integer("checkpoint_every", options.checkpoint_every, 1)
+    check_integer("keep_checkpoints", options.keep_checkpoints, 1)
+    check_loggers(_logger_names(options))
 
 
-def check_settings(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse other settings than those of the run that lies there."""
-    changed = differences(then, now, NOT_COMPARED)
-    if changed:
-        raise FedpaError(
-            f"{str(out)!r} can't be resumed: {'; '.join(changed)} "
-            "(another directory, --overwrite, or overwrite=True in code starts anew)"
-        )
-
-
-def changes(out: Path, made: Made) -> list[str]:
-    """What the run was made with and of, and is not any more."""
-    if not run_directory.is_run(out):
-        return ["config.toml has no table [environment]: what it was made with is not known"]
-    return differences(run_directory.read_config(out)[1], made.environment, INFORMATIVE)
-
-
-def admitted(out: Path, made: Made, start: Snapshot | None) -> Made:
-    """With a note of what has changed and when, for those who look at the numbers."""
-    noted = list(run_directory.read_config(out)[1].get("changed", []))
-    after = start.round if start is not None else 0
-    noted += [f"after round {after}: {change}" for change in changes(out, made)]
-    if not noted:
-        return made
-    return made._replace(environment={**made.environment, "changed": noted})
+def _logger_names(options: RecordingOptions) -> list[str]:
+    """TensorBoard always, then those asked for."""
+    words = [word.strip() for word in (options.log or "").split(",") if word.strip()]
+    asked = [match_name(word, loggers()) or word for word in words]
+    return ["tensorboard", *(name for name in asked if name != "tensorboard")]
 
 
 class Recorder(NamedTuple):
     keep: Keep
-    """Record a round."""
+    """Record a round, and write its checkpoint if one is due."""
     write: Callable[[], None]
     """Make sure that the last round has its checkpoint."""
     log: Callable[[Mapping[str, Any]], None]
@@ -117,36 +71,94 @@ class Recorder(NamedTuple):
 
 
 @contextlib.contextmanager
-def recorded(
+def record_run(
     out: Path, made: Made, options: RecordingOptions, start: Snapshot | None
 ) -> Iterator[Recorder]:
-    """Record a run as it goes; `start` is where it continues from."""
+    """Record a run; `start` is where it continues from."""
     past = start.history if start is not None else History()
     done = start.round if start is not None else 0
     run_directory.write_metrics(out, past)
     with contextlib.ExitStack() as stack:
-        saver = stack.enter_context(saved(out, made.settings, options, done))
+        keep_checkpoint, write = stack.enter_context(
+            _write_checkpoints(out, made.settings, options, done)
+        )
         table = {**made.settings, run_directory.ENVIRONMENT: made.environment}
         logs = [
             stack.enter_context(loggers()[name].open(out, table, list(past)))
-            for name in logger_names(options)
+            for name in _logger_names(options)
         ]
         with writing(out):
             # Unbuffered: a line that a full disk did not take must not be tried again on closing.
             file = stack.enter_context((out / METRICS).open("ab", buffering=0))
 
         def log(record: Mapping[str, Any]) -> None:
-            for write in logs:
-                write(record)
+            for write_log in logs:
+                write_log(record)
 
         def keep(snapshot: Snapshot) -> None:
             record = snapshot.history[snapshot.round - 1]
             with writing(out):
                 file.write(line(record).encode())
-            saver.keep(snapshot)
+            keep_checkpoint(snapshot)
             log(record)
 
-        yield Recorder(keep, saver.write, log)
+        yield Recorder(keep, write, log)
+
+
+@contextlib.contextmanager
+def _write_checkpoints(
+    out: Path, settings: Mapping[str, Any], options: RecordingOptions, done: int
+) -> Iterator[tuple[Keep, Callable[[], None]]]:
+    """Write checkpoints of the snapshots given; when the block ends, however, of the last one.
+
+    done: the round that has a checkpoint already, 0 if there is none. A round that is the best so
+    far waits in memory until the next checkpoint is due, and is then written before it.
+    """
+    latest: Snapshot | None = None
+    best: Snapshot | None = None
+    broken = False
+    due_at = time.monotonic() + AT_LEAST
+
+    def write() -> None:
+        nonlocal done, best, due_at, broken
+        if latest is None or latest.round <= done:
+            return
+        started = time.monotonic()
+        waiting = best if best is not None and best.round < latest.round else None
+        try:
+            for snapshot in (waiting, latest):
+                if snapshot is not None and snapshot.round > done:
+                    save_checkpoint(out, snapshot, settings)
+                    done = snapshot.round
+        except FedpaError:
+            broken = True
+            raise
+        best = None
+        chosen = best_round(latest.stored.memory)
+        prune_checkpoints(out, options.keep_checkpoints, [chosen] if chosen else [])
+        ended = time.monotonic()
+        due_at = ended + max(AT_LEAST, (ended - started) / SHARE)
+
+    def keep(snapshot: Snapshot) -> None:
+        nonlocal latest, best
+        latest = snapshot
+        if best_round(snapshot.stored.memory) == snapshot.round:
+            best = snapshot
+        every = options.checkpoint_every
+        if snapshot.round % every == 0 if every is not None else time.monotonic() >= due_at:
+            write()
+
+    try:
+        yield keep, write
+    except BaseException as passing:
+        if not broken:
+            try:
+                write()
+            except FedpaError as error:  # beside what ended the run, not in its place
+                passing.add_note(str(error))
+                warnings.warn(str(error), stacklevel=2)
+        raise
+    write()
 
 
 def finish(
@@ -159,11 +171,11 @@ def finish(
     run_directory.write_metrics(out, history)
     run_directory.save_params(out, params)
     # The last: its being there says that all the rest is.
-    run_directory.write_summary(out, {**about, **summary(history, snapshot)})
+    run_directory.write_summary(out, {**about, **_summarize(history, snapshot)})
     return history
 
 
-def summary(history: History, snapshot: Snapshot) -> Record:
+def _summarize(history: History, snapshot: Snapshot) -> Record:
     last = history[-1] if history else {}
     ends = {name: value for name, value in last.items() if name.partition("/")[0] in _SPLITS}
     return {

@@ -2,37 +2,35 @@
 
 config.toml      everything resolved, and what the run was made with and of
 metrics.jsonl    one record per round, appended as rounds end
-checkpoints/     the last rounds whole, and the best (`fedpa.training.checkpoints`)
+checkpoints/     the last rounds, and the best (`fedpa.training.checkpoint`)
 tensorboard/     the records again, for TensorBoard
 params.npz       the parameters at the end
 summary.json     what came of it; its being there says that the run is finished
 clients.json     of a run over a network: its name, its clients and their sizes
+
+One process at a time writes to it. The lock is the operating system's own, on an open file: however
+its owner ends, the lock ends with it, and there is nothing to clean up.
 """
 
 import contextlib
 import json
 import os
 import shutil
+import socket
 import time
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-import numpy as np
 import tomli_w
 
+from fedpa.atomic_write import PART, write_atomically
 from fedpa.errors import FedpaError, explain, refuse
-from fedpa.training import checkpoints
-from fedpa.training.checkpoints import CHECKPOINTS
+from fedpa.training.checkpoint import CHECKPOINTS, list_checkpoints
 from fedpa.training.history import History, Record, from_line, is_count, is_number, line
-from fedpa.training.lock import LOCK, locked
-from fedpa.training.loggers.logger import loggers
-from fedpa.training.loggers.memory import MEMORY
-from fedpa.training.named_arrays import named, portable
-from fedpa.training.saving import best_round
-from fedpa.training.whole_files import PART, read_npz, write_atomically, write_npz
+from fedpa.training.loggers.logger import MEMORY, loggers
+from fedpa.training.named_arrays import name_arrays, to_portable, write_npz
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
 ENVIRONMENT = "environment"
@@ -50,6 +48,44 @@ CLIENTS = "clients.json"
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS)
 _DIRECTORIES = (CHECKPOINTS, *loggers())
 """A logger's files are in a directory of its name."""
+LOCK = ".lock"
+PATIENCE = 10.0
+"""Seconds until a process that was killed with its command has let go of its lock."""
+
+
+class Made(NamedTuple):
+    """What decides a run's numbers."""
+
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    """What it was made with and of."""
+
+
+class Recorded(NamedTuple):
+    """What a directory says of its run."""
+
+    out: Path
+    made: Made
+    summary: Record | None
+    """None if it is not finished."""
+
+    def is_finished(self, rounds: int) -> bool:
+        """Whether a run of this many rounds is over.
+
+        One that a callback ended before its last round is, however many more it is to have. One
+        that was ended in its last round is not: that round is evaluated for being the last, and
+        need not end a longer run.
+        """
+        if self.summary is None:
+            return False
+        done = self.summary["round"]
+        early = self.summary["stopped"] and done < self.made.settings.get("rounds", rounds)
+        return bool(early) or done >= rounds
+
+
+def read_run(out: Path) -> Recorded:
+    """Read settings, environment and summary of the run in the directory."""
+    return Recorded(out, read_config(out), read_summary(out))
 
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
@@ -113,7 +149,7 @@ def clear(out: Path) -> None:
     with writing(out), contextlib.ExitStack() as stack:
         runs = _runs_below(out)
         for run in runs:
-            stack.enter_context(locked(run))
+            stack.enter_context(lock_directory(run))
         for run in runs:
             _remove([*_of_a_run(run), run / LOCK])
             for place in (run, run.parent):
@@ -175,7 +211,7 @@ def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[st
         write_atomically(out / CONFIG, text.encode())
 
 
-def read_config(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_config(out: Path) -> Made:
     """Settings and environment of `config.toml`."""
     try:
         values = tomllib.loads((out / CONFIG).read_text("utf-8"))
@@ -196,7 +232,7 @@ def read_config(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise refuse(f"{out / CONFIG}: {ENVIRONMENT}.changed", changed, "must be a list of texts")
     if not is_count(values.get("rounds", 0)):
         raise refuse(f"{out / CONFIG}: rounds", values["rounds"], "must be a whole number")
-    return values, environment
+    return Made(values, environment)
 
 
 def _no_run(out: Path) -> str:
@@ -237,7 +273,7 @@ def read_metrics(out: Path, torn: bool = False) -> History:
 def past(out: Path, branch: Path | None = None) -> History:
     """For a view: the records of the rounds that will not be run again."""
     for place in (out, branch):
-        done = checkpoints.entries(place) if place is not None else []
+        done = list_checkpoints(place) if place is not None else []
         if place is not None and done:
             try:
                 return History(read_metrics(place, torn=True)[: done[-1]])
@@ -249,12 +285,8 @@ def past(out: Path, branch: Path | None = None) -> History:
 def save_params(out: Path, params: Any) -> None:
     """`params.npz`: every array of the model by its place in the tree."""
     with writing(out):
-        write_npz(out / PARAMS, arrays(params))
-
-
-def arrays(params: Any) -> dict[str, np.ndarray]:
-    """A model's arrays by their places in the tree."""
-    return {name: portable(leaf) for name, leaf in named(params).items()}
+        arrays = name_arrays(params)
+        write_npz(out / PARAMS, {name: to_portable(leaf) for name, leaf in arrays.items()})
 
 
 def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
@@ -296,20 +328,6 @@ def _check_summary(path: Path, summary: Any) -> None:
         check("best.round", t, is_count(t), "a whole number")
 
 
-def is_finished(out: Path, rounds: int) -> bool:
-    """Whether a run of so many rounds is over.
-
-    One that a callback ended before its last round is, however many more it is to have. One that
-    was ended in its last round is not: that round is evaluated for being the last, and need not
-    end a longer run.
-    """
-    summary = read_summary(out)
-    if summary is None:
-        return False
-    early = summary["stopped"] and summary["round"] < read_config(out)[0].get("rounds", rounds)
-    return bool(early) or summary["round"] >= rounds
-
-
 def remove_end(out: Path) -> None:
     """What the end of a run left, when it is to go on."""
     with writing(out):
@@ -317,39 +335,63 @@ def remove_end(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def stored_arrays(out: Path, which: str | int = "last") -> tuple[int, dict[str, np.ndarray]]:
-    """(round, the model's trained arrays by name) of the end, the best or a numbered round.
-
-    A run that is not finished is as far as its last checkpoint.
-    """
-    summary = read_summary(out)
-    if which == "last":
-        if summary is not None and (out / PARAMS).is_file():
-            try:
-                return summary["round"], read_npz(out / PARAMS)
-            except FedpaError as error:
-                warnings.warn(f"{error}; the last checkpoint is taken", stacklevel=2)
-        stored = checkpoints.last(out)
-    else:
-        wanted = _best(out, summary) if which == "best" else int(which)
-        stored = checkpoints.read(out, wanted) if wanted in checkpoints.entries(out) else None
-    if stored is None:
-        there = checkpoints.entries(out)
-        have = f"there are {', '.join(map(str, there))}" if there else "there is none"
-        raise FedpaError(f"{str(out)!r} has no checkpoint of {_called(which)}: {have}")
-    return stored.round, {
-        name.removeprefix("params/"): portable(array)
-        for name, array in stored.arrays.items()
-        if name.startswith("params/")
-    }
+@contextlib.contextmanager
+def lock_directory(out: Path) -> Iterator[None]:
+    """Hold the directory; refused while another process does."""
+    try:
+        file = (out / LOCK).open("a+")
+    except OSError as error:
+        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
+    with file:
+        if not _take(file):
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise FedpaError(
+                f"{str(out)!r} is being written by {owner}: wait until it ends, or end it"
+            )
+        with contextlib.suppress(OSError):  # who it is helps others; a full disk may lack room
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
 
 
-def _best(out: Path, summary: Record | None) -> int | None:
-    if summary is not None:
-        return (summary.get("best") or {}).get("round")
-    stored = checkpoints.last(out)
-    return None if stored is None else best_round(stored.memory)
+def wait_for_lock(out: Path) -> None:
+    """Until nobody holds the directory any more; refused if that takes long."""
+    end = time.monotonic() + PATIENCE
+    while (out / LOCK).exists() and os.access(out / LOCK, os.W_OK):
+        try:
+            with lock_directory(out):
+                return
+        except FedpaError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
 
 
-def _called(which: str | int) -> str:
-    return f"the {which} round" if isinstance(which, str) else f"round {which}"
+if os.name == "nt":
+    import msvcrt
+
+    def _take(file: IO[str]) -> bool:
+        try:
+            # A byte far behind the text, which others must be able to read.
+            os.lseek(file.fileno(), 2**20, os.SEEK_SET)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _take(file: IO[str]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise FedpaError(
+                f"{file.name}: can't be locked ({explain(error)}): the file system does not know "
+                "locks; choose a directory on another"
+            ) from None
+        return True

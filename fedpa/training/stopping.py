@@ -7,19 +7,15 @@ uninterrupted one does.
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.metrics.metric import lower_is_better
-from fedpa.training.callbacks import Answer, Callback, Event, Remembering, Stop
+from fedpa.training.callbacks import BEST, Answer, Callback, Event, Remembering, Stop
 
 WINDOW = 10
 """Rounds of the running average, as in the paper."""
-
-
-BEST = "best"
-"""Under which a run remembers its best round."""
 
 
 class Best(NamedTuple):
@@ -94,6 +90,18 @@ def remember_best(best: Best) -> Remembering:
         return memory, None
 
     return Remembering(BEST, {"metric": best.metric, "value": None, "round": None}, update)
+
+
+def best_of(memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The best round so far, as `remember_best` has it; None if there is none yet."""
+    best = memory.get(BEST)
+    return best if best is not None and best["round"] is not None else None
+
+
+def best_round(memory: Mapping[str, Any]) -> int | None:
+    """The number of the best round so far."""
+    best = best_of(memory)
+    return None if best is None else best["round"]
 
 
 def early_stopping(

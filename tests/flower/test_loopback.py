@@ -25,7 +25,7 @@ from fedpa.flower.client import _read_keys
 from fedpa.flower.settings import read_connection
 from fedpa.flower.states import in_context, in_directory
 from fedpa.flower.wire import Expected, WireError, describe_error, read_reply
-from fedpa.training.checkpoints import entry
+from fedpa.training.checkpoint import checkpoint_path
 from tests.flower.loopback_grid import LoopbackGrid, capture
 
 
@@ -487,7 +487,7 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
     served({**config, "rounds": 5}, few)
     # As a kill between two checkpoints leaves it: nodes are ahead of the server.
     for t in (4, 5):
-        shutil.rmtree(entry(tmp_path / "run", t), ignore_errors=every == 3)
+        shutil.rmtree(checkpoint_path(tmp_path / "run", t), ignore_errors=every == 3)
     grid = grid_of(config, few)
     fit, text = capture(lambda: serve(grid, config))
     assert "start again" not in text

@@ -18,8 +18,10 @@ from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.errors import explain
 from fedpa.experiments.report.found_runs import differing, find_runs, grouped, scale_of
 from fedpa.objectives import least_squares
-from fedpa.training import checkpoints, parameter_files, run_directory
-from fedpa.training.whole_files import write_npz
+from fedpa.training import run_directory
+from fedpa.training.checkpoint import read_last_checkpoint
+from fedpa.training.loading import read_initial
+from fedpa.training.named_arrays import fill_model, write_npz
 from tests.federations import least_squares_clients
 
 CLIENTS = least_squares_clients(sizes=(20, 8))
@@ -47,8 +49,9 @@ def report(out):
 
 def resumed(out):
     """What resuming reads."""
-    settings, _ = run_directory.read_config(out)
-    return run_directory.is_finished(out, settings.get("rounds", 1)), run_directory.past(out)
+    recorded = run_directory.read_run(out)
+    rounds = recorded.made.settings.get("rounds", 1)
+    return recorded.is_finished(rounds), run_directory.past(out)
 
 
 READERS = {
@@ -143,7 +146,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(run, name):
             read_all(run)
             if name == "params.npz":
                 with contextlib.suppress(FedpaError):
-                    parameter_files.initial(str(run / name))
+                    read_initial(str(run / name))
 
 
 @pytest.mark.parametrize(
@@ -184,13 +187,13 @@ def test_evaluations_are_numbers():
 
 
 def test_a_checkpoint_whose_notes_are_damaged_is_passed_over(run):
-    notes = run / "checkpoints" / "2" / "about" / "metadata"
+    notes = run / "checkpoints" / "2" / "state.json"
     for content in (b"{}", b"[]", b'{"format": 1}', b"\xff", notes.read_bytes()[:-9]):
         with (
             replaced(notes, content),
             pytest.warns(UserWarning, match="checkpoint .*2' is damaged"),
         ):
-            assert checkpoints.last(run).round == 1
+            assert read_last_checkpoint(run).round == 1
 
 
 def test_a_file_that_is_no_file_of_parameters_is_named(tmp_path):
@@ -199,7 +202,7 @@ def test_a_file_that_is_no_file_of_parameters_is_named(tmp_path):
     (tmp_path / "text.safetensors").write_text("text")
     for name in ("array.npz", "text.safetensors"):
         with pytest.raises(FedpaError, match=rf"{name} is cut or no"):
-            parameter_files.initial(str(tmp_path / name))
+            read_initial(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -207,12 +210,10 @@ def test_a_file_that_is_no_file_of_parameters_is_named(tmp_path):
 )
 def test_parameters_of_another_type_are_refused(tmp_path, array):
     write_npz(tmp_path / "params.npz", {"theta": array})
-    arrays = parameter_files.initial(str(tmp_path / "params.npz"))
+    arrays = read_initial(str(tmp_path / "params.npz"))
     with pytest.raises(FedpaError, match=r"init: theta is of type .* needs float32"):
-        parameter_files.warmed(MODEL, arrays, "init")
-    assert (
-        parameter_files.warmed(MODEL, {"theta": np.ones(3, np.int8)}, "init").dtype == MODEL.dtype
-    )
+        fill_model(MODEL, arrays, "init")
+    assert fill_model(MODEL, {"theta": np.ones(3, np.int8)}, "init").dtype == MODEL.dtype
 
 
 def test_callbacks_can_not_take_names_of_ours_or_of_each_other(tmp_path):

@@ -20,9 +20,15 @@ import pytest
 import fedpa.training.loggers
 from fedpa import FedpaError
 from fedpa.training.loggers import check_loggers, loggers
-from fedpa.training.loggers.forgiving import forgiving
-from fedpa.training.loggers.logger import flat, library, scalars
-from fedpa.training.loggers.memory import MEMORY, recall, remember
+from fedpa.training.loggers.logger import (
+    MEMORY,
+    flatten,
+    forgive,
+    import_library,
+    recall,
+    remember,
+    scalars,
+)
 
 CONFIG = {
     "task": "digits",
@@ -169,7 +175,7 @@ def read_wandb(out):
         row = {cell.key or cell.nested_key[0]: json.loads(cell.value_json) for cell in item.item}
         step = row.pop("round")
         numbers += [(name, step, float(v)) for name, v in row.items() if not name.startswith("_")]
-    return numbers, {name: str(value) for name, value in flat(settings).items()}
+    return numbers, {name: str(value) for name, value in flatten(settings).items()}
 
 
 def mlflow_client(out):
@@ -473,7 +479,7 @@ def failing(at):
         finally:
             step("close")
 
-    return forgiving("some", opened), asked
+    return forgive("some", opened), asked
 
 
 def test_a_failing_logger_is_left_alone(tmp_path):
@@ -534,9 +540,9 @@ def test_libraries_that_are_absent_or_broken(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_library.py").write_text("import absent_part\n")
     with pytest.raises(FedpaError, match="absent_library is not installed"):
-        library("absent_library", "fedpa[absent]")
+        import_library("absent_library", "fedpa[absent]")
     with pytest.raises(FedpaError, match=r"broken_library can't be imported.*absent_part"):
-        library("broken_library", "fedpa[broken]")
+        import_library("broken_library", "fedpa[broken]")
 
 
 def test_memory_is_each_loggers_own(tmp_path):

@@ -14,7 +14,7 @@ from fedpa import FedpaError, LocalTraining, Server, Stop, server
 from fedpa.data import from_mapping
 from fedpa.errors import NoUsableClientError
 from fedpa.objectives import Objective, least_squares
-from fedpa.training.cohort import client_keys, select
+from fedpa.training.loop import client_keys, select_cohort
 from tests.federations import least_squares_clients
 
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
@@ -33,14 +33,14 @@ def fit(clients=CLIENTS, method=FEDAVG, **options):
 
 def test_cohort_is_a_function_of_seed_and_round():
     ids = [f"c{i}" for i in range(50)]
-    assert select(1, 4, ids, 10) == select(1, 4, ids, 10)
-    assert select(1, 4, ids, 10) != select(1, 5, ids, 10)
-    assert select(1, 4, ids, 10) != select(2, 4, ids, 10)
+    assert select_cohort(1, 4, ids, 10) == select_cohort(1, 4, ids, 10)
+    assert select_cohort(1, 4, ids, 10) != select_cohort(1, 5, ids, 10)
+    assert select_cohort(1, 4, ids, 10) != select_cohort(2, 4, ids, 10)
     for t in range(20):
-        assert len(set(select(0, t, ids, 10))) == 10  # without replacement
-    assert select(0, 0, ids, 99) == ids
+        assert len(set(select_cohort(0, t, ids, 10))) == 10  # without replacement
+    assert select_cohort(0, 0, ids, 99) == ids
     often = np.bincount(
-        [int(c[1:]) for t in range(500) for c in select(0, t, ids, 10)], minlength=50
+        [int(c[1:]) for t in range(500) for c in select_cohort(0, t, ids, 10)], minlength=50
     )
     assert often.min() > 60  # 100 on average, σ ≈ 9
     assert often.max() < 140
@@ -93,7 +93,7 @@ def test_a_cohort_larger_than_the_population_warns_once():
 
 def test_a_round_without_any_usable_client_leaves_the_state():
     data = from_mapping(CLIENTS)
-    ids = [select(0, t, data.ids, 1)[0] for t in range(3)]
+    ids = [select_cohort(0, t, data.ids, 1)[0] for t in range(3)]
     assert ids[2] not in ids[:2]
 
     def examples(name):

@@ -6,12 +6,14 @@ import json
 import shutil
 import time
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
@@ -25,8 +27,9 @@ from fedpa.training import (
     run_directory,
     stop_at,
 )
-from fedpa.training import checkpoints as checkpointing
-from fedpa.training.lock import locked
+from fedpa.training import checkpoint as checkpointing
+from fedpa.training.loop import Snapshot
+from fedpa.training.run_directory import lock_directory
 from tests.federations import least_squares_federation, trees_equal
 
 CLIENTS, _, POSTERIOR = least_squares_federation(sizes=(20, 8, 30, 12))
@@ -111,7 +114,7 @@ def test_a_run_killed_in_any_round_ends_as_one_that_was_not(runs, tmp_path, meth
     root, whole = runs[method]
     out = copy_of(runs, tmp_path, f"in-round-{t}", method)
     checkpoint = 2 * ((t - 1) // 2)
-    assert checkpointing.entries(out)[-1:] == ([checkpoint] if checkpoint else [])
+    assert checkpointing.list_checkpoints(out)[-1:] == ([checkpoint] if checkpoint else [])
     done = []
     again = fit(out, method, callbacks=[lambda event: done.append(event.round)])
     assert done == list(range(checkpoint + 1, ROUNDS + 1))
@@ -177,16 +180,16 @@ def _flip(path):
 @pytest.mark.parametrize("damage", ["empty", "no arrays", "no about", "cut", "flipped", "all"])
 def test_a_half_written_checkpoint_is_passed_over(runs, tmp_path, damage):
     out = copy_of(runs, tmp_path, "in-round-6")
-    assert checkpointing.entries(out) == [2, 4]
+    assert checkpointing.list_checkpoints(out) == [2, 4]
     last = out / "checkpoints" / "4"
     data = max((p for p in last.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     if damage == "empty":
         shutil.rmtree(last)
         last.mkdir()
     elif damage == "no arrays":
-        shutil.rmtree(last / "arrays")
+        (last / "state.safetensors").unlink()
     elif damage == "no about":
-        shutil.rmtree(last / "about")
+        (last / "state.json").unlink()
     elif damage == "cut":
         _halve(data)
     elif damage == "flipped":
@@ -202,7 +205,7 @@ def test_a_half_written_checkpoint_is_passed_over(runs, tmp_path, damage):
 
 def test_what_a_kill_left_of_a_checkpoint_is_removed(runs, tmp_path):
     out = copy_of(runs, tmp_path, "in-round-6")
-    shutil.copytree(out / "checkpoints" / "4", out / "checkpoints" / "6.orbax-checkpoint-tmp")
+    shutil.copytree(out / "checkpoints" / "4", out / "checkpoints" / "6.part")
     fit(out)
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["2", "4", "6"]
     assert_same_run(runs["fedpa"][0] / "whole", out)
@@ -261,7 +264,7 @@ def test_the_best_round_may_be_the_last_which_is_evaluated_for_being_the_last(tm
     assert left(out)[1]["best"] == short.best
     best = fedpa.load(out, "best", jnp.zeros(3))
     assert best.round == 6
-    assert checkpointing.entries(out) == [4, 6]
+    assert checkpointing.list_checkpoints(out) == [4, 6]
     assert trees_equal(best.params, short.params)
     assert fit(out, evaluate=None, recording=few).best == short.best  # given back
     seen.clear()
@@ -271,7 +274,7 @@ def test_the_best_round_may_be_the_last_which_is_evaluated_for_being_the_last(tm
     whole = tmp_path / "whole"
     fit(whole, evaluate=scripted([2.0, 4.0, 3.0]), recording=few, rounds=9)
     assert_same_run(whole, out)
-    assert checkpointing.entries(whole) == checkpointing.entries(out) == [4, 9]
+    assert checkpointing.list_checkpoints(whole) == checkpointing.list_checkpoints(out) == [4, 9]
     assert fedpa.load(out, "best").round == 4
 
 
@@ -327,7 +330,7 @@ def test_early_stopping_and_targets_go_on_counting(tmp_path_factory):
     assert len(whole.history) == 5
     assert whole.stopped.startswith("early stopping: eval/mse was not better in 3 evaluations")
     assert "best 2 in round 2" in whole.stopped
-    memory = checkpointing.read(root / "whole", 5).memory
+    memory = checkpointing.read_checkpoint(root / "whole", 5).memory
     assert memory["early_stopping eval/mse"] == {"value": 2.0, "round": 2, "waited": 3}
     values = iter([2.5] * 9)  # rounds 3 and on, behind the checkpoint of round 2
     again = stopping_run(root / "in-round-4")
@@ -346,7 +349,7 @@ def test_the_best_round_keeps_its_checkpoint(tmp_path):
         eval_every=1,
         recording=RecordingOptions(checkpoint_every=1, keep_checkpoints=2),
     )
-    assert checkpointing.entries(tmp_path / "run") == [2, 5, 6]
+    assert checkpointing.list_checkpoints(tmp_path / "run") == [2, 5, 6]
     best = fedpa.load(tmp_path / "run", "best")
     assert best.round == 2
     assert trees_equal(best.params["theta"], after[1])
@@ -365,7 +368,7 @@ def test_a_best_round_between_checkpoints_is_kept_too(tmp_path):
         eval_every=1,
         recording=RecordingOptions(checkpoint_every=4, keep_checkpoints=1),
     )
-    assert checkpointing.entries(tmp_path / "run") == [3, 6]
+    assert checkpointing.list_checkpoints(tmp_path / "run") == [3, 6]
 
 
 @pytest.mark.parametrize(
@@ -415,32 +418,22 @@ def test_another_version_is_refused_unless_told(runs, tmp_path, monkeypatch):
 
 def test_two_runs_can_not_share_a_directory(runs, tmp_path):
     out = copy_of(runs, tmp_path, "in-round-6")
-    with locked(out), pytest.raises(FedpaError, match="is being written by process"):
+    with lock_directory(out), pytest.raises(FedpaError, match="is being written by process"):
         fit(out)
     fit(out)
     assert_same_run(runs["fedpa"][0] / "whole", out)
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(runs, tmp_path, monkeypatch):
-    real = checkpointing._checkpointer
+@pytest.mark.parametrize("step", ["write_bytes", "write_text", "mkdir", "rename"])
+def test_a_full_disk_leaves_the_last_good_checkpoint(runs, tmp_path, monkeypatch, step):
+    real = getattr(Path, step)
 
-    class Full:
-        def __init__(self, *args):
-            self.real = real(*args)
+    def full(self, *args, **options):
+        if "4.part" in self.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, *args, **options)
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *args):
-            self.real.close()
-
-        def save(self, path, args):
-            if path.name == "4":
-                (path.parent / "4.orbax-checkpoint-tmp").mkdir()
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.real.save(path, args=args)
-
-    monkeypatch.setattr(checkpointing, "_checkpointer", Full)
+    monkeypatch.setattr(Path, step, full)
     words = r"round 4 can't be written .*: No space left on device; round 2 is the last good one"
     with pytest.raises(FedpaError, match=words):
         fit(tmp_path / "run")
@@ -450,6 +443,43 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(runs, tmp_path, monkeypatch
     assert_same_run(runs["fedpa"][0] / "whole", tmp_path / "run")
 
 
+@pytest.mark.parametrize("step", ["write_bytes", "write_text", "mkdir", "rename"])
+def test_a_save_that_is_broken_off_is_done_again(runs, tmp_path, monkeypatch, step):
+    """Ctrl-C in the middle of a checkpoint: nothing half is left, and the round is saved."""
+    real, raised = getattr(Path, step), []
+
+    def interrupted(self, *args, **options):
+        if "4.part" in self.parts and not raised:
+            raised.append(self)
+            raise KeyboardInterrupt
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run")
+    monkeypatch.undo()
+    assert raised
+    names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert sorted(names) == ["2", "4"]
+    assert checkpointing.read_last_checkpoint(tmp_path / "run").round == 4
+    fit(tmp_path / "run")
+    assert_same_run(runs["fedpa"][0] / "whole", tmp_path / "run")
+
+
+def test_a_run_of_the_old_format_is_refused(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    for path in (out / "checkpoints").iterdir():
+        shutil.rmtree(path)
+        (path / "arrays").mkdir(parents=True)
+        (path / "_CHECKPOINT_METADATA").write_text("{}")
+    before = tree(out)
+    with pytest.raises(FedpaError, match=r"checkpoint '.*4' is of format 1.*reads 2") as refused:
+        fit(out)
+    assert "\n" not in str(refused.value)
+    del before[".lock"]
+    assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+
+
 def test_an_interrupted_run_saves_the_last_whole_round(runs, tmp_path):
     def interrupt(event):
         if event.round == 4:
@@ -457,29 +487,21 @@ def test_an_interrupted_run_saves_the_last_whole_round(runs, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "run", callbacks=[interrupt])
-    assert checkpointing.entries(tmp_path / "run") == [2, 3]
+    assert checkpointing.list_checkpoints(tmp_path / "run") == [2, 3]
     fit(tmp_path / "run")
     assert left(tmp_path / "run")[0] == left(runs["fedpa"][0] / "whole")[0]
 
 
 def test_a_clock_that_jumps_does_no_harm(runs, tmp_path, monkeypatch):
-    """Years ahead and back between rounds, and once in the middle of a checkpoint."""
-    real_time, real, offset, told = time.time, checkpointing._write, [0.0], []
+    """Years ahead and back between rounds."""
+    real_time, offset = time.time, [0.0]
 
     def jump(event):
         offset[0] = 1e9 * (-1) ** event.round
 
-    def write(ocp, path, items):
-        if not told:
-            told.append(path)
-            raise ValueError("Timeout waiting for key")
-        real(ocp, path, items)
-
     monkeypatch.setattr(time, "time", lambda: real_time() + offset[0])
-    monkeypatch.setattr(checkpointing, "_write", write)
     fit(tmp_path / "run", callbacks=[jump])
     monkeypatch.undo()
-    assert told
     assert all(record["seconds"] > 0 for record in fedpa.load(tmp_path / "run").metrics)
     assert_same_run(runs["fedpa"][0] / "whole", tmp_path / "run")
 
@@ -528,17 +550,10 @@ def test_a_checkpoint_that_can_not_be_read_now_is_not_thrown_away(runs, tmp_path
     out = copy_of(runs, tmp_path, "in-round-6")
     before = tree(out)
 
-    class Away:
-        def __init__(self, *args):
-            pass
+    def away(path):
+        raise OSError(errno.EIO, "Input/output error")
 
-        def __enter__(self):
-            raise OSError(errno.EIO, "Input/output error")
-
-        def __exit__(self, *args):
-            pass
-
-    monkeypatch.setattr(checkpointing, "_checkpointer", Away)
+    monkeypatch.setattr(checkpointing, "load_file", away)
     with pytest.raises(FedpaError, match="4' can't be read: Input/output error"):
         fit(out)
     monkeypatch.undo()
@@ -648,9 +663,43 @@ def test_models_of_any_arrays_come_back(tmp_path):
     assert np.load(tmp_path / "model.npz")["file"].dtype == np.float32
 
 
+def test_checkpoints_hold_arrays_of_any_type_and_shape(tmp_path):
+    """Each comes back with its type and bits; equal ones are stored once."""
+    types = ["bfloat16", "float8_e4m3fn", "float16", "float32", "int4", "int8", "uint16", "bool"]
+    state = {name: jnp.arange(6).reshape(2, 3).astype(name) for name in types}
+    state |= {f"{name} 0-d": jnp.ones((), name) for name in types}
+    state |= {"empty": jnp.zeros((0, 2)), "keys": jax.random.split(jax.random.key(3))}
+    state |= {"a/b": {"é 'x'": np.full((3, 2), np.nan, np.float32).T}, "none": None}
+    client = {"c": jnp.arange(3.0), "n": jnp.asarray(2)}
+    params = {"theta": state["float32"]}
+    states = {"one": client, "two": jax.tree.map(jnp.zeros_like, client)}
+    snapshot = Snapshot(0, state, params, states, fedpa.training.History(), {})
+    checkpointing.save_checkpoint(tmp_path, snapshot, {})
+    stored = checkpointing.read_checkpoint(tmp_path, 0)
+
+    def clear(leaf):
+        return leaf[::-1] if named_arrays.is_key(leaf) else jnp.zeros_like(leaf)
+
+    templates = jax.tree.map(clear, (state, params, client))
+    found = checkpointing.restore_snapshot(stored, *templates)
+    for whole, back in (
+        (state, found.state),
+        (params, found.params),
+        (states, found.client_states),
+    ):
+        assert jax.tree.structure(whole) == jax.tree.structure(back)
+        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(back), strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            a, b = named_arrays.to_numpy(one), named_arrays.to_numpy(other)
+            assert a.tobytes() == b.tobytes()
+    names = set(load_file(tmp_path / "checkpoints" / "0" / "state.safetensors"))
+    assert {"params/theta", "state/keys", "clients/c"} <= names
+    assert "state/float32" not in names  # θ, which is there already
+
+
 def test_arrays_that_files_could_not_tell_apart_are_refused(tmp_path):
     with pytest.raises(FedpaError, match="two arrays have the name a/b in files"):
-        named_arrays.named({"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
+        named_arrays.name_arrays({"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
 
 
 def test_a_history_is_a_table(runs):

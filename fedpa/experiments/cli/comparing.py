@@ -20,10 +20,11 @@ from fedpa.experiments.run import check_goes_on, run_or_resume
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.experiments.workers import workers
-from fedpa.training import checkpoints, run_directory
+from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
+from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.history import History
-from fedpa.training.lock import wait_for
+from fedpa.training.run_directory import is_run, read_run, wait_for_lock
 
 
 class Planned(NamedTuple):
@@ -83,7 +84,7 @@ def _burn_ins(planned: Sequence[Planned], out: Path) -> dict[str, _Run]:
     """The runs that make the first rounds of several others that have not begun yet."""
     found: dict[str, _Run] = {}
     for plan in planned:
-        begun = bool(checkpoints.entries(plan.out))
+        begun = bool(list_checkpoints(plan.out))
         if plan.burn_in is not None and not begun and repr(plan.burn_in) not in found:
             # By its settings: other methods, or another burn-in, leave it as it is.
             digest = hashlib.sha256(repr(plan.burn_in).encode()).hexdigest()[:8]
@@ -108,7 +109,7 @@ def _in_turn(
 ) -> None:
     width = max((len(run.label) for run in runs), default=0)
     for run in runs:
-        over = run_directory.is_finished(run.out, run.config.rounds)
+        over = is_run(run.out) and read_run(run.out).is_finished(run.config.rounds)
         past = run_directory.past(run.out, run.branch)
         with watched(
             console,
@@ -143,7 +144,7 @@ def _alone(run: _Run, problem: Problem, look: Callback) -> bool:
 
 def _perform(run: _Run, problem: Problem, callbacks: Sequence[Callback]) -> bool:
     """Whether it came to its end."""
-    wait_for(run.out)
+    wait_for_lock(run.out)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "all .* rounds are burn-in")  # said for all runs at once
         fit = run_or_resume(

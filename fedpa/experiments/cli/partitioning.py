@@ -31,8 +31,8 @@ from fedpa.experiments.report.data_tables import splits_table
 from fedpa.experiments.report.figures import rendered
 from fedpa.experiments.report.file_progress import shown_on
 from fedpa.experiments.report.partition_figure import draw_partition
+from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.training.run_directory import check_free
-from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
 APPLY = {
     "column": {"column"},

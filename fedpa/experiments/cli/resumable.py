@@ -10,10 +10,13 @@ from typing import Any
 
 from fedpa.errors import FedpaError, NoUsableClientError
 from fedpa.experiments.cli.arguments import shown
-from fedpa.training import checkpoints, run_directory
+from fedpa.experiments.workers import WAITING
+from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
-from fedpa.training.signals import ALARM, WAITING
+from fedpa.training.checkpoint import list_checkpoints
 
+ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
+"""A timer's; not on Windows."""
 GRACE = 2.0
 """Seconds that a round has to end in peace."""
 
@@ -92,5 +95,5 @@ def how_to_go_on(out: Path) -> str:
 
 
 def _how_far(out: Path) -> str:
-    done = checkpoints.entries(out)
+    done = list_checkpoints(out)
     return f"after round {done[-1]}" if done else "before the first round was done"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fedpa.atomic_write import write_atomically
 from fedpa.experiments.report.figures import (
     legend_below,
     legend_height,
@@ -18,7 +19,6 @@ from fedpa.experiments.report.summary import (
     switch_round,
 )
 from fedpa.experiments.report.table import Histories
-from fedpa.training.whole_files import write_atomically
 
 MOST_INSIDE = 5
 """Methods whose names have room among the curves."""

@@ -23,7 +23,7 @@ from fedpa.experiments.report.summary import WINDOW
 from fedpa.experiments.tasks.task import Preset, tasks
 from fedpa.training import run_directory
 from fedpa.training.history import History
-from fedpa.training.loggers.logger import flat
+from fedpa.training.loggers.logger import flatten
 from fedpa.training.run_directory import ENVIRONMENT
 
 OWN = "a model of one's own"
@@ -148,7 +148,8 @@ def _read_if_whole(directory: Path, origin: Path) -> FoundRun | None:
 
 def _read(directory: Path, origin: Path) -> FoundRun | None:
     """A run as far as it has come; None where config.toml is another program's."""
-    settings, environment = run_directory.read_config(directory)
+    recorded = run_directory.read_run(directory)
+    settings, environment = recorded.made
     if not environment:
         if (directory / run_directory.METRICS).exists():
             warnings.warn(
@@ -156,19 +157,18 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
                 stacklevel=2,
             )
         return None
-    fields = flat(settings)
+    fields = flatten(settings)
     if not isinstance(fields.get("rounds", 0), int):
         where = f"{directory / run_directory.CONFIG}: rounds"
         raise refuse(where, fields["rounds"], "must be a whole number")
-    summary = run_directory.read_summary(directory) or {}
     return FoundRun(
         directory,
         origin,
         fields,
-        flat({ENVIRONMENT: environment}),
+        flatten({ENVIRONMENT: environment}),
         _history(directory),
-        run_directory.is_finished(directory, int(fields.get("rounds", 0))),
-        summary.get("stopped"),
+        recorded.is_finished(int(fields.get("rounds", 0))),
+        (recorded.summary or {}).get("stopped"),
     )
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedpa.algorithms.fedopt import Algorithm, Cohort, fed_round
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, num_rows
-from fedpa.training.cohort import client_hashes, keys_at
+from fedpa.training.loop import client_hashes, keys_at
 from fedpa.types import Key, Params
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import table_of
 from fedpa.experiments.sweeps.search import Trial, best
@@ -25,9 +26,7 @@ from fedpa.experiments.sweeps.settings import (
 )
 from fedpa.experiments.sweeps.space import Space
 from fedpa.experiments.sweeps.sweep import BEST
-from fedpa.training.lock import locked
-from fedpa.training.run_directory import check_free, writing
-from fedpa.training.whole_files import write_atomically
+from fedpa.training.run_directory import check_free, lock_directory, writing
 
 SETTINGS = "stages.toml"
 STAGES = ("1-fedavg", "2-fedpa")
@@ -101,7 +100,7 @@ def in_two_stages(stages: Stages, out: Path, perform: Perform) -> tuple[Sweep, S
     check_stages_place(out, stages)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with lock_directory(out):
         with writing(out):
             write_atomically(out / SETTINGS, tomli_w.dumps(_as_table(stages)).encode())
         first = perform(stages.training, out / STAGES[0])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig, from_table, table_of
 from fedpa.experiments.config import as_table as run_table
@@ -15,7 +16,6 @@ from fedpa.experiments.sweeps.search import Search, chosen_search
 from fedpa.experiments.sweeps.space import Space
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import check_free, writing
-from fedpa.training.whole_files import write_atomically
 
 SWEEP = "sweep.toml"
 NOT_COMPARED = ("run.recording", "run.task_options.data_dir")

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import check_integer
 from fedpa.experiments.config import RunConfig, write_toml
 from fedpa.experiments.sweeps.search import Outcome, Trial, begun, best, ended, opened, trials
@@ -25,9 +26,7 @@ from fedpa.experiments.sweeps.trial_run import Job, chosen_on, performed, perfor
 from fedpa.experiments.tasks.task import Problem
 from fedpa.experiments.workers import workers
 from fedpa.training.callbacks import Callback
-from fedpa.training.lock import locked
-from fedpa.training.run_directory import TRIALS, writing
-from fedpa.training.whole_files import write_atomically
+from fedpa.training.run_directory import TRIALS, lock_directory, writing
 
 BEST, TABLE = "best.toml", "trials.csv"
 
@@ -95,7 +94,7 @@ def holding(out: Path, settings: Sweep) -> Iterator[None]:
     check_place(out, settings)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with lock_directory(out):
         check_place(out, settings)  # somebody may have been there until now
         write_settings(out, settings)
         yield

@@ -12,10 +12,10 @@ from fedpa.experiments.run import run_or_resume
 from fedpa.experiments.sweeps.search import Outcome, Trial, pruning
 from fedpa.experiments.tasks.task import Problem, preset_named, task_named
 from fedpa.metrics.metric import lower_is_better
-from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback
-from fedpa.training.lock import wait_for
+from fedpa.training.checkpoint import prune_checkpoints
 from fedpa.training.loop import Fit
+from fedpa.training.run_directory import wait_for_lock
 
 
 class Job(NamedTuple):
@@ -55,7 +55,7 @@ def performed(job: Job, problem: Problem, callbacks: Sequence[Callback] = ()) ->
     if not fit.finished:
         return None
     # Many trials, which are seldom resumed: what `fedpa resume` and the best round need is kept.
-    checkpoints.prune(job.out, 1, [] if fit.best is None else [fit.best["round"]])
+    prune_checkpoints(job.out, 1, [] if fit.best is None else [fit.best["round"]])
     last = preset_named(job.config.task, job.config.preset)[1].last
     measured, sign = curve(fit.history, job.metric), -1 if lower_is_better(job.metric) else 1
     points = zip(measured.rounds.tolist(), (sign * measured.values).tolist(), strict=True)
@@ -77,7 +77,7 @@ def performed_alone(job: Job, problem: Problem, look: Callback) -> Outcome | Non
 
 
 def _trained(job: Job, problem: Problem, watching: Sequence[Callback]) -> Fit:
-    wait_for(job.out)
+    wait_for_lock(job.out)
     return run_or_resume(
         job.config, job.out, callbacks=watching, problem=problem, anyway=job.anyway
     )

@@ -14,9 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpa.training.loggers.forgiving import forgiving
-from fedpa.training.loggers.logger import Logger, Write, flat, library, untold
-from fedpa.training.loggers.memory import recall, remember
+from fedpa.training.loggers.logger import (
+    Logger,
+    Write,
+    flatten,
+    forgive,
+    import_library,
+    recall,
+    remember,
+    select_new,
+)
 
 NAME, DIRECTORY = "mlflow", "mlflow"
 LONGEST, MOST_PARAMS, MOST_METRICS = 6000, 100, 1000
@@ -24,7 +31,7 @@ LONGEST, MOST_PARAMS, MOST_METRICS = 6000, 100, 1000
 
 
 def _check() -> None:
-    library("mlflow", "fedpa[mlflow]")
+    import_library("mlflow", "fedpa[mlflow]")
 
 
 @contextlib.contextmanager
@@ -37,7 +44,7 @@ def _opened(
     default four minutes: enough for a server to come back. Only while opening, when somebody may be
     sitting there and the address may be wrong, is it tried less often.
     """
-    mlflow = library("mlflow", "fedpa[mlflow]")
+    mlflow = import_library("mlflow", "fedpa[mlflow]")
     with _unless_set(MLFLOW_HTTP_REQUEST_MAX_RETRIES="2"):
         client = _client(mlflow, out)
         identity = _known_run(mlflow, client, out) or _new_run(client, out)
@@ -50,7 +57,7 @@ def _opened(
         nonlocal reached
         metrics, now = [], int(time.time() * 1000)
         for record in records:
-            values = untold({_name(name): value for name, value in record.items()}, told)
+            values = select_new({_name(name): value for name, value in record.items()}, told)
             told.update(dict.fromkeys(values, record["round"]))
             for name, value in values.items():
                 metrics.append(mlflow.entities.Metric(name, value, now, record["round"]))
@@ -121,7 +128,7 @@ def _log_params(mlflow: Any, client: Any, run: str, config: Mapping[str, Any]) -
     known = client.get_run(run).data.params
     params = [
         mlflow.entities.Param(_name(name), str(value)[:LONGEST])
-        for name, value in flat(config).items()
+        for name, value in flatten(config).items()
         if _name(name) not in known
     ]
     for start in range(0, len(params), MOST_PARAMS):
@@ -148,5 +155,5 @@ def _unless_set(**variables: str) -> Iterator[None]:
 LOGGER = Logger(
     "MLflow (fedpa[mlflow]): the server of MLFLOW_TRACKING_URI, or files in the run's directory",
     _check,
-    forgiving(NAME, _opened),
+    forgive(NAME, _opened),
 )

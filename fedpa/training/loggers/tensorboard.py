@@ -12,9 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpa.training.loggers.forgiving import forgiving
-from fedpa.training.loggers.logger import Logger, Write, flat, library, untold
-from fedpa.training.loggers.memory import recall, remember
+from fedpa.training.loggers.logger import (
+    Logger,
+    Write,
+    flatten,
+    forgive,
+    import_library,
+    recall,
+    remember,
+    select_new,
+)
 
 NAME, DIRECTORY = "tensorboard", "tensorboard"
 PREFIX, SUFFIX = "events.out.tfevents.", ".fedpa"
@@ -22,7 +29,7 @@ PREFIX, SUFFIX = "events.out.tfevents.", ".fedpa"
 
 
 def _check() -> None:
-    library("tensorboardX", "fedpa")
+    import_library("tensorboardX", "fedpa")
 
 
 @contextlib.contextmanager
@@ -55,7 +62,7 @@ def _opened(
             nonlocal now
             seconds = record.get("seconds", 0.0)
             now += seconds if math.isfinite(seconds) else 0.0
-            values = untold(record, told)
+            values = select_new(record, told)
             told.update(dict.fromkeys(values, record["round"]))
             summary = [Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
             event(step=record["round"], summary=Summary(value=summary))
@@ -81,11 +88,11 @@ def _framed(message: bytes) -> bytes:
 
 def _table(config: Mapping[str, Any]) -> str:
     """The configuration in Markdown, which TensorBoard shows."""
-    texts = {name: " ".join(str(value).split()) for name, value in flat(config).items()}
+    texts = {name: " ".join(str(value).split()) for name, value in flatten(config).items()}
     rows = [f"| {name} | {text.replace('|', '&#124;')} |" for name, text in texts.items()]
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
 
 
 LOGGER = Logger(
-    "event files in the run's directory, for tensorboard --logdir", _check, forgiving(NAME, _opened)
+    "event files in the run's directory, for tensorboard --logdir", _check, forgive(NAME, _opened)
 )

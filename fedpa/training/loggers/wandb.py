@@ -7,9 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpa.training.loggers.forgiving import forgiving
-from fedpa.training.loggers.logger import Logger, Write, library, untold
-from fedpa.training.loggers.memory import recall, remember
+from fedpa.training.loggers.logger import (
+    Logger,
+    Write,
+    forgive,
+    import_library,
+    recall,
+    remember,
+    select_new,
+)
 
 NAME = "wandb"
 PATIENCE = 300.0
@@ -17,7 +23,7 @@ PATIENCE = 300.0
 
 
 def _check() -> None:
-    library("wandb", "fedpa[wandb]")
+    import_library("wandb", "fedpa[wandb]")
 
 
 @contextlib.contextmanager
@@ -33,7 +39,7 @@ def _opened(
     so that the last one is all there is to sync: that of a killed run lacks what wandb had not
     written yet, which may be everything, and syncing does not join several into one run.
     """
-    wandb = library("wandb", "fedpa[wandb]")
+    wandb = import_library("wandb", "fedpa[wandb]")
     known = recall(out, NAME).get("id")
     identity = known or secrets.token_hex(8)
     offline = os.environ.get("WANDB_MODE") == "offline"
@@ -58,7 +64,7 @@ def _opened(
         told = _told(dict(run.summary))
 
         def write(record: Mapping[str, Any]) -> None:
-            if values := untold(record, told):
+            if values := select_new(record, told):
                 run.log({"round": record["round"], **values})
                 told.update(dict.fromkeys(values, record["round"]))
 
@@ -92,5 +98,5 @@ def _settings(wandb: Any) -> Any:
 LOGGER = Logger(
     "Weights & Biases (fedpa[wandb]), as WANDB_MODE and WANDB_PROJECT say",
     _check,
-    forgiving(NAME, _opened),
+    forgive(NAME, _opened),
 )

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedpa.training.whole_files import MOVED, publish, remove_leftovers, stage_files
+from fedpa.experiments.staged_files import MOVED, publish, remove_leftovers, stage_files
 from tests.experiments.report.made_runs import made_run
 
 # Runs a command in processes of its own, the first killed at its first step that touches a file,

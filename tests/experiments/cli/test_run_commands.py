@@ -17,7 +17,8 @@ from safetensors.numpy import load_file
 import fedpa
 from fedpa.experiments.cli.commands import eval as evaluating
 from fedpa.experiments.cli.main import main
-from fedpa.training import checkpoints, provenance
+from fedpa.training import provenance
+from fedpa.training.checkpoint import list_checkpoints
 from tests.training.test_kills import left
 
 QUICK = ["--rounds", "4", "--clients-per-round", "3", "--epochs", "2", "--burn-in-rounds", "1"]
@@ -196,7 +197,7 @@ def test_loading_an_unfinished_run(unfinished):
     run = fedpa.load(unfinished)
     assert run.round == 2
     assert run.problem is not None
-    assert checkpoints.entries(unfinished)[-1] == 2
+    assert list_checkpoints(unfinished)[-1] == 2
 
 
 INTERRUPTED = """
@@ -233,4 +234,4 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, capsys, sent, code):
     assert process.returncode == code
     found = re.fullmatch(r"interrupted after round (\d+): `fedpa resume run` goes on\n", complaint)
     assert found, complaint
-    assert checkpoints.entries(tmp_path / "run")[-1] == int(found[1])
+    assert list_checkpoints(tmp_path / "run")[-1] == int(found[1])

@@ -26,7 +26,8 @@ from fedpa.experiments.sweeps.sweep import Watch, sweep
 from fedpa.experiments.tasks import TaskOptions
 from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import default_jobs
-from fedpa.training import checkpoints, run_directory
+from fedpa.training import run_directory
+from fedpa.training.checkpoint import list_checkpoints
 from tests.experiments.sweeps.objective import outcome_of
 
 QUICK = ["--rounds", "3", "--clients-per-round", "2", "--epochs", "1", "--checkpoint-every", "1"]
@@ -256,7 +257,7 @@ def test_a_real_sweep_cut_in_the_middle_of_a_trial(tmp_path):
     for number in range(4):  # each is an ordinary run
         run = fedpa.load(out / "trials" / str(number))
         best = run_directory.read_summary(out / "trials" / str(number))["best"]["round"]
-        assert checkpoints.entries(out / "trials" / str(number)) == sorted({best, 3})
+        assert list_checkpoints(out / "trials" / str(number)) == sorted({best, 3})
         assert run.round == 3
         value = sum(r["eval/accuracy"] for r in run.metrics) / 3
         assert value == pytest.approx(whole[number].value)

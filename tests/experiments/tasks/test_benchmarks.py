@@ -12,7 +12,7 @@ from fedpa.data.readers.hdf5 import write_hdf5
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.tasks import TaskOptions, task_named
 from fedpa.objectives.minibatches import Minibatch
-from fedpa.training import checkpoints
+from fedpa.training.checkpoint import list_checkpoints
 from tests.data import tiny
 
 WORDS = ["the", "a", "code", "loop", "list", "sort", "file", "tree", "error", "test"]
@@ -236,7 +236,7 @@ def test_a_broken_test_split_costs_nothing_but_itself(tmp_path, capsys, monkeypa
         assert "stackoverflow_test.h5" in said
         assert "'bad'" in said
         assert (tmp_path / "out").exists() != looked_at
-    assert checkpoints.entries(tmp_path / "out")[-1] == 2
+    assert list_checkpoints(tmp_path / "out")[-1] == 2
     assert last_record(tmp_path / "out")["round"] == 2
 
 

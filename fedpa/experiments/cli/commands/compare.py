@@ -12,6 +12,7 @@ import tomli_w
 import tyro
 from rich.console import Console
 
+from fedpa.atomic_write import write_atomically
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import only, parse, refuse_unused, shown, without
@@ -42,7 +43,6 @@ from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
-from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "run several methods on one task and compare them"
 

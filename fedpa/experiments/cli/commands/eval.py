@@ -16,8 +16,7 @@ from fedpa.experiments.report.file_progress import shown_on
 from fedpa.experiments.tasks.task import Problem
 from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
 from fedpa.training.history import line
-from fedpa.training.loading import load
-from fedpa.training.parameter_files import which_round
+from fedpa.training.loading import load, parse_round
 
 SUMMARY = "evaluate a run's model on a split of its task"
 
@@ -39,7 +38,7 @@ class EvalCommand:
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(EvalCommand, argv, "fedpa eval")
     with shown_on(Console(stderr=True)):
-        found = load(command.directory, which_round("params", command.params))
+        found = load(command.directory, parse_round("params", command.params))
     if found.problem is None:
         raise FedpaError(
             f"{str(command.directory)!r} was made by fedpa.fit: its data and model are in your "

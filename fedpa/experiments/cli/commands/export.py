@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.training.parameter_files import export, which_round
+from fedpa.training.loading import export, parse_round
 
 SUMMARY = "write a run's parameters to a .npz or .safetensors file"
 
@@ -30,7 +30,7 @@ class ExportCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ExportCommand, argv, "fedpa export")
-    which = which_round("params", command.params)
+    which = parse_round("params", command.params)
     t = export(command.directory, command.file, which, command.overwrite)
     console.print(
         f"parameters of round {t} written to {shown(command.file)}",

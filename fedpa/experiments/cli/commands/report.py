@@ -14,8 +14,8 @@ from fedpa.experiments.report.found_runs import check_tasks, find_runs, grouped
 from fedpa.experiments.report.page import page
 from fedpa.experiments.report.panel_figures import FIGURES, figures
 from fedpa.experiments.report.parts import parts
+from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.training.run_directory import check_writable, writing
-from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
 SUMMARY = "make a page of runs: curves, tables, diagnostics"
 

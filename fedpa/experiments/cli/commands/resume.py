@@ -17,7 +17,8 @@ from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
 from fedpa.experiments.run import resume, resumed_config
 from fedpa.experiments.tasks.task import task_named
-from fedpa.training import checkpoints, run_directory
+from fedpa.training import run_directory
+from fedpa.training.checkpoint import read_last_checkpoint
 from fedpa.training.stopping import max_minutes
 
 SUMMARY = "go on with a run that was interrupted, or give it more rounds"
@@ -56,8 +57,8 @@ def main(argv: Sequence[str], console: Console) -> None:
         resume(out, rounds=command.rounds, anyway=command.anyway, problem=problem)
         return
     metric = task_named(config.task).metric
-    over = run_directory.is_finished(out, config.rounds)
-    stored = checkpoints.last(out)
+    over = run_directory.read_run(out).is_finished(config.rounds)
+    stored = read_last_checkpoint(out)
     if not over and not command.quiet:
         where = (
             f"after round {stored.round}" if stored else "from the start: there is no checkpoint"

@@ -17,6 +17,7 @@ from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.cli.directories import left_as_found
 from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.experiments.studies.study import (
     STAMP,
     Settings,
@@ -28,7 +29,6 @@ from fedpa.experiments.studies.study import (
     studies,
 )
 from fedpa.training.run_directory import check_free
-from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
 SUMMARY = "measure and draw the paper's synthetic studies"
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import is_given, only, option, parse, refuse_unused, shown
 from fedpa.experiments.cli.loading import loaded
@@ -47,7 +48,6 @@ from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.run_directory import TRIALS
-from fedpa.training.whole_files import write_atomically
 
 SUMMARY = "search for a method's hyperparameters on a task"
 _GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}

@@ -1,0 +1,231 @@
+"""Checkpoints: `checkpoints/<round>/` with `state.safetensors` and `state.json`.
+
+One checkpoint holds everything of one round: server state, client states, history, what callbacks
+remember. It is written beside its place, synced and renamed, so a write can be broken off at any
+point and no kill can mix two rounds. `state.json` has a digest of itself and of every array; a
+checkpoint that was damaged later is skipped in favour of the one before it.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from fedpa.atomic_write import remove_directory, write_directory
+from fedpa.errors import FedpaError, explain
+from fedpa.training.history import History, Record, from_line, line
+from fedpa.training.loop import Snapshot
+from fedpa.training.named_arrays import fill_tree, name_arrays, to_numpy
+
+CHECKPOINTS, ARRAYS, ABOUT = "checkpoints", "state.safetensors", "state.json"
+FORMAT = 2
+"""Raised when older checkpoints can't be read any more."""
+_ORBAX = "_CHECKPOINT_METADATA"
+"""A file of format 1."""
+
+
+class DamagedError(FedpaError):
+    """A checkpoint that is not what was saved; the one before it will do."""
+
+
+class Stored(NamedTuple):
+    """A checkpoint as read from disk, its arrays by name."""
+
+    round: int
+    arrays: Mapping[str, np.ndarray]
+    """`params/…`, `state/…` by path in the tree; `clients/…`, one row per client."""
+    clients: list[str]
+    history: History
+    memory: dict[str, Any]
+    stopped: str | None
+    settings: dict[str, Any]
+    """The configuration of the run that wrote it."""
+    untold: Record | None
+    """As in `Snapshot`."""
+
+
+def save_checkpoint(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) -> None:
+    """Write the checkpoint of the snapshot's round; one that exists is replaced.
+
+    Raises:
+        FedpaError: It can't be written; the message names the last good checkpoint.
+    """
+    snapshot = snapshot.stored
+    path = checkpoint_path(out, snapshot.round)
+    names, rows = _stack_clients(snapshot.client_states)
+    trees = {"params": snapshot.params, "state": snapshot.state, "clients": rows}
+    arrays = {
+        name: to_numpy(leaf)
+        for root, tree in trees.items()
+        for name, leaf in name_arrays(tree, root).items()
+    }
+    kinds = {name: [str(array.dtype), _digest(array)] for name, array in arrays.items()}
+    # The server's state has θ in it, too: arrays of the same content are stored once.
+    stored = {digest: name for name, (_, digest) in reversed(kinds.items())}
+    about = {
+        "format": FORMAT,
+        "round": snapshot.round,
+        "arrays": kinds,
+        "clients": names,
+        "memory": snapshot.memory,
+        "stopped": snapshot.stopped,
+        "settings": settings,
+        "history": [line(record) for record in snapshot.history[: snapshot.round]],
+        "untold": None if snapshot.untold is None else line(snapshot.untold),
+    }
+    about = json.loads(json.dumps(about))
+    try:
+        with write_directory(path) as part:
+            content = save({name: _storable(arrays[name]) for name in stored.values()})
+            (part / ARRAYS).write_bytes(content)
+            (part / ABOUT).write_text(json.dumps(about | {"digest": _digest_text(about)}))
+    except OSError as error:
+        good = list_checkpoints(out)
+        left = f"round {good[-1]} is the last good one" if good else "there is none before it"
+        raise FedpaError(
+            f"the checkpoint of round {snapshot.round} can't be written to "
+            f"{str(path.parent)!r}: {explain(error)}; {left}"
+        ) from None
+
+
+def checkpoint_path(out: Path, t: int) -> Path:
+    return out / CHECKPOINTS / str(t)
+
+
+def list_checkpoints(out: Path) -> list[int]:
+    """The rounds that have a checkpoint, in order, damaged or not."""
+    root = out / CHECKPOINTS
+    if not root.is_dir():
+        return []
+    return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal())
+
+
+def prune_checkpoints(out: Path, keep: int, also: Iterable[int] = ()) -> None:
+    """Remove all but the last `keep` checkpoints and those of the rounds in `also`."""
+    for t in set(list_checkpoints(out)[:-keep]) - set(also):
+        remove_directory(checkpoint_path(out, t))
+
+
+def remove_checkpoints_after(out: Path, t: int) -> None:
+    """Remove those of rounds that will be run again, and what a kill left incomplete."""
+    root = out / CHECKPOINTS
+    for path in root.iterdir() if root.is_dir() else ():
+        if not path.name.isdecimal() or int(path.name) > t:
+            remove_directory(path)
+
+
+def read_last_checkpoint(out: Path) -> Stored | None:
+    """Read the last checkpoint that is not damaged; None if there is none."""
+    for t in reversed(list_checkpoints(out)):
+        try:
+            return read_checkpoint(out, t)
+        except DamagedError as error:
+            warnings.warn(f"{error}; it is skipped", stacklevel=2)
+    return None
+
+
+def read_checkpoint(out: Path, t: int) -> Stored:
+    """Read the checkpoint of a round.
+
+    Raises:
+        DamagedError: It is not what was saved.
+        FedpaError: It can't be read now, or is of another format.
+    """
+    path = checkpoint_path(out, t)
+    try:
+        about = dict(json.loads((path / ABOUT).read_bytes()))
+        digest = about.pop("digest")
+        if about.get("format") != FORMAT:
+            raise _another_format(path, about.get("format"))
+        if digest != _digest_text(about):
+            raise ValueError("its content is not what was saved")
+        loaded = load_file(path / ARRAYS)
+        dtypes = {name: np.dtype(dtype) for name, (dtype, _) in about["arrays"].items()}
+        found = {}
+        for name, array in loaded.items():
+            array = array.view(dtypes[name])
+            found[_digest(array)] = array
+        if not all(digest in found for _, digest in about["arrays"].values()):
+            raise ValueError("its content is not what was saved")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        if (path / _ORBAX).exists():
+            raise _another_format(path, 1) from None
+        raise DamagedError(f"checkpoint {str(path)!r} is damaged: files are missing") from None
+    except OSError as error:  # of the disk or the network: the checkpoint may be sound
+        raise FedpaError(f"checkpoint {str(path)!r} can't be read: {explain(error)}") from None
+    except (FedpaError, MemoryError):
+        raise
+    except Exception as error:  # damaged bytes make JSON, safetensors and NumPy raise a dozen kinds
+        reason = " ".join(str(error).split())[:300]
+        raise DamagedError(f"checkpoint {str(path)!r} is damaged: {reason}") from None
+    return Stored(
+        about["round"],
+        {name: found[digest] for name, (_, digest) in about["arrays"].items()},
+        about["clients"],
+        History(from_line(text) for text in about["history"]),
+        about["memory"],
+        about["stopped"],
+        about["settings"],
+        None if about["untold"] is None else from_line(about["untold"]),
+    )
+
+
+def restore_snapshot(stored: Stored, state: Any, params: Any, client_state: Any) -> Snapshot:
+    """Put the stored arrays into trees like the templates."""
+    states = {
+        name: fill_tree(client_state, stored.arrays, "clients", row)
+        for row, name in enumerate(stored.clients)
+    }
+    return Snapshot(
+        stored.round,
+        fill_tree(state, stored.arrays, "state"),
+        fill_tree(params, stored.arrays, "params"),
+        states,
+        stored.history,
+        stored.memory,
+        stored.stopped,
+        stored.untold,
+    )
+
+
+def _another_format(path: Path, number: Any) -> FedpaError:
+    return FedpaError(
+        f"checkpoint {str(path)!r} is of format {number}, written by another version of fedpa; "
+        f"this one reads {FORMAT}: start the run again"
+    )
+
+
+def _stack_clients(states: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """Names, and the states in the same order as rows of arrays."""
+    names = sorted(states)
+    if not names:
+        return [], ()
+    return names, jax.tree.map(
+        lambda *leaves: np.stack([to_numpy(leaf) for leaf in leaves]),
+        *(states[name] for name in names),
+    )
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    """In one piece; of types that safetensors and NumPy don't share (float8, int4), the bytes."""
+    array = np.asarray(array, order="C")
+    shared = array.dtype.isbuiltin == 1 or array.dtype.name == "bfloat16"
+    return array if shared else array.view(np.uint8)
+
+
+def _digest(array: np.ndarray) -> str:
+    array = np.asarray(array, order="C")
+    digest = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
+    digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _digest_text(about: Mapping[str, Any]) -> str:
+    text = json.dumps(about, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
