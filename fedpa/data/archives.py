@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa import places
-from fedpa.data.kept import settle, stamp, unwritable, whole
-from fedpa.data.progress import Told, progress
+from fedpa.data.cache import Tell, progress, settle, stage, stamp, write_error
 from fedpa.data.size_limit import find_limit, over_limit
 from fedpa.errors import DataError, FedpaError, explain, refuse
 
@@ -155,7 +154,7 @@ def _unpacked(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"],
     if _is_complete(target):
         return target
     try:
-        with whole(target) as beside:
+        with stage(target) as beside:
             inside = beside / "content"
             inside.mkdir()
             _unpack(packed, inside, unpack)
@@ -167,7 +166,7 @@ def _unpacked(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"],
                 shutil.rmtree(target)
                 settle(inside, target)
     except OSError as error:
-        raise unwritable(target, error) from None
+        raise write_error(target, error) from None
     return target
 
 
@@ -220,7 +219,7 @@ class _Reading:
     One that becomes much larger than it is, is refused: it would fill the disk.
     """
 
-    def __init__(self, stream: Any, raw: Any, total: int, tell: Told) -> None:
+    def __init__(self, stream: Any, raw: Any, total: int, tell: Tell) -> None:
         self.stream, self.raw, self.total, self.tell, self.told = stream, raw, total, tell, 0
         self.limit = find_limit(total, ratio=MAX_RATIO, most=MAX_UNPACKED, least=HARMLESS)
         self.unpacked = 0

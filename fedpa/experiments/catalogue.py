@@ -10,12 +10,13 @@ import numpy as np
 
 from fedpa import places
 from fedpa.data import archives
-from fedpa.data.cifar100 import write_pachinko
-from fedpa.data.federated import FederatedData, Splits, mapped
-from fedpa.data.kept import settle, stamp, unwritable, whole
+from fedpa.data.cache import settle, stage, stamp, write_error
+from fedpa.data.federated import FederatedData, Splits
+from fedpa.data.readers.cifar import write_pachinko
 from fedpa.data.readers.hdf5 import open_hdf5
 from fedpa.data.readers.leaf import open_leaf
 from fedpa.data.readers.sqlite import open_sqlite
+from fedpa.data.views import map_examples
 from fedpa.discovery import suggest
 from fedpa.errors import DataError, FedpaError, check_integer, refuse
 from fedpa.experiments.download import check_url
@@ -373,7 +374,7 @@ def _leaf(
         return None
     names = {"x": "pixels", "y": "label"}
     opened = {
-        split: mapped(
+        split: map_examples(
             open_leaf(folder / split),
             lambda _, examples: {names.get(key, key): array for key, array in examples.items()},
         )
@@ -402,7 +403,7 @@ def _shaped(
     def shaped(_: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {key: _like(array, expected.get(key)) for key, array in examples.items()}
 
-    result = {split: mapped(data, shaped) for split, data in opened.items()}
+    result = {split: map_examples(data, shaped) for split, data in opened.items()}
     for data in result.values():
         check_features(name, data, where, features)
     dataset = dataset_named(name)
@@ -432,7 +433,7 @@ def _sound(
             _check_bounds(f"{where}: client {client!r}", name, examples[name], least, most)
         return {name: examples[name] for name in names}
 
-    return mapped(data, sound)
+    return map_examples(data, sound)
 
 
 def _check_bounds(whose: str, name: str, values: np.ndarray, least: float, most: float) -> None:
@@ -478,7 +479,7 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
     paths = {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
     if not _all_there(paths):
         try:
-            with whole(target) as beside:
+            with stage(target) as beside:
                 made = beside / "content"
                 made.mkdir()
                 write_pachinko(where["train"], where["test"], made, seed)
@@ -487,7 +488,7 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
                     shutil.rmtree(target)
                     settle(made, target)
         except OSError as error:
-            raise unwritable(target, error) from None
+            raise write_error(target, error) from None
     return paths
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fedpa.data.progress import Told, progress
+from fedpa.data.cache import Tell, progress
 from fedpa.errors import DataError, FedpaError, explain, refuse
 
 BLOCK = 2**18
@@ -156,7 +156,7 @@ def _fetch(url: str, file: BinaryIO, part: Path, checksum: str, patience: Patien
 
 
 def _receive(
-    url: str, file: BinaryIO, part: Path, checksum: str, timeout: float, tell: Told
+    url: str, file: BinaryIO, part: Path, checksum: str, timeout: float, tell: Tell
 ) -> str | None:
     """One connection's worth of bytes; what was the trouble if some are missing still."""
     size = _size(file)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedpa.algorithms.fedopt import Algorithm
-from fedpa.data.pooled import pooled
+from fedpa.data.views import pool_clients
 from fedpa.engines import engines
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine
@@ -235,7 +235,7 @@ def _training(
     named = METHODS[config.method]
     clients, clients_per_round = problem.clients, config.clients_per_round
     if named.pooled:
-        clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1
+        clients, clients_per_round = pool_clients(clients, clients_per_round, config.seed), 1
     engine = engines()[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
