@@ -93,6 +93,31 @@ def settle(made: Path, target: Path) -> None:
             raise
 
 
+def fill_directory(
+    target: Path, make: Callable[[Path], None], is_complete: Callable[[Path], bool]
+) -> Path:
+    """The directory `target` of the cache; unless it is complete, `make` fills it beside its place.
+
+    is_complete: whether all is there still: programs that tidy caches remove single files.
+    """
+    if is_complete(target):
+        return target
+    try:
+        with stage(target) as beside:
+            made = beside / "content"
+            made.mkdir()
+            make(made)
+            settle(made, target)
+            if not is_complete(target):
+                # What was there is damaged. Looked at only now: before, it might have been what
+                # another process had put there in the meantime.
+                shutil.rmtree(target)
+                settle(made, target)
+    except OSError as error:
+        raise write_error(target, error) from None
+    return target
+
+
 def write_error(target: Path, error: OSError) -> FedpaError:
     """The error for something that can't be kept: no room, no right to write."""
     room = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,7 +1,6 @@
 """The benchmarks' data sets by name: what they hold, where they are got, how they are opened."""
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 
 from fedpa import places
 from fedpa.data import archives
-from fedpa.data.cache import settle, stage, stamp, write_error
+from fedpa.data.cache import fill_directory, stamp
 from fedpa.data.federated import FederatedData, Splits
 from fedpa.data.readers.cifar import write_pachinko
 from fedpa.data.readers.hdf5 import open_hdf5
@@ -25,7 +24,7 @@ BASE = "https://storage.googleapis.com/tff-datasets-public/"
 CIFAR = "cifar-100-binary"
 WORDS, TAGS = "stackoverflow.word_count", "stackoverflow.tag_count"
 PARTITION = "1"
-"""Of the way CIFAR-100 is dealt: another one deals it anew."""
+"""Of the way CIFAR-100 is dealt: another one deals it again."""
 
 
 class Archive(NamedTuple):
@@ -475,22 +474,10 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
     if where is None:
         return None
     key = stamp(where["train"], f"{stamp(where['test'])}|{seed}|{PARTITION}")
-    target = places.cache() / "partitions" / key
-    paths = {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
-    if not _all_there(paths):
-        try:
-            with stage(target) as beside:
-                made = beside / "content"
-                made.mkdir()
-                write_pachinko(where["train"], where["test"], made, seed)
-                settle(made, target)
-                if not _all_there(paths):  # those who tidy caches take single files
-                    shutil.rmtree(target)
-                    settle(made, target)
-        except OSError as error:
-            raise write_error(target, error) from None
-    return paths
-
-
-def _all_there(paths: Mapping[str, Path]) -> bool:
-    return all(path.is_file() for path in paths.values())
+    files = DATA_SETS["fed_cifar100"].files
+    target = fill_directory(
+        places.cache() / "partitions" / key,
+        lambda made: write_pachinko(where["train"], where["test"], made, seed),
+        lambda made: all((made / file).is_file() for file in files.values()),
+    )
+    return {split: target / file for split, file in files.items()}

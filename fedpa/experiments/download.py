@@ -1,4 +1,8 @@
-"""Downloads that resume where they broke off and are checked before they get their names."""
+"""Downloads that resume where they broke off and are checked before they get their names.
+
+A downloader of our own, on the standard library: pooch fills a temporary file of another name each
+time, so it can't resume, and replaces a file whose checksum differs.
+"""
 
 import contextlib
 import errno

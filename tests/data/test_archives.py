@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedpa.data import archives, cache
+from fedpa.data import archives
 from fedpa.data.archives import find, searched
-from fedpa.data.cache import show_progress
+from fedpa.data.cache import settle, show_progress
 from fedpa.errors import DataError, FedpaError
 
 FILES = ("set_train.h5", "set_test.h5")
@@ -280,9 +280,9 @@ def test_who_comes_second_takes_what_is_there(directory, monkeypatch):
         (target / FILES[0]).write_bytes(b"theirs")
         (target / FILES[1]).write_bytes(b"theirs")
         (target / archives.LISTING).write_text(json.dumps(dict.fromkeys(FILES, len(b"theirs"))))
-        cache.settle(made, target)
+        settle(made, target)
 
-    monkeypatch.setattr(archives, "settle", slower)
+    monkeypatch.setattr("fedpa.data.cache.settle", slower)
     assert find(FILES, STEMS, directory)[FILES[0]].read_bytes() == b"theirs"
 
 
