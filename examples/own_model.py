@@ -32,7 +32,7 @@ def main(out: str, rounds: int = 60) -> fedpa.Fit:
         return {"x": 20 * x, "y": ((rows["target"] - 152) / scale).astype(np.float32)}
 
     held_out = table.index % 5 == 0
-    clients = fedpa.data.mapped(open_table(table[~held_out], "clinic"), arrays)
+    clients = fedpa.data.map_examples(open_table(table[~held_out], "clinic"), arrays)
     test = arrays("all", {name: table[held_out][name].to_numpy() for name in table.columns})
 
     # Any model will do: a function of parameters, which are a pytree of arrays.

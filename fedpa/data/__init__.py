@@ -1,9 +1,8 @@
 """Federated data sets, read by client."""
 
-from fedpa.data.federated import FederatedData, Splits, from_mapping, mapped
-from fedpa.data.held_out import held_out
+from fedpa.data.federated import FederatedData, Splits, from_mapping
 from fedpa.data.partition import by_column, by_quantity, dirichlet_label_skew, pachinko
-from fedpa.data.pooled import pooled
+from fedpa.data.views import hold_out, map_examples, pool_clients
 
 __all__ = [
     "FederatedData",
@@ -12,8 +11,8 @@ __all__ = [
     "by_quantity",
     "dirichlet_label_skew",
     "from_mapping",
-    "held_out",
-    "mapped",
+    "hold_out",
+    "map_examples",
     "pachinko",
-    "pooled",
+    "pool_clients",
 ]

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa import places
-from fedpa.data.kept import settle, stamp, unwritable, whole
-from fedpa.data.progress import Told, progress
+from fedpa.data.cache import Tell, fill_directory, progress, stamp
 from fedpa.data.size_limit import find_limit, over_limit
 from fedpa.errors import DataError, FedpaError, explain, refuse
 
@@ -151,28 +150,16 @@ def _from_archive(archive: Path, files: Sequence[str]) -> dict[str, Path]:
 
 def _unpacked(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"], None]) -> Path:
     """The directory in the cache that holds what is in `packed`."""
+
+    def make(inside: Path) -> None:
+        _unpack(packed, inside, unpack)
+        (inside / LISTING).write_text(json.dumps(_sizes(inside)))
+
     target = places.cache() / "unpacked" / f"{stem}-{stamp(packed)}"
-    if _is_complete(target):
-        return target
-    try:
-        with whole(target) as beside:
-            inside = beside / "content"
-            inside.mkdir()
-            _unpack(packed, inside, unpack)
-            (inside / LISTING).write_text(json.dumps(_sizes(inside)))
-            settle(inside, target)
-            if not _is_complete(target):
-                # What was there is damaged. Looked at only now: before, it might have been what
-                # another process had put there in the meantime.
-                shutil.rmtree(target)
-                settle(inside, target)
-    except OSError as error:
-        raise unwritable(target, error) from None
-    return target
+    return fill_directory(target, make, _is_complete)
 
 
 def _is_complete(directory: Path) -> bool:
-    """Whether all is there still: those who tidy caches take single files."""
     try:
         return bool(json.loads((directory / LISTING).read_text()) == _sizes(directory))
     except (OSError, ValueError):
@@ -220,7 +207,7 @@ class _Reading:
     One that becomes much larger than it is, is refused: it would fill the disk.
     """
 
-    def __init__(self, stream: Any, raw: Any, total: int, tell: Told) -> None:
+    def __init__(self, stream: Any, raw: Any, total: int, tell: Tell) -> None:
         self.stream, self.raw, self.total, self.tell, self.told = stream, raw, total, tell, 0
         self.limit = find_limit(total, ratio=MAX_RATIO, most=MAX_UNPACKED, least=HARMLESS)
         self.unpacked = 0

@@ -53,27 +53,6 @@ class Splits(NamedTuple):
     test: FederatedData
 
 
-def mapped(
-    data: FederatedData, function: Callable[[str, Any], Any], most: int | None = None
-) -> FederatedData:
-    """`function(id, examples)` of every client's examples, when they are read.
-
-    most: the first so many examples of a client are taken, no more.
-    """
-
-    def num_examples(name: str) -> int:
-        n = data.num_examples(name)
-        return n if most is None else min(n, most)
-
-    def examples(name: str) -> Any:
-        raw = data.examples(name)
-        if most is not None:
-            raw = jax.tree.map(lambda array: array[:most], raw)
-        return function(name, raw)
-
-    return FederatedData(data.ids, num_examples, examples, locate=data.locate)
-
-
 def check_when_read(data: FederatedData) -> FederatedData:
     """The federation with every client checked as it is read, as `from_mapping` checks them.
 

@@ -1,7 +1,12 @@
 """Dealing a central data set to clients: each way a function to the rows of every client."""
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
 import numpy as np
 
+from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.errors import FedpaError, check_integer, refuse
 
 
@@ -201,3 +206,37 @@ def _check_clients(num_clients: int, num_examples: int) -> None:
 def _check_positive(field: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise refuse(field, value, "must be a finite number > 0")
+
+
+class Partition(NamedTuple):
+    """A split and who has which of its rows."""
+
+    arrays: Mapping[str, np.ndarray]
+    rows: Sequence[np.ndarray]
+    names: Sequence[str]
+    """Of the clients."""
+
+
+def number_clients(num_clients: int) -> list[str]:
+    """Names that sort as numbers do: 000, 001, …"""
+    width = len(str(num_clients - 1))
+    return [f"{number:0{width}d}" for number in range(num_clients)]
+
+
+def deal_by_label(
+    data: FederatedData, label: str, concentration: float, seed: int
+) -> FederatedData:
+    """Clients of equal sizes whose proportions of `label` are Dirichlet(concentration) draws.
+
+    All examples are read, and stay in memory.
+    """
+    everything = [data.examples(name) for name in data.ids]
+    arrays = jax.tree.map(lambda *parts: np.concatenate(parts), *everything)
+    dealt = dirichlet_label_skew(arrays[label], len(data.ids), concentration, seed)
+    names = number_clients(len(dealt))
+    return from_mapping(
+        {
+            name: jax.tree.map(lambda array, rows=rows: array[rows], arrays)
+            for name, rows in zip(names, dealt, strict=True)
+        }
+    )

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedpa.data.cache import progress
 from fedpa.data.federated import FederatedData
-from fedpa.data.progress import progress
 
 
 class Sizes(NamedTuple):

@@ -1,7 +1,6 @@
 """The benchmarks' data sets by name: what they hold, where they are got, how they are opened."""
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +9,13 @@ import numpy as np
 
 from fedpa import places
 from fedpa.data import archives
-from fedpa.data.cifar100 import write_pachinko
-from fedpa.data.federated import FederatedData, Splits, mapped
-from fedpa.data.kept import settle, stamp, unwritable, whole
+from fedpa.data.cache import fill_directory, stamp
+from fedpa.data.federated import FederatedData, Splits
+from fedpa.data.readers.cifar import write_pachinko
 from fedpa.data.readers.hdf5 import open_hdf5
 from fedpa.data.readers.leaf import open_leaf
 from fedpa.data.readers.sqlite import open_sqlite
+from fedpa.data.views import map_examples
 from fedpa.discovery import suggest
 from fedpa.errors import DataError, FedpaError, check_integer, refuse
 from fedpa.experiments.download import check_url
@@ -24,7 +24,7 @@ BASE = "https://storage.googleapis.com/tff-datasets-public/"
 CIFAR = "cifar-100-binary"
 WORDS, TAGS = "stackoverflow.word_count", "stackoverflow.tag_count"
 PARTITION = "1"
-"""Of the way CIFAR-100 is dealt: another one deals it anew."""
+"""Of the way CIFAR-100 is dealt: another one deals it again."""
 
 
 class Archive(NamedTuple):
@@ -373,7 +373,7 @@ def _leaf(
         return None
     names = {"x": "pixels", "y": "label"}
     opened = {
-        split: mapped(
+        split: map_examples(
             open_leaf(folder / split),
             lambda _, examples: {names.get(key, key): array for key, array in examples.items()},
         )
@@ -402,7 +402,7 @@ def _shaped(
     def shaped(_: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {key: _like(array, expected.get(key)) for key, array in examples.items()}
 
-    result = {split: mapped(data, shaped) for split, data in opened.items()}
+    result = {split: map_examples(data, shaped) for split, data in opened.items()}
     for data in result.values():
         check_features(name, data, where, features)
     dataset = dataset_named(name)
@@ -432,7 +432,7 @@ def _sound(
             _check_bounds(f"{where}: client {client!r}", name, examples[name], least, most)
         return {name: examples[name] for name in names}
 
-    return mapped(data, sound)
+    return map_examples(data, sound)
 
 
 def _check_bounds(whose: str, name: str, values: np.ndarray, least: float, most: float) -> None:
@@ -474,22 +474,10 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
     if where is None:
         return None
     key = stamp(where["train"], f"{stamp(where['test'])}|{seed}|{PARTITION}")
-    target = places.cache() / "partitions" / key
-    paths = {split: target / file for split, file in DATA_SETS["fed_cifar100"].files.items()}
-    if not _all_there(paths):
-        try:
-            with whole(target) as beside:
-                made = beside / "content"
-                made.mkdir()
-                write_pachinko(where["train"], where["test"], made, seed)
-                settle(made, target)
-                if not _all_there(paths):  # those who tidy caches take single files
-                    shutil.rmtree(target)
-                    settle(made, target)
-        except OSError as error:
-            raise unwritable(target, error) from None
-    return paths
-
-
-def _all_there(paths: Mapping[str, Path]) -> bool:
-    return all(path.is_file() for path in paths.values())
+    files = DATA_SETS["fed_cifar100"].files
+    target = fill_directory(
+        places.cache() / "partitions" / key,
+        lambda made: write_pachinko(where["train"], where["test"], made, seed),
+        lambda made: all((made / file).is_file() for file in files.values()),
+    )
+    return {split: target / file for split, file in files.items()}

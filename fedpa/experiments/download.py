@@ -1,4 +1,8 @@
-"""Downloads that resume where they broke off and are checked before they get their names."""
+"""Downloads that resume where they broke off and are checked before they get their names.
+
+A downloader of our own, on the standard library: pooch fills a temporary file of another name each
+time, so it can't resume, and replaces a file whose checksum differs.
+"""
 
 import contextlib
 import errno
@@ -14,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fedpa.data.progress import Told, progress
+from fedpa.data.cache import Tell, progress
 from fedpa.errors import DataError, FedpaError, explain, refuse
 
 BLOCK = 2**18
@@ -156,7 +160,7 @@ def _fetch(url: str, file: BinaryIO, part: Path, checksum: str, patience: Patien
 
 
 def _receive(
-    url: str, file: BinaryIO, part: Path, checksum: str, timeout: float, tell: Told
+    url: str, file: BinaryIO, part: Path, checksum: str, timeout: float, tell: Tell
 ) -> str | None:
     """One connection's worth of bytes; what was the trouble if some are missing still."""
     size = _size(file)

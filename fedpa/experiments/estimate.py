@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedpa.algorithms.methods import of_population
 from fedpa.data.federated import FederatedData, check_when_read
-from fedpa.data.pooled import pooled
+from fedpa.data.views import pool_clients
 from fedpa.engines.blocks import blocks, capacities, choose_width
 from fedpa.engines.engine import Cohort
 from fedpa.engines.execution import find_kind, run_blocks
@@ -40,7 +40,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
         problem = task_named(config.task).load(config.task_options)
     data, per_round = problem.clients, config.clients_per_round
     if METHODS[config.method].pooled:
-        data, per_round = pooled(data, per_round, config.seed), 1
+        data, per_round = pool_clients(data, per_round, config.seed), 1
     params = problem.init(jax.random.key(config.seed))
     objective, theta, assemble = bind(problem.objective, params)
     objective = objective._replace(like=some_examples(data))

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from fedpa.data.pooled import pooled
+from fedpa.data.views import pool_clients
 from fedpa.engines import ENGINES
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import OfAlgorithm
@@ -228,7 +228,7 @@ def _assemble(
     named = METHODS[config.method]
     clients, clients_per_round = problem.clients, config.clients_per_round
     if named.pooled:
-        clients, clients_per_round = pooled(clients, clients_per_round, config.seed), 1
+        clients, clients_per_round = pool_clients(clients, clients_per_round, config.seed), 1
     engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:

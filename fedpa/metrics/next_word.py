@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedpa.data.next_word import PAD
+from fedpa.data.text import PAD
 from fedpa.metrics.classification import cross_entropy
 from fedpa.metrics.metric import Counts, Metric, ratio
 from fedpa.types import Examples

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import Algorithm, ClientState
 from fedpa.data.federated import FederatedData, check_when_read
-from fedpa.data.prefetch import ahead
+from fedpa.data.views import read_ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
@@ -149,7 +149,7 @@ def train(
         return select_cohort(seed, t, data.ids, clients_per_round) if t < rounds else []
 
     following = cohort_at(now.round)
-    with ahead(data, whole_cohort=jax.process_count() == 1) as reading:
+    with read_ahead(data, whole_cohort=jax.process_count() == 1) as reading:
 
         def compute(now: Snapshot) -> Snapshot:
             """The next round, up to its callbacks."""

@@ -265,7 +265,7 @@ def test_figure_1_over_five_seeds():
 def test_centralised_training_is_sgd_on_everything_and_finds_the_global_optimum():
     """What the federated number is read against: no bias, however many local steps there are."""
     local = LocalTraining(optax.sgd(0.02), batch_size=10, epochs=20)
-    everyone = fedpa.data.pooled(from_mapping(CLIENTS), len(SIZES), seed=0)
+    everyone = fedpa.data.pool_clients(from_mapping(CLIENTS), len(SIZES), seed=0)
     assert list(everyone.ids) == ["pool-0"]
 
     def trained(method, data):

@@ -30,7 +30,7 @@ from fedpa.data.readers import (
     read_cifar100,
     write_hdf5,
 )
-from fedpa.data.readers.central import read_central
+from fedpa.data.readers.table import read_central
 from fedpa.errors import FedpaError
 from tests.data import tiny
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedpa.data import archives, kept
+from fedpa.data import archives
 from fedpa.data.archives import find, searched
-from fedpa.data.progress import shown_by
+from fedpa.data.cache import settle, show_progress
 from fedpa.errors import DataError, FedpaError
 
 FILES = ("set_train.h5", "set_test.h5")
@@ -280,9 +280,9 @@ def test_who_comes_second_takes_what_is_there(directory, monkeypatch):
         (target / FILES[0]).write_bytes(b"theirs")
         (target / FILES[1]).write_bytes(b"theirs")
         (target / archives.LISTING).write_text(json.dumps(dict.fromkeys(FILES, len(b"theirs"))))
-        kept.settle(made, target)
+        settle(made, target)
 
-    monkeypatch.setattr(archives, "settle", slower)
+    monkeypatch.setattr("fedpa.data.cache.settle", slower)
     assert find(FILES, STEMS, directory)[FILES[0]].read_bytes() == b"theirs"
 
 
@@ -316,7 +316,7 @@ def test_progress_is_in_bytes_of_the_archive(directory):
         told.append(what)
         yield lambda done, total: told.append((done, total))
 
-    with shown_by(listener):
+    with show_progress(listener):
         find(FILES, STEMS, directory)
     size = archive.stat().st_size
     assert told[0] == "unpacking set.tar.gz"

@@ -3,17 +3,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.data.bag_of_words import WIDTH, bags
-from fedpa.data.vocabulary import vocabulary
+from fedpa.data.text import WIDTH, make_bags, make_vocabulary
 from fedpa.errors import FedpaError
 
-VOCABULARY = vocabulary(["the", "cat", "sat", "mat"])
-TAGS = vocabulary(["pets", "grammar", "history"])
+VOCABULARY = make_vocabulary(["the", "cat", "sat", "mat"])
+TAGS = make_vocabulary(["pets", "grammar", "history"])
 
 
 def bag_of(tokens, title="", tags="", width=4):
     """One example: its words with their weights, and its tags."""
-    found = bags([tokens], [title], [tags], VOCABULARY, TAGS, width)
+    found = make_bags([tokens], [title], [tags], VOCABULARY, TAGS, width)
     ids, weights = found["ids"][0], found["weights"][0]
     assert not ids[weights == 0].any()
     known = {VOCABULARY.words[i]: float(w) for i, w in zip(ids, weights, strict=True) if w}
@@ -61,7 +60,7 @@ def test_too_many_words_leave_the_most_frequent_and_then_the_first():
 def test_shapes_and_types():
     for n in 0, 1, 3:
         texts = np.array(["the cat"] * n, object)
-        found = bags(texts, texts, np.array(["pets"] * n, object), VOCABULARY, TAGS)
+        found = make_bags(texts, texts, np.array(["pets"] * n, object), VOCABULARY, TAGS)
         assert {name: (a.shape, a.dtype) for name, a in found.items()} == {
             "ids": ((n, WIDTH), np.int32),
             "weights": ((n, WIDTH), np.float32),
@@ -74,7 +73,7 @@ def test_bad_calls_are_refused():
     with pytest.raises(FedpaError, match="width = 0"):
         bag_of("cat", width=0)
     with pytest.raises(ValueError, match="shorter"):
-        bags(["cat"], ["cat"], [], VOCABULARY, TAGS)
+        make_bags(["cat"], ["cat"], [], VOCABULARY, TAGS)
 
 
 WORDS = st.lists(st.sampled_from([*VOCABULARY.words, "dog", "cow"]), max_size=9)
@@ -84,7 +83,7 @@ WORDS = st.lists(st.sampled_from([*VOCABULARY.words, "dog", "cow"]), max_size=9)
 def test_sparse_bags_are_means_of_one_hots(posts, seed):
     matrix = np.random.default_rng(seed).normal(size=(VOCABULARY.size, 2))
     tokens, titles = ([" ".join(post[i]) for post in posts] for i in range(2))
-    found = bags(tokens, titles, ["pets"] * len(posts), VOCABULARY, TAGS, VOCABULARY.size)
+    found = make_bags(tokens, titles, ["pets"] * len(posts), VOCABULARY, TAGS, VOCABULARY.size)
     sparse = np.einsum("bw,bwt->bt", found["weights"], matrix[found["ids"]])
     dense = np.zeros((len(posts), VOCABULARY.size))
     for row, (first, second) in enumerate(posts):
@@ -99,7 +98,7 @@ def test_sparse_bags_are_means_of_one_hots(posts, seed):
 def test_a_narrow_bag_is_the_beginning_of_a_wide_one(posts, width):
     tokens, titles = ([" ".join(post[i]) for post in posts] for i in range(2))
     narrow, wide = (
-        bags(tokens, titles, ["pets"] * len(posts), VOCABULARY, TAGS, w) for w in (width, 4)
+        make_bags(tokens, titles, ["pets"] * len(posts), VOCABULARY, TAGS, w) for w in (width, 4)
     )
     for name in "ids", "weights":
         np.testing.assert_array_equal(narrow[name], wide[name][:, :width])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpa.data.archives import find
-from fedpa.data.progress import shown_by
+from fedpa.data.cache import show_progress
 from fedpa.data.readers import hdf5, open_hdf5, write_hdf5
 from fedpa.errors import DataError, FedpaError
 
@@ -76,7 +76,7 @@ def test_indexing_tells_how_far_it_is(path):
         told.append(what)
         yield lambda done, total: told.append((done, total))
 
-    with shown_by(listener):
+    with show_progress(listener):
         open_hdf5(path)
         open_hdf5(path)
     assert told == ["indexing set_train.h5", (0, 3), (3, 3)]
@@ -435,3 +435,21 @@ def test_the_real_digits(cache):
     assert arrays["pixels"].shape == (train.num_examples(train.ids[0]), 28, 28)
     assert arrays["pixels"].dtype == np.float32
     assert set(arrays["label"]) <= set(range(10))
+
+
+def test_without_h5py_the_message_says_what_installs_it(path):
+    script = f"""
+import sys
+sys.modules["h5py"] = None
+from fedpa.data.readers import open_hdf5
+from fedpa.errors import FedpaError
+try:
+    open_hdf5({str(path)!r})
+except FedpaError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("HDF5 files need h5py")
+    assert "fedpa[experiments]" in done.stdout

@@ -5,7 +5,7 @@ import pytest
 
 import fedpa
 from fedpa.data import from_mapping
-from fedpa.data.label_skew import dealt_by_label
+from fedpa.data.partition import deal_by_label
 from fedpa.experiments.tasks import TaskOptions
 from fedpa.experiments.tasks.options import check_task_options
 from fedpa.experiments.tasks.task import task_named
@@ -23,7 +23,7 @@ def writers(num=30, labels=10):
 
 def test_examples_are_the_same_and_labels_are_not():
     before = writers()
-    after = dealt_by_label(before, "y", 0.1, seed=0)
+    after = deal_by_label(before, "y", 0.1, seed=0)
     pairs = lambda data: sorted(  # noqa: E731
         (int(x), int(y))
         for name in data.ids
@@ -34,8 +34,8 @@ def test_examples_are_the_same_and_labels_are_not():
     assert {len(after.examples(name)["y"]) for name in after.ids} == {20}
     labels = [len(np.unique(after.examples(name)["y"])) for name in after.ids]
     assert np.median(labels) <= 5 < 10
-    again = dealt_by_label(before, "y", 0.1, seed=0)
-    other = dealt_by_label(before, "y", 0.1, seed=1)
+    again = deal_by_label(before, "y", 0.1, seed=0)
+    other = deal_by_label(before, "y", 0.1, seed=1)
     same = lambda one: all(  # noqa: E731
         np.array_equal(after.examples(name)["x"], one.examples(name)["x"]) for name in after.ids
     )

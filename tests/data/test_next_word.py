@@ -3,10 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.data.next_word import begin, end, inputs_and_targets, out_of_vocabulary
-from fedpa.data.vocabulary import vocabulary
+from fedpa.data.text import begin, end, inputs_and_targets, make_vocabulary, out_of_vocabulary
 
-VOCABULARY = vocabulary(["the", "cat", "sat"])
+VOCABULARY = make_vocabulary(["the", "cat", "sat"])
 OOV, BEGIN, END = 4, 5, 6
 
 

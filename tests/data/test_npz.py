@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedpa.data.readers import npz, open_npz
-from fedpa.data.readers.central import read_central
 from fedpa.data.readers.npz import read_npz
+from fedpa.data.readers.table import read_central
 from fedpa.errors import DataError, FedpaError
 
 

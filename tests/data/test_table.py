@@ -10,7 +10,7 @@ from pyarrow import feather, parquet
 
 import fedpa
 from fedpa.data.readers import open_table, table, table_trial
-from fedpa.data.readers.central import read_central
+from fedpa.data.readers.table import read_central
 from fedpa.errors import DataError, FedpaError
 
 COLUMNS = {

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedpa.data.readers.tf_example import decode
+from fedpa.data.readers.sqlite import decode_example
 from fedpa.errors import DataError
 from tests.data.examples import encoded, field, varint
 
@@ -20,7 +20,7 @@ FEATURES = st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
 
 @given(FEATURES, st.booleans())
 def test_what_was_encoded_is_decoded(features, packed):
-    found = decode(encoded(features, packed))
+    found = decode_example(encoded(features, packed))
     assert set(found) == set(features)
     for name, values in features.items():
         if isinstance(values, list):
@@ -35,13 +35,13 @@ def test_what_is_cut_is_refused(features, packed, data):
     message = encoded(features, packed)
     end = data.draw(st.integers(1, len(message) - 1))
     with pytest.raises(DataError):
-        decode(message[:end])
+        decode_example(message[:end])
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_decoded_or_refused(message):
     with contextlib.suppress(DataError):
-        decode(message)
+        decode_example(message)
 
 
 def test_known_bytes():
@@ -50,7 +50,7 @@ def test_known_bytes():
     b = b"\x0a\x01b\x12\x08\x12\x06\x0a\x04\x00\x00\x00\x3f"
     c = b"\x0a\x01c\x12\x06\x0a\x04\x0a\x02xy"
     entries = b"".join(b"\x0a" + bytes([len(entry)]) + entry for entry in (a, b, c))
-    found = decode(b"\x0a" + bytes([len(entries)]) + entries)
+    found = decode_example(b"\x0a" + bytes([len(entries)]) + entries)
     assert found["a"].tolist() == [-1, 300]
     assert found["b"].tolist() == [0.5]
     assert found["c"] == [b"xy"]
@@ -67,18 +67,20 @@ def test_unknown_fields_are_passed_over():
         + varint(12 << 3 | 5)
         + bytes(4)
     )
-    assert decode(unknown + inner + unknown) == {"a": [b"x"]}
+    assert decode_example(unknown + inner + unknown) == {"a": [b"x"]}
 
 
 def test_messages_in_parts_are_merged():
     parts = encoded({"a": ["x"]}) + encoded({"b": ["y"], "a": ["z"]})
-    assert decode(parts) == {"a": [b"z"], "b": [b"y"]}
+    assert decode_example(parts) == {"a": [b"z"], "b": [b"y"]}
     feature = field(1, field(1, b"x")) + field(1, field(1, b"y"))
-    assert decode(field(1, field(1, field(1, b"a") + field(2, feature)))) == {"a": [b"x", b"y"]}
+    assert decode_example(field(1, field(1, field(1, b"a") + field(2, feature)))) == {
+        "a": [b"x", b"y"]
+    }
 
 
 def test_no_bytes_are_no_features():
-    assert decode(b"") == {}
+    assert decode_example(b"") == {}
 
 
 @pytest.mark.parametrize(
@@ -95,4 +97,4 @@ def test_no_bytes_are_no_features():
 )
 def test_what_is_no_example_is_refused(message):
     with pytest.raises(DataError):
-        decode(message)
+        decode_example(message)

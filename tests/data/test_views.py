@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.data import FederatedData, from_mapping, mapped
+from fedpa.data import FederatedData, from_mapping, map_examples
 from fedpa.data.federated import check_when_read
-from fedpa.data.held_out import held_out
-from fedpa.data.pooled import pooled
-from fedpa.data.prefetch import ahead
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
+from fedpa.data.views import hold_out, pool_clients, read_ahead
 from fedpa.errors import DataError
 
 sizes = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)
@@ -32,19 +30,19 @@ def rows(data):
 @given(sizes, st.integers(1, 5), st.integers(0, 3))
 def test_pools_hold_every_example_once(numbers, clients, seed):
     data = federation(numbers)
-    pools = pooled(data, clients, seed)
+    pools = pool_clients(data, clients, seed)
     assert sorted(rows(pools)) == sorted(rows(data))
     assert [pools.num_examples(name) for name in pools.ids] == [
         len(pools.examples(name)["x"]) for name in pools.ids
     ]
     assert len(pools.ids) == -(-len(numbers) // clients)
-    assert rows(pooled(data, clients, seed)) == rows(pools)
+    assert rows(pool_clients(data, clients, seed)) == rows(pools)
 
 
 @given(sizes, st.floats(0, 0.99))
 def test_held_out_clients_are_others(numbers, share):
     data = federation(numbers)
-    train, validation = held_out(data, share)
+    train, validation = hold_out(data, share)
     kept = [] if validation is None else list(validation.ids)
     assert sorted([*train.ids, *kept]) == list(data.ids)
     some = bool(share) and len(numbers) > 1
@@ -52,7 +50,9 @@ def test_held_out_clients_are_others(numbers, share):
 
 
 def test_mapped_takes_the_first_examples_and_names_the_client():
-    data = mapped(federation([3, 1]), lambda name, raw: {"y": raw["x"] * 10, "who": name}, most=2)
+    data = map_examples(
+        federation([3, 1]), lambda name, raw: {"y": raw["x"] * 10, "who": name}, most=2
+    )
     assert [data.num_examples(name) for name in data.ids] == [2, 1]
     found = data.examples("000")
     assert found["y"].tolist() == [0, 10]
@@ -73,7 +73,7 @@ def lazy(read):
 
 def test_the_next_cohort_is_read_ahead_once_and_then_forgotten():
     read = []
-    with ahead(lazy(read)) as reading:
+    with read_ahead(lazy(read)) as reading:
         reading.announce(["a", "b"], ["b", "c"])
         for name in "abca":
             assert reading.data.examples(name)["x"].shape == (2,)
@@ -87,7 +87,7 @@ def test_the_next_cohort_is_read_ahead_once_and_then_forgotten():
 
 
 def test_what_can_not_be_read_ahead_fails_when_it_is_used():
-    with ahead(lazy([])) as reading:
+    with read_ahead(lazy([])) as reading:
         reading.announce(["a"], ["e"])
         assert reading.data.examples("a") is not None
         with pytest.raises(OSError, match="no such luck"):
@@ -96,7 +96,7 @@ def test_what_can_not_be_read_ahead_fails_when_it_is_used():
 
 def test_nothing_is_read_ahead_for_others():
     read = []
-    with ahead(lazy(read), whole_cohort=False) as reading:
+    with read_ahead(lazy(read), whole_cohort=False) as reading:
         reading.announce(["a"], ["b"])
         assert reading.data.examples("a") is not None
     assert [name for name, _ in read] == ["a"]
@@ -110,10 +110,10 @@ def test_a_bad_value_is_located_in_its_source(tmp_path):
     write_hdf5(path, clients.items())
     data = open_hdf5(path)
     says = rf"data\.h5: client 'b': y\[{{}}\] = {2**33}"
-    for view in (data, mapped(data, lambda name, raw: {"y": raw["y"]})):
+    for view in (data, map_examples(data, lambda name, raw: {"y": raw["y"]})):
         checked = check_when_read(view)
         assert len(checked.examples("a")["y"]) == 3
         with pytest.raises(DataError, match=says.format(2)):
             checked.examples("b")
     with pytest.raises(DataError, match=rf"data\.h5: client 'b': y\[\d\] = {2**33}"):
-        check_when_read(pooled(data, 2, seed=0)).examples("pool-0")
+        check_when_read(pool_clients(data, 2, seed=0)).examples("pool-0")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.data.vocabulary import look_up, split, tags, vocabulary, words
+from fedpa.data.text import look_up, make_vocabulary, read_tags, read_words, split
 from fedpa.errors import DataError, FedpaError
 
 
@@ -16,23 +16,23 @@ def written(tmp_path, content):
 
 
 def test_words_come_in_the_files_order(tmp_path):
-    found = words(written(tmp_path, "the 9\n, 9\nβ 3\nlast 1\n"), 3)
+    found = read_words(written(tmp_path, "the 9\n, 9\nβ 3\nlast 1\n"), 3)
     assert found.words == ("the", ",", "β")
     assert found.size == 3
     assert dict(found.ids) == {"the": 0, ",": 1, "β": 2}
 
 
 def test_no_more_lines_are_read_than_words_are_asked_for(tmp_path):
-    assert words(written(tmp_path, "a 2\nb 1\nbroken\n"), 2).size == 2
+    assert read_words(written(tmp_path, "a 2\nb 1\nbroken\n"), 2).size == 2
 
 
 def test_words_may_hold_white_space_other_than_spaces(tmp_path):
     path = written(tmp_path, "a\u2028b 3\nc\x85 2\nd\u00a0e 1")
-    assert words(path, 3).words == ("a\u2028b", "c\x85", "d\u00a0e")
+    assert read_words(path, 3).words == ("a\u2028b", "c\x85", "d\u00a0e")
 
 
 def test_lines_may_end_as_on_windows(tmp_path):
-    assert words(written(tmp_path, "a 2\r\nb 1\r\n"), 2).words == ("a", "b")
+    assert read_words(written(tmp_path, "a 2\r\nb 1\r\n"), 2).words == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_lines_may_end_as_on_windows(tmp_path):
 )
 def test_broken_word_counts_are_refused(tmp_path, content, message):
     with pytest.raises(DataError, match=message):
-        words(written(tmp_path, content), 9)
+        read_words(written(tmp_path, content), 9)
 
 
 def test_tags_come_by_count_and_then_in_the_files_order(tmp_path):
     path = written(tmp_path, '{"rare": 1, "b": 5, "most": 7, "a": 5, "none": 0}')
-    assert tags(path, 4).words == ("most", "b", "a", "rare")
+    assert read_tags(path, 4).words == ("most", "b", "a", "rare")
 
 
 @pytest.mark.parametrize(
@@ -80,22 +80,25 @@ def test_tags_come_by_count_and_then_in_the_files_order(tmp_path):
 )
 def test_broken_tag_counts_are_refused(tmp_path, content, message):
     with pytest.raises(DataError, match=message.replace("|", r"\|")):
-        tags(written(tmp_path, content), 9)
+        read_tags(written(tmp_path, content), 9)
 
 
-@pytest.mark.parametrize(("read", "content"), [(words, "a 2\nb 1\n"), (tags, '{"a": 2, "b": 1}')])
+@pytest.mark.parametrize(
+    ("read", "content"), [(read_words, "a 2\nb 1\n"), (read_tags, '{"a": 2, "b": 1}')]
+)
 def test_a_small_corpus_gives_a_small_vocabulary_and_says_so_once(tmp_path, read, content):
     path = written(tmp_path, content)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         found = read(path, 5)
     assert found.words == ("a", "b")
+    what = read.__name__.removeprefix("read_")
     assert [str(w.message)[:200].split("counted ")[1] for w in told] == [
-        f"has 2 {read.__name__}, fewer than the 5 asked for: the vocabulary is that small"
+        f"has 2 {what}, fewer than the 5 asked for: the vocabulary is that small"
     ]
 
 
-@pytest.mark.parametrize("read", [words, tags])
+@pytest.mark.parametrize("read", [read_words, read_tags])
 def test_bad_calls_are_refused(tmp_path, read):
     with pytest.raises(DataError, match="nowhere: can't be read"):
         read(tmp_path / "nowhere", 1)
@@ -111,6 +114,6 @@ def test_words_stand_between_spaces(text, most):
 
 
 def test_many_lists_are_looked_up_at_once():
-    found = look_up([["b", "x", "a"], [], ["a"]], vocabulary(["a", "b"]))
+    found = look_up([["b", "x", "a"], [], ["a"]], make_vocabulary(["a", "b"]))
     np.testing.assert_array_equal(found.places, [1, 2, 0, 0])
     np.testing.assert_array_equal(found.lengths, [3, 0, 1])

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from fedpa.data import cifar100
+from fedpa.data.readers import cifar
 from fedpa.data.readers.hdf5 import write_hdf5
 from fedpa.data.statistics import num_labels, sizes
 from fedpa.errors import DataError, FedpaError
@@ -258,7 +258,7 @@ def test_what_is_found_can_be_opened_and_the_reverse(tmp_path):
 @pytest.fixture(name="small_deal")
 def _small_deal(monkeypatch):
     """CIFAR-100 has 60,000 images; 900 are enough here."""
-    monkeypatch.setattr(cifar100, "CLIENTS", {"train": 6, "test": 3})
+    monkeypatch.setattr(cifar, "CLIENTS", {"train": 6, "test": 3})
 
 
 def test_cifar_is_dealt_once_for_each_seed_and_then_read_lazily(tmp_path, small_deal, monkeypatch):

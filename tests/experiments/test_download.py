@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedpa.data.progress import shown_by
+from fedpa.data.cache import show_progress
 from fedpa.errors import DataError, FedpaError
 from fedpa.experiments import download as module
 from fedpa.experiments.download import Patience, checksum_of, download
@@ -129,7 +129,7 @@ def test_progress_is_told_in_bytes(tmp_path):
         told.append(what)
         yield lambda done, total: told.append((done, total))
 
-    with serving() as (url, _), shown_by(listener):
+    with serving() as (url, _), show_progress(listener):
         download(url, tmp_path / "a", SUM, QUICK)
     assert told[:2] == ["downloading a", (0, len(CONTENT))]
     assert told[-1] == (len(CONTENT), len(CONTENT))

@@ -2,11 +2,10 @@
 
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
-from fedpa.data.readers.huggingface import open_huggingface
 from fedpa.data.readers.leaf import open_leaf
 from fedpa.data.readers.npz import open_npz
 from fedpa.data.readers.sqlite import open_sqlite, sqlite_splits
-from fedpa.data.readers.table import open_table
+from fedpa.data.readers.table import open_huggingface, open_table
 
 __all__ = [
     "open_hdf5",

@@ -1,10 +1,13 @@
-"""CIFAR-100's binary records: coarse label, fine label, 3072 pixels channel by channel."""
+"""CIFAR-100's binary records, and their partition by Pachinko (Reddi et al.)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from fedpa.data.readers.clients import Arrays
+from fedpa.data.partition import Partition, number_clients, pachinko
+from fedpa.data.readers.hdf5 import write_partition
+from fedpa.data.readers.reader import Arrays
 from fedpa.data.size_limit import MAX_BYTES
 from fedpa.errors import DataError, explain
 
@@ -44,3 +47,27 @@ def _read(path: Path) -> Arrays:
         "label": records[:, 1].astype(np.int64),
         "coarse_label": records[:, 0].astype(np.int64),
     }
+
+
+CLIENTS = {"train": 500, "test": 100}
+EACH = 100
+ALPHA, BETA = 0.1, 10.0
+
+
+def seed_split(seed: int, split: str) -> int:
+    """Each split has randomness of its own."""
+    number = list(CLIENTS).index(split)
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def deal_pachinko(split: str, arrays: Mapping[str, np.ndarray], seed: int) -> Partition:
+    """The images of a split."""
+    coarse, fine = arrays["coarse_label"], arrays["label"]
+    rows = pachinko(coarse, fine, CLIENTS[split], EACH, ALPHA, BETA, seed_split(seed, split))
+    return Partition(arrays, rows, number_clients(len(rows)))
+
+
+def write_pachinko(train: Path, test: Path, out: Path, seed: int) -> None:
+    """Deal both files and write `fed_cifar100_{train,test}.h5` into the directory `out`."""
+    for split, arrays in zip(CLIENTS, read_cifar100(train, test), strict=True):
+        write_partition(out / f"fed_cifar100_{split}.h5", deal_pachinko(split, arrays, seed))

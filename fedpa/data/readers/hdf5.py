@@ -1,30 +1,36 @@
 """TensorFlow Federated's HDF5: `/examples/<client>/<feature>`, first axis the examples."""
 
 import contextlib
+import functools
 import io
 import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 
+from fedpa.data.cache import Index, load_index, progress, settle, stage, stamp
 from fedpa.data.federated import FederatedData
-from fedpa.data.index import Index, indexed
-from fedpa.data.kept import settle, stamp, whole
-from fedpa.data.progress import progress
-from fedpa.data.readers.clients import Arrays, Features, describe, federation, text, wanted
+from fedpa.data.partition import Partition
+from fedpa.data.readers.reader import (
+    Arrays,
+    Features,
+    as_text,
+    choose_features,
+    describe,
+    import_optional,
+    make_federation,
+)
 from fedpa.data.size_limit import check_size
 from fedpa.errors import DataError, refuse
 
 ROOT = "examples"
 BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """What h5py raises, here or there, when a file is not as it should be."""
-LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link to another file"}
 BLOCK = 2**26
 """Bytes of text that are read at once."""
 HEAP, HEAP_LEAST, OBJECT, OBJECTS = b"GCOL\1\0\0\0", 4096, 16, 2**16
@@ -42,17 +48,17 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
     files and ones that claim more than the file can hold are refused.
     """
     path = Path(path)
-    index = indexed(path, "hdf5", lambda: _build(path))
+    index = load_index(path, "hdf5", lambda: _build(path))
     handle = _held(path, stamp(path))
     longest = int(index.notes["longest"])
 
     # Those of the first client that has any: all must have the same.
-    names = wanted(features, index.notes["features"].tolist(), str(path))
+    names = choose_features(features, index.notes["features"].tolist(), str(path))
 
     def read(name: str) -> Arrays:
         try:
             held = handle()
-            group = h5py.h5g.open(held.root, name.encode())
+            group = _h5py().h5g.open(held.root, name.encode())
             if not len(group):
                 return {}
             where = f"{path}: client {name!r}"
@@ -65,7 +71,7 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
         except BROKEN as error:
             raise DataError(f"{path}: client {name!r} can't be read: {describe(error)}") from None
 
-    return federation(path, index, read)
+    return make_federation(path, index, read)
 
 
 def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -74,11 +80,11 @@ def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]
     The file appears under its name when it is whole. The system's errors come as they are.
     """
     path = Path(path)
-    with whole(path) as beside:
+    with stage(path) as beside:
         made = beside / "made.h5"
         with made.open("w+b", buffering=0) as raw:
             disk = _Disk(raw)
-            with h5py.File(disk, "w") as file:
+            with _h5py().File(disk, "w") as file:
                 root = file.create_group(ROOT)
                 for name, arrays in clients:
                     _write_client(root, name, arrays)
@@ -87,6 +93,19 @@ def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]
             if disk.error is not None:
                 raise disk.error
         settle(made, path)
+
+
+def write_partition(path: Path, partition: Partition) -> None:
+    """Each client's rows of the arrays, in TFF's layout."""
+    with progress(f"writing {path.name}") as tell:
+
+        def clients() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+            arrays, rows, names = partition
+            for done, (name, own) in enumerate(zip(names, rows, strict=True), start=1):
+                yield name, {feature: array[own] for feature, array in arrays.items()}
+                tell(done, len(names))
+
+        write_hdf5(path, clients())
 
 
 class _Disk(io.RawIOBase):
@@ -143,7 +162,7 @@ class _Disk(io.RawIOBase):
         return size
 
 
-def _write_client(root: h5py.Group, name: str, arrays: Mapping[str, Any]) -> None:
+def _write_client(root: Any, name: str, arrays: Mapping[str, Any]) -> None:
     if not _is_name(name):
         raise refuse("client", name, f"must be {NAME}")
     if name in root:
@@ -160,7 +179,7 @@ def _write_client(root: h5py.Group, name: str, arrays: Mapping[str, Any]) -> Non
         bad = next((value for value in array.flat if not _is_text(value)), None)
         if bad is not None:
             raise refuse(feature, bad, f"of client {name!r}: must be text in Unicode without NUL")
-        group.create_dataset(feature, data=array, dtype=h5py.string_dtype())
+        group.create_dataset(feature, data=array, dtype=_h5py().string_dtype())
 
 
 def _is_name(name: str) -> bool:
@@ -181,7 +200,13 @@ def _is_text(value: object) -> bool:
     return "\0" not in value
 
 
-def _open(path: Path) -> h5py.File:
+@functools.cache
+def _h5py() -> Any:
+    return import_optional("h5py", "HDF5 files", "experiments")
+
+
+def _open(path: Path) -> Any:
+    h5py = _h5py()
     try:
         # Read-only: locks would only stop those who read from places that can't be written.
         return h5py.File(path, "r", locking=False)
@@ -192,7 +217,7 @@ def _open(path: Path) -> h5py.File:
 
 
 class _Held(NamedTuple):
-    file: h5py.File
+    file: Any
     root: Any
     """Its group of clients, opened once for all of them."""
     size: int
@@ -200,7 +225,7 @@ class _Held(NamedTuple):
 
 
 def _held(path: Path, seen: str) -> Callable[[], _Held]:
-    """Opens the file once for every process: one that was forked opens it anew."""
+    """Opens the file once for every process: one that was forked opens it again."""
     lock = threading.Lock()
     files: dict[int, _Held] = {}
 
@@ -229,7 +254,7 @@ def _build(path: Path) -> Index:
             ids.append(name.decode(errors="surrogateescape"))
             where = f"{path}: client {ids[i]!r}"
             try:
-                group = h5py.h5g.open(root, name)
+                group = _h5py().h5g.open(root, name)
                 own = [feature.decode() for feature in _links(where, "feature", group)]
                 if own and not features:
                     first, features = ids[i], own
@@ -247,13 +272,13 @@ def _build(path: Path) -> Index:
     return Index(ids, counts, notes=notes)
 
 
-def _clients(path: Path, file: h5py.File) -> tuple[Any, list[bytes]]:
+def _clients(path: Path, file: Any) -> tuple[Any, list[bytes]]:
     """The group of clients, and their names."""
     root = None
     with contextlib.suppress(*BROKEN):
-        if file.id.links.get_info(ROOT.encode()).type == h5py.h5l.TYPE_HARD:
+        if file.id.links.get_info(ROOT.encode()).type == _h5py().h5l.TYPE_HARD:
             root = file[ROOT].id
-    if not isinstance(root, h5py.h5g.GroupID):
+    if not isinstance(root, _h5py().h5g.GroupID):
         raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
     try:
         return root, _links(path, "client", root)
@@ -267,12 +292,14 @@ def _clients(path: Path, file: h5py.File) -> tuple[Any, list[bytes]]:
 
 def _links(where: object, what: str, group: Any) -> list[bytes]:
     """The names in a group. Links are refused: they may lead to other files, or in circles."""
+    h5l = _h5py().h5l
     found: list[tuple[bytes, int]] = []
     group.links.iterate(lambda name, info: found.append((name, info.type)), info=True)
     for name, kind in found:
-        if kind != h5py.h5l.TYPE_HARD:
+        if kind != h5l.TYPE_HARD:
             shown = name.decode(errors="replace")
-            link = LINKS.get(kind, "a link")
+            links = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
+            link = links.get(kind, "a link")
             raise DataError(f"{where}: {what} {shown!r} is {link}: must be in the file itself")
     return [name for name, _ in found]
 
@@ -299,20 +326,20 @@ class _Feature(NamedTuple):
 
 def _feature(where: str, group: Any, name: str, size: int) -> _Feature:
     """A feature: in this file, of numbers or text, and no larger than it can be."""
-    dataset = h5py.h5d.open(group, name.encode())
+    dataset = _h5py().h5d.open(group, name.encode())
     shape, dtype = dataset.shape, dataset.dtype
     if not shape:
         raise DataError(f"{where} has {name!r} of shape []: must have examples")
-    if dtype.hasobject and h5py.check_string_dtype(dtype) is None:
+    if dtype.hasobject and _h5py().check_string_dtype(dtype) is None:
         raise DataError(f"{where} has {name!r} of type {dtype}: must be numbers or text")
     claimed = math.prod(shape) * dtype.itemsize
     feature = _Feature(dataset, shape, dtype, claimed)
     if dataset.get_offset() is None:  # it is not in this file in one piece
         made = dataset.get_create_plist()
         layout = made.get_layout()
-        if layout == h5py.h5d.VIRTUAL or made.get_external_count():
+        if layout == _h5py().h5d.VIRTUAL or made.get_external_count():
             raise DataError(f"{where} has {name!r} in another file: must be in the file itself")
-        if claimed and layout == h5py.h5d.CHUNKED:
+        if claimed and layout == _h5py().h5d.CHUNKED:
             # A chunk is read whole, however little of it is used.
             claimed = max(claimed, math.prod(made.get_chunk()) * dtype.itemsize)
     # Chunks that were never written take no room: an array of them is an array of nothing.
@@ -328,10 +355,10 @@ def _array(where: str, feature: _Feature, size: int, longest: int) -> np.ndarray
     if array.size and dtype.hasobject:
         _read_text(where, dataset, array, size, longest)
     elif array.size:
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
+        dataset.read(_h5py().h5s.ALL, _h5py().h5s.ALL, array)
     # Strings: of any length, or of a fixed one.
-    if h5py.check_string_dtype(dtype) is not None:
-        return text(array.ravel().tolist(), shape)
+    if _h5py().check_string_dtype(dtype) is not None:
+        return as_text(array.ravel().tolist(), shape)
     return array
 
 
@@ -339,13 +366,13 @@ def _read_text(where: str, dataset: Any, array: np.ndarray, size: int, longest: 
     """Text of any length into `array`, in blocks: texts that are one in the file are many here."""
     step = max(1, BLOCK // max(1, longest * math.prod(array.shape[1:])))
     if step >= len(array):
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
+        dataset.read(_h5py().h5s.ALL, _h5py().h5s.ALL, array)
         return
     total, space = 0, dataset.get_space()
     for first in range(0, len(array), step):
         block = array[first : first + step]
         space.select_hyperslab((first, *[0] * (block.ndim - 1)), block.shape)
-        dataset.read(h5py.h5s.create_simple(block.shape), space, block)
+        dataset.read(_h5py().h5s.create_simple(block.shape), space, block)
         total += sum(map(len, block.flat))
         if total > size:
             raise DataError(f"{where} has more text than the file has bytes: it is damaged")

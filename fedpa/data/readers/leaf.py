@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedpa import places
+from fedpa.data.cache import Index, Tell, progress, refuse_duplicates, stamp, write_error
 from fedpa.data.federated import FederatedData
-from fedpa.data.index import Index, refuse_twice
-from fedpa.data.kept import stamp, unwritable
-from fedpa.data.progress import Told, progress
-from fedpa.data.readers.clients import Arrays, federation
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
+from fedpa.data.readers.reader import Arrays, make_federation
 from fedpa.errors import DataError, explain
 
 
@@ -32,7 +30,7 @@ def open_leaf(path: str | Path) -> FederatedData:
     opened = [open_hdf5(_converted(file)) for file in files]
     home = {_user(name): (data, name) for data in opened for name in data.ids}
     ids = sorted(_user(name) for data in opened for name in data.ids)
-    refuse_twice(path, ids)
+    refuse_duplicates(path, ids)
     counts = [home[user][0].num_examples(home[user][1]) for user in ids]
 
     def read(user: str) -> Arrays:
@@ -40,7 +38,7 @@ def open_leaf(path: str | Path) -> FederatedData:
         arrays: Arrays = data.examples(name)
         return arrays
 
-    return federation(path, Index(ids, np.array(counts, np.int64)), read)
+    return make_federation(path, Index(ids, np.array(counts, np.int64)), read)
 
 
 def _converted(file: Path) -> Path:
@@ -51,11 +49,11 @@ def _converted(file: Path) -> Path:
             with progress(f"converting {file.name}") as tell:
                 write_hdf5(target, _users(file, tell))
         except OSError as error:
-            raise unwritable(target, error) from None
+            raise write_error(target, error) from None
     return target
 
 
-def _users(file: Path, tell: Told) -> Iterator[tuple[str, Arrays]]:
+def _users(file: Path, tell: Tell) -> Iterator[tuple[str, Arrays]]:
     content = _parsed(file)
     users, numbers, data = (content[key] for key in ("users", "num_samples", "user_data"))
     if not users:
@@ -63,7 +61,7 @@ def _users(file: Path, tell: Told) -> Iterator[tuple[str, Arrays]]:
     for user in users:
         if not isinstance(user, str) or not user or "\0" in user:
             raise DataError(f"{file}: user {user!r}: must be text")
-    refuse_twice(file, sorted(users))
+    refuse_duplicates(file, sorted(users))
     if len(users) != len(numbers):
         raise DataError(f"{file} has {len(users)} users and {len(numbers)} num_samples")
     if strangers := sorted(set(data) - set(users)):

@@ -8,17 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpa.data.cache import Index, load_index, progress
 from fedpa.data.federated import FederatedData
-from fedpa.data.index import Index, indexed
-from fedpa.data.progress import progress
-from fedpa.data.readers.clients import (
+from fedpa.data.readers.reader import (
     Arrays,
     Features,
+    as_text,
+    choose_features,
     describe,
-    federation,
+    make_federation,
     show_names,
-    text,
-    wanted,
 )
 from fedpa.data.size_limit import check_size
 from fedpa.errors import DataError, explain
@@ -36,14 +35,14 @@ def open_npz(directory: str | Path, features: Features = None) -> FederatedData:
     directory = Path(directory)
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory")
-    index = indexed(directory, "npz", lambda: _build(directory))
-    names = wanted(features, index.notes["features"].tolist(), str(directory))
+    index = load_index(directory, "npz", lambda: _build(directory))
+    names = choose_features(features, index.notes["features"].tolist(), str(directory))
 
     def read(name: str) -> Arrays:
         arrays = read_npz(directory / f"{name}{ENDING}", set(names.values()))
         return {new: _plain(arrays[old]) for new, old in names.items()}
 
-    return federation(directory, index, read)
+    return make_federation(directory, index, read)
 
 
 def read_npz(path: Path, features: Collection[str] | None = None) -> Arrays:
@@ -174,5 +173,5 @@ def _count(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
 
 def _plain(array: np.ndarray) -> Any:
     if array.dtype.kind in "US":
-        return text(array.ravel().tolist(), array.shape)
+        return as_text(array.ravel().tolist(), array.shape)
     return array

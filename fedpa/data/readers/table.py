@@ -1,4 +1,7 @@
-"""A table with a column that says whose row it is: pandas, Arrow, CSV, Parquet or Feather."""
+"""Tables with a column of client ids: pandas, Arrow, CSV, Parquet, Feather, Hugging Face.
+
+`read_central` reads a table, or an .npz, that has no clients yet.
+"""
 
 import contextlib
 import json
@@ -13,10 +16,21 @@ import numpy as np
 
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers import table_trial
-from fedpa.data.readers.clients import Arrays, Features, describe, federation, wanted
-from fedpa.data.readers.grouped import Grouped, check_column, column, grouped
+from fedpa.data.readers.npz import read_npz
+from fedpa.data.readers.reader import (
+    Arrays,
+    Features,
+    Groups,
+    as_column,
+    check_column,
+    choose_features,
+    describe,
+    group_rows,
+    import_optional,
+    make_federation,
+)
 from fedpa.data.size_limit import check_size, find_limit
-from fedpa.errors import DataError, FedpaError, refuse
+from fedpa.errors import DataError, refuse
 
 ENDINGS = (".csv", ".parquet", ".feather")
 HARMLESS = 2**28
@@ -50,21 +64,21 @@ def open_table(table: Any, client_column: str, features: Features = None) -> Fed
             type(table).__name__,
             "must be a pandas.DataFrame, a pyarrow.Table or the path of a file",
         )
-    names = wanted(features, [name for name in columns if name != client_column], source)
+    names = choose_features(features, [name for name in columns if name != client_column], source)
 
     def read(client: str) -> Arrays:
         rows = by_client.rows(client)
         where = f"{source}: client {client!r}, column"
         return {
-            new: column(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
+            new: as_column(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
         }
 
-    return federation(source, by_client.who, read, by_client.rows)
+    return make_federation(source, by_client.who, read, by_client.rows)
 
 
 def _of_pandas(
     source: str, frame: Any, client_column: str
-) -> tuple[Grouped, Callable[[str, np.ndarray], np.ndarray]]:
+) -> tuple[Groups, Callable[[str, np.ndarray], np.ndarray]]:
     import pandas
 
     check_column(source, client_column, list(frame.columns))
@@ -72,13 +86,13 @@ def _of_pandas(
         raise DataError(f"{source} has columns of the same name")
     codes, names = pandas.factorize(frame[client_column])
     _refuse_nulls(source, client_column, np.flatnonzero(codes < 0))
-    by_client = grouped(source, codes, names.tolist())
+    by_client = group_rows(source, codes, names.tolist())
     return by_client, lambda name, rows: frame[name].iloc[rows].to_numpy()
 
 
 def _of_arrow(
     source: str, table: Any, client_column: str
-) -> tuple[Grouped, Callable[[str, np.ndarray], np.ndarray]]:
+) -> tuple[Groups, Callable[[str, np.ndarray], np.ndarray]]:
     check_column(source, client_column, table.column_names)
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{source} has columns of the same name")
@@ -90,7 +104,7 @@ def _of_arrow(
     return arrow_clients(source, table, client_column), take
 
 
-def arrow_clients(source: str, table: Any, client_column: str) -> Grouped:
+def arrow_clients(source: str, table: Any, client_column: str) -> Groups:
     """Who has which rows of an Arrow table."""
     pyarrow = _pyarrow()
     with refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
@@ -104,7 +118,7 @@ def arrow_clients(source: str, table: Any, client_column: str) -> Grouped:
         ids = ids.unify_dictionaries().combine_chunks()
         if isinstance(ids, pyarrow.ChunkedArray):
             ids = ids.chunk(0)
-        return grouped(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
+        return group_rows(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
 
 
 def _take(values: Any, rows: np.ndarray) -> np.ndarray:
@@ -181,10 +195,78 @@ def refuse_arrow_errors(what: str) -> Iterator[None]:
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise FedpaError(
-            "tables need pandas and pyarrow: install them with pip install 'fedpa[tables]'"
-        ) from None
-    return pyarrow
+    return import_optional("pyarrow", "tables", "tables")
+
+
+def open_huggingface(dataset: Any, client_column: str, features: Features = None) -> FederatedData:
+    """Rows by client, in the order in which they stand; the other columns are the features.
+
+    dataset: a `datasets.Dataset`, which lies in files and is read row by row. Only the clients'
+    names are read at once.
+    features: which columns: names, or {the name it shall have: the column}; all others unless told.
+    Columns are taken as `with_format("numpy")` gives them, images decoded, text as `str`.
+    """
+    datasets = import_optional("datasets", "Hugging Face data sets", "huggingface")
+    if isinstance(dataset, datasets.DatasetDict):
+        raise refuse("dataset", list(dataset), "must be one of these splits, dataset[split]")
+    if not isinstance(dataset, datasets.Dataset):
+        raise refuse("dataset", type(dataset).__name__, "must be a datasets.Dataset")
+    check_column("dataset", client_column, dataset.column_names)
+    if not len(dataset):
+        raise DataError("dataset has no rows")
+    ids = dataset.select_columns([client_column]).with_format("arrow")[:]
+    by_client = arrow_clients("dataset", ids, client_column)
+    columns = [name for name in dataset.column_names if name != client_column]
+    names = choose_features(features, columns, "dataset")
+    rows = dataset.select_columns(list(dict.fromkeys(names.values()))).with_format("numpy")
+
+    def read(client: str) -> Arrays:
+        own = by_client.rows(client)
+        taken = rows[own.tolist()]
+        where = f"dataset: client {client!r}, column"
+        return {
+            new: as_column(f"{where} {old!r}", np.asarray(taken[old]), own)
+            for new, old in names.items()
+        }
+
+    return make_federation("dataset", by_client.who, read, by_client.rows)
+
+
+def read_central(path: Path, text_column: str = "") -> Arrays:
+    """The arrays, or columns, by name. Text comes as object arrays of `str`.
+
+    text_column: one that a CSV should not take for numbers ("007" stays).
+    """
+    endings = (".npz", *ENDINGS)
+    if path.suffix not in endings:
+        raise refuse("source", str(path), f"must end in one of {', '.join(endings)}")
+    if not path.is_file():
+        raise refuse("source", str(path), "is no file")
+    arrays = _npz(path) if path.suffix == ".npz" else _table(path, text_column)
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise DataError(f"{path} has arrays {shown or 'of no name'}: must be of one length, not 0")
+    return arrays
+
+
+def _npz(path: Path) -> Arrays:
+    return {
+        name: as_column(f"{path}: {name}", array, range(array.size))
+        if array.dtype.kind in "OUS"
+        else array
+        for name, array in read_npz(path).items()
+    }
+
+
+def _table(path: Path, text_column: str) -> Arrays:
+    table = read_table(path, text_column)
+    if len(set(table.column_names)) != len(table.column_names):
+        raise DataError(f"{path} has columns of the same name")
+    arrays = {}
+    for name in table.column_names:
+        what = f"{path}: column {name!r}"
+        with refuse_arrow_errors(f"{what} can't be read"):
+            values = np.asarray(table.column(name).to_numpy())
+        arrays[name] = as_column(what, values, range(len(table)))
+    return arrays

@@ -10,17 +10,18 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from fedpa.data.cifar100 import ALPHA, BETA, CLIENTS, EACH, stream
-from fedpa.data.dealt import Dealt, numbered, write_clients
 from fedpa.data.partition import (
+    Partition,
     by_column,
     by_quantity,
     dirichlet_label_skew,
     first_missing,
+    number_clients,
     pachinko,
 )
-from fedpa.data.readers.central import read_central
-from fedpa.data.readers.cifar import read_cifar100
+from fedpa.data.readers.cifar import ALPHA, BETA, CLIENTS, EACH, read_cifar100, seed_split
+from fedpa.data.readers.hdf5 import write_partition
+from fedpa.data.readers.table import read_central
 from fedpa.data.statistics import sizes_of, table_of
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
@@ -192,7 +193,7 @@ def _read(command: PartitionCommand) -> dict[str, Mapping[str, np.ndarray]]:
 
 def _dealt(
     command: PartitionCommand, splits: Mapping[str, Mapping[str, np.ndarray]]
-) -> dict[str, Dealt]:
+) -> dict[str, Partition]:
     dealt = {split: _deal(command, split, arrays) for split, arrays in splits.items()}
     if command.source != CIFAR:
         share = 0.2 if command.test_share is None else command.test_share
@@ -200,7 +201,7 @@ def _dealt(
     return dealt
 
 
-def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray]) -> Dealt:
+def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray]) -> Partition:
     if command.scheme == "column":
         values = _array(arrays, "column", command.column)
         rest = {name: array for name, array in arrays.items() if name != command.column}
@@ -208,13 +209,13 @@ def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray
         for name in names:
             if not name or name == "." or "/" in name or "\0" in name:
                 raise refuse("column", name, "must have names without '/', not '.' or empty")
-        return Dealt(rest, by_column(values), names)
-    num_clients, seed = _num_clients(command, split), stream(command.seed, split)
+        return Partition(rest, by_column(values), names)
+    num_clients, seed = _num_clients(command, split), seed_split(command.seed, split)
     num_examples = len(next(iter(arrays.values())))
     if command.scheme == "quantity":
         sigma = command.sigma
         rows = by_quantity(num_examples, num_clients, command.concentration, sigma, seed)
-        return Dealt(arrays, rows, numbered(len(rows)))
+        return Partition(arrays, rows, number_clients(len(rows)))
     labels = _labels(arrays, "label", _label(command, arrays))
     alpha = ALPHA if command.concentration is None else command.concentration
     if command.scheme == "dirichlet":
@@ -224,7 +225,7 @@ def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray
         beta = BETA if command.fine_concentration is None else command.fine_concentration
         coarse = _labels(arrays, "coarse", command.coarse or "coarse_label")
         rows = pachinko(coarse, labels, num_clients, each, alpha, beta, seed)
-    return Dealt(arrays, rows, numbered(len(rows)))
+    return Partition(arrays, rows, number_clients(len(rows)))
 
 
 def _num_clients(command: PartitionCommand, split: str) -> int:
@@ -265,11 +266,11 @@ def _labels(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> 
     return values
 
 
-def _parted(dealt: Dealt, share: float, seed: int) -> dict[str, Dealt]:
+def _parted(dealt: Partition, share: float, seed: int) -> dict[str, Partition]:
     """So much of each client's examples, drawn at random, is its test split."""
     if share == 0:
         return {"train": dealt}
-    rng = np.random.default_rng(stream(seed, "test"))
+    rng = np.random.default_rng(seed_split(seed, "test"))
     train, test = [], []
     for rows in dealt.rows:
         mixed = rng.permutation(len(rows))
@@ -281,7 +282,7 @@ def _parted(dealt: Dealt, share: float, seed: int) -> dict[str, Dealt]:
     some = [i for i, rows in enumerate(test) if len(rows)]
     return {
         "train": dealt._replace(rows=train),
-        "test": Dealt(dealt.arrays, [test[i] for i in some], [dealt.names[i] for i in some]),
+        "test": Partition(dealt.arrays, [test[i] for i in some], [dealt.names[i] for i in some]),
     }
 
 
@@ -292,7 +293,11 @@ def _name(command: PartitionCommand) -> str:
 
 
 def _write(
-    command: PartitionCommand, dealt: Mapping[str, Dealt], label: str | None, name: str, out: Path
+    command: PartitionCommand,
+    dealt: Mapping[str, Partition],
+    label: str | None,
+    name: str,
+    out: Path,
 ) -> list[str]:
     """All of it, or nothing."""
     figure = _figure(command, dealt["train"], label, name)
@@ -301,7 +306,7 @@ def _write(
     try:
         with left_as_found(out), stage_files(out / STAGED) as staged:
             for split, file in zip(dealt, files, strict=True):
-                write_clients(staged / file, dealt[split])
+                write_partition(staged / file, dealt[split])
             for file, content in pictures.items():
                 (staged / file).write_bytes(content)
             publish(staged, [*pictures, *reversed(files)])  # no train file without its test file
@@ -311,7 +316,7 @@ def _write(
     return [*files, *pictures]
 
 
-def _figure(command: PartitionCommand, dealt: Dealt, label: str | None, name: str) -> Any:
+def _figure(command: PartitionCommand, dealt: Partition, label: str | None, name: str) -> Any:
     title = f"{name} (train) by {command.scheme}, seed {command.seed}"
     if label is None:
         counts = np.array([[len(rows)] for rows in dealt.rows])
@@ -341,7 +346,11 @@ def _coarse_names(command: PartitionCommand) -> dict[str, str]:
 
 
 def _facts(
-    command: PartitionCommand, dealt: Mapping[str, Dealt], label: str | None, name: str, out: Path
+    command: PartitionCommand,
+    dealt: Mapping[str, Partition],
+    label: str | None,
+    name: str,
+    out: Path,
 ) -> dict[str, Any]:
     splits = {
         split: {

@@ -20,11 +20,16 @@ from fedpa.experiments.cli.resumable import interruptible
 from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.report.table import number
 from fedpa.experiments.shared_burn_in import is_all_burn_in
-from fedpa.experiments.sweeps.search import Trial, best, chosen_search
-from fedpa.experiments.sweeps.settings import Sweep, check_place, checked
-from fedpa.experiments.sweeps.space import shown
-from fedpa.experiments.sweeps.sweep import Watch, sweep
-from fedpa.experiments.sweeps.trial_run import chosen_on
+from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
+from fedpa.experiments.sweeps.space import format_value
+from fedpa.experiments.sweeps.sweep import (
+    Sweep,
+    Watch,
+    check_place,
+    check_sweep,
+    find_metric,
+    sweep,
+)
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Problem, task_named
 from fedpa.metrics.metric import lower_is_better
@@ -96,7 +101,7 @@ def _search(
         raise refuse(
             "tune_rounds", rounds, f"none of them would sample for {config.method}: give more"
         )
-    return checked(Sweep(base, space, chosen_search("grid", space, None, 0), by))
+    return check_sweep(Sweep(base, space, choose_search("grid", space, None, 0), by))
 
 
 def check_validation(task: str, problems: Mapping[TaskOptions, Problem]) -> None:
@@ -146,7 +151,7 @@ def tuned(
                 trial: Trial, again: bool, name: str = name, rate: str = rate
             ) -> list[Callback]:
                 if not quiet:
-                    about = f"{rate} {shown(trial.params[rate])}"
+                    about = f"{rate} {format_value(trial.params[rate])}"
                     console.print(f"choosing {name}'s rate: {about}", highlight=False)
                 return [look]
 
@@ -159,11 +164,11 @@ def tuned(
                 if further is None:
                     break
                 space = {rate: (further,)}
-                search = chosen_search("grid", space, None, 0)
-                settings = checked(Sweep(settings.base, space, search, settings.by))
-            if best(trials) is None:
+                search = choose_search("grid", space, None, 0)
+                settings = check_sweep(Sweep(settings.base, space, search, settings.by))
+            if find_best(trials) is None:
                 raise FedpaError(f"tune: no rate that was tried for {name} gave a number")
-            metric = chosen_on(settings.base.task, problem, settings.by)
+            metric = find_metric(settings.base.task, problem, settings.by)
             found[name] = Tuned(name, rate, trials, metric)
     return found
 
@@ -173,7 +178,7 @@ def beyond(trials: Sequence[Trial], rate: str) -> float | None:
 
     Where none is best, since all diverged, the next below the lowest.
     """
-    top = best(trials) or trials[0]
+    top = find_best(trials) or trials[0]
     for end, inner in ((trials[0], trials[1]), (trials[-1], trials[-2])):
         if trials_equal(top, end):
             return float(f"{end.params[rate] ** 2 / inner.params[rate]:.3g}")
@@ -187,7 +192,7 @@ def trials_equal(one: Trial | None, other: Trial) -> bool:
 
 def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
     """The method's run at the rate that was best."""
-    top = best(choice.trials)
+    top = find_best(choice.trials)
     assert top is not None
     chosen = dataclasses.replace(config.hyperparameters, **top.params)
     return dataclasses.replace(config, hyperparameters=chosen)
@@ -209,13 +214,13 @@ def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> 
     view.add_column("of", no_wrap=True)
     view.add_column("rate: value")
     for name, choice in choices.items():
-        top = best(choice.trials)
+        top = find_best(choice.trials)
         ends = (choice.trials[0], choice.trials[-1])
         cells = []
         for trial in choice.trials:
             at_end = any(trials_equal(trial, end) for end in ends)
             mark = "" if not trials_equal(top, trial) else ("*!" if at_end else "*")
             value = "–" if trial.value is None else number(sign * trial.value, ".4f")
-            cells.append(f"{shown(trial.params[choice.rate])}:\u00a0{value}{mark}")
+            cells.append(f"{format_value(trial.params[choice.rate])}:\u00a0{value}{mark}")
         view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
     return view

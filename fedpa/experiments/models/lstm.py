@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedpa.data.next_word import PAD
+from fedpa.data.text import PAD
 from fedpa.experiments.models.kernels.dense import dense
 from fedpa.experiments.models.kernels.lstm import before, lstm
 from fedpa.experiments.models.model import Model

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedpa.data.progress import Told, shown_by
+from fedpa.data.cache import Tell, show_progress
 
 IN_BYTES = ("downloading", "unpacking")
 """First words of what is done that tell bytes; all else tells how many."""
@@ -18,7 +18,7 @@ IN_BYTES = ("downloading", "unpacking")
 def shown_on(console: Console) -> Iterator[None]:
     """Show the progress of what is done inside."""
     if not console.is_terminal:
-        with shown_by(lambda what: _lines(console, what)):
+        with show_progress(lambda what: _lines(console, what)):
             yield
         return
     columns = (
@@ -29,12 +29,12 @@ def shown_on(console: Console) -> Iterator[None]:
     )
     # Gone when it is done: what came of it is for the command to say.
     bars = Progress(*columns, console=console, transient=True)
-    with bars, shown_by(lambda what: _bar(bars, what)):
+    with bars, show_progress(lambda what: _bar(bars, what)):
         yield
 
 
 @contextlib.contextmanager
-def _bar(bars: Progress, what: str) -> Iterator[Told]:
+def _bar(bars: Progress, what: str) -> Iterator[Tell]:
     task = bars.add_task(what, total=None)
     try:
         yield lambda done, total: bars.update(task, completed=done, total=total)
@@ -43,7 +43,7 @@ def _bar(bars: Progress, what: str) -> Iterator[Told]:
 
 
 @contextlib.contextmanager
-def _lines(console: Console, what: str) -> Iterator[Told]:
+def _lines(console: Console, what: str) -> Iterator[Tell]:
     last = 0
     started = time.perf_counter()
 

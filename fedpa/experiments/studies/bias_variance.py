@@ -31,7 +31,17 @@ from rich.table import Table
 from fedpa.deltas.posterior_delta import posterior_delta
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
-from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
+from fedpa.experiments.studies.study import (
+    Row,
+    Settings,
+    Study,
+    distinct,
+    draw_band,
+    make_rows,
+    new_table,
+    values_of,
+    where,
+)
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -41,6 +51,7 @@ from fedpa.types import Key
 
 POINTS, BATCH, BURN_IN, STARTS = 500, 10, 100, 10
 NOISES = (0.0, 1.0, 22.0)
+QUANTITIES = ("bias", "variance")
 COMPARED = 1.0
 """The noise at which the estimators are compared in the figure: the model's own."""
 EARLY = (10, 30, 100)
@@ -192,14 +203,13 @@ def _deltas(case: Case, problems: Problems, chains: Chains, number: int) -> list
                 collected.setdefault(key, []).append(delta - exact)
         for key, found in collected.items():
             errors.setdefault(key, []).append(_moments(np.array(found)))
-    rows: list[Row] = [about | {"quantity": "exact_norm", "value": float(np.mean(norms))}]
+    rows = make_rows(about, {"exact_norm": np.mean(norms)})
     for key, values in errors.items():
         low, high = band_of_mean(np.array(values))
-        mean = np.mean(values, axis=0)
-        for index, quantity in enumerate(("bias", "variance")):
-            for name, part in [("", mean), ("_low", low), ("_high", high)]:
-                row = about | dict(key) | {"quantity": quantity + name, "value": float(part[index])}
-                rows.append(row)
+        ends = {"": np.mean(values, axis=0), "_low": low, "_high": high}
+        for index, quantity in enumerate(QUANTITIES):
+            ends_of = {quantity + end: part[index] for end, part in ends.items()}
+            rows += make_rows(about | dict(key), ends_of)
     return rows
 
 
@@ -290,7 +300,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         tidy(b, f"b. FedPA, ρ = {rho:g}, d = {dim:,}", "local steps", "bias (—), variance (- -)")
         tidy(c, f"c. FedPA, {steps:,} steps, d = {dim:,}", "ρ", "bias (—), variance (- -)")
         tidy(d, f"d. estimators at noise {COMPARED:g}, d = {dim:,}", "local steps", "bias")
-        norm = where(found, quantity="exact_norm", noise=COMPARED)[0]["value"]
+        norm = values_of(found, quantity="exact_norm", noise=COMPARED)[0]
         for axes in (a, b, c, d):
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -322,48 +332,38 @@ def _line(
     index: int,
     style: Any = None,
 ) -> None:
-    low, mean, high = (
-        sorted(where(rows, quantity=quantity + end), key=lambda r: r[x])
-        for end in ("_low", "", "_high")
-    )
-    at = [r[x] for r in mean]
-    colour = COLOURS[index]
-    axes.plot(
-        at,
-        [r["value"] for r in mean],
-        color=colour,
+    mean, *band = (values_of(rows, x, quantity=quantity + end) for end in ("", "_low", "_high"))
+    draw_band(
+        axes,
+        sorted(distinct(rows, x)),
+        mean,
+        band,
+        alpha=0.15,
+        color=COLOURS[index],
         linestyle=STYLES[index] if style is None else style,
         marker=MARKERS[index],
         markersize=6.5 - index,  # lines that coincide are seen to
         linewidth=1.3,
         label=label or None,
     )
-    bottom, top = ([r["value"] for r in part] for part in (low, high))
-    axes.fill_between(at, bottom, top, color=colour, alpha=0.15, linewidth=0)
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
-    table = Table(title="from the fewest to the most local steps", title_justify="left")
-    for column in ["d", "noise", "‖Δ‖", "estimator", "bias", "variance"]:
-        table.add_column(column, justify="left" if column == "estimator" else "right")
+    columns = ["d", "noise", "‖Δ‖", "estimator", *QUANTITIES]
+    table = new_table("from the fewest to the most local steps", columns, left="estimator")
     names = ["FedAvg", "fixed ρ", "mean-scaled", "calibrated, fixed ρ", "calibrated, OAS"]
-    for dim in distinct(rows, "dim"):
-        for noise in distinct(where(rows, dim=dim), "noise"):
-            at = where(rows, dim=dim, noise=noise)
-            norm = where(at, quantity="exact_norm")[0]["value"]
-            for index, name in enumerate(names):
-                cells = ["→".join(f"{v:.3g}" for v in ends(at, name, q)) for q in QUANTITIES]
-                first = index == 0
-                head = [f"{dim:,}", f"{noise:g}", f"{norm:.3g}"] if first else ["", "", ""]
-                table.add_row(
-                    *head, name.replace(", fixed", ""), *cells, end_section=name == names[-1]
-                )
+    for dim, noise, at in _settings(rows):
+        norm = values_of(at, quantity="exact_norm")[0]
+        for index, name in enumerate(names):
+            cells = ["→".join(f"{v:.3g}" for v in ends(at, name, q)) for q in QUANTITIES]
+            head = [f"{dim:,}", f"{noise:g}", f"{norm:.3g}"] if index == 0 else ["", "", ""]
+            shown = name.replace(", fixed", "")
+            table.add_row(*head, shown, *cells, end_section=name == names[-1])
     lines = [f"{claim}: {_verdict(holds(rows, *test))}" for claim, test in CLAIMS.items()]
     lines.append(f"FedAvg's bias grows once past its minimum: {_verdict(past_minimum(rows))}")
     return [table, "The paper's directions, at noise 0, 1 and 22 for d = 10, 100, 1000:", *lines]
 
 
-QUANTITIES = ("bias", "variance")
 CLAIMS = {
     "FedAvg's bias grows from the fewest local steps to the most": ("FedAvg", "bias", 1),
     "FedAvg's variance falls": ("FedAvg", "variance", -1),
@@ -375,11 +375,10 @@ Verdict = tuple[int, int | float, bool]
 """d, noise, and whether the claim holds there."""
 
 
-def by_steps(rows: Sequence[Row], estimator: str, quantity: str) -> list[float]:
+def by_steps(rows: Sequence[Row], estimator: str, quantity: str) -> np.ndarray:
     """The values, from the fewest to the most local steps."""
     panel = "fedavg" if estimator == "FedAvg" else "steps"
-    found = where(rows, panel=panel, estimator=estimator, quantity=quantity)
-    return [row["value"] for row in sorted(found, key=lambda r: r["steps"])]
+    return values_of(rows, "steps", panel=panel, estimator=estimator, quantity=quantity)
 
 
 def ends(rows: Sequence[Row], estimator: str, quantity: str) -> tuple[float, float]:
@@ -390,22 +389,23 @@ def ends(rows: Sequence[Row], estimator: str, quantity: str) -> tuple[float, flo
 
 def past_minimum(rows: Sequence[Row]) -> list[Verdict]:
     """Whether FedAvg's bias ends above its smallest value by more than 1 %."""
-    verdicts = []
-    for dim in distinct(rows, "dim"):
-        for noise in distinct(where(rows, dim=dim), "noise"):
-            values = by_steps(where(rows, dim=dim, noise=noise), "FedAvg", "bias")
-            verdicts.append((dim, noise, values[-1] > 1.01 * min(values)))
-    return verdicts
+    found = [(*at, by_steps(own, "FedAvg", "bias")) for *at, own in _settings(rows)]
+    return [(dim, noise, bool(v[-1] > 1.01 * min(v))) for dim, noise, v in found]
 
 
 def holds(rows: Sequence[Row], estimator: str, quantity: str, sign: int) -> list[Verdict]:
     """Whether the quantity went the claimed way from first to last."""
-    verdicts = []
-    for dim in distinct(rows, "dim"):
-        for noise in distinct(where(rows, dim=dim), "noise"):
-            first, last = ends(where(rows, dim=dim, noise=noise), estimator, quantity)
-            verdicts.append((dim, noise, bool(np.sign(last - first) == sign)))
-    return verdicts
+    found = [(*at, ends(own, estimator, quantity)) for *at, own in _settings(rows)]
+    return [(dim, noise, bool(np.sign(b - a) == sign)) for dim, noise, (a, b) in found]
+
+
+def _settings(rows: Sequence[Row]) -> list[tuple[Any, Any, list[Row]]]:
+    """(d, noise, the rows of both)."""
+    return [
+        (dim, noise, where(rows, dim=dim, noise=noise))
+        for dim in distinct(rows, "dim")
+        for noise in distinct(where(rows, dim=dim), "noise")
+    ]
 
 
 def _verdict(verdicts: Sequence[Verdict]) -> str:

@@ -42,9 +42,19 @@ from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
+from fedpa.experiments.report.figures import COLOURS, MARKERS, new_figure, tidy
 from fedpa.experiments.studies.simulation import Clients, equal_clients, simulate
-from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
+from fedpa.experiments.studies.study import (
+    Row,
+    Settings,
+    Study,
+    distinct,
+    draw_runs,
+    make_rows,
+    new_table,
+    values_of,
+    where,
+)
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
@@ -371,25 +381,21 @@ def _rows(
         "server_rate": grid[best],
     }
     rows: list[Row] = []
-    for g, rate in enumerate(grid):
-        row = about | {"server_rate": rate, "quantity": "tuning", "value": float(min(tune[g], 1e9))}
-        rows.append(row)
+    for rate, value in zip(grid, tune, strict=True):
+        rows += make_rows(about | {"server_rate": rate}, {"tuning": min(value, 1e9)})
     every = max(problem.rounds // 25, 1)
     for run in range(found["shown"].shape[0]):
-        shown = found["shown"][run, best]
+        of_run = about | {"run": run}
+        shown, cosine, length = (found[key][run, best] for key in ("shown", "cosine", "length"))
         for t in range(problem.rounds):
             if t == 0 or (t + 1) % every == 0:
-                where_ = about | {"run": run, "round": t + 1}
-                rows.append(where_ | {"quantity": problem.shown, "value": float(shown[t])})
+                rows += make_rows(of_run | {"round": t + 1}, {problem.shown: shown[t]})
         last = {
             "final": shown[-LAST:].mean(),
-            "angle": np.degrees(
-                np.arccos(np.clip(found["cosine"][run, best, -LAST:], -1, 1))
-            ).mean(),
-            "length": found["length"][run, best, -LAST:].mean(),
+            "angle": np.degrees(np.arccos(np.clip(cosine[-LAST:], -1, 1))).mean(),
+            "length": length[-LAST:].mean(),
         }
-        for quantity, value in last.items():
-            rows.append(about | {"run": run, "quantity": quantity, "value": float(value)})
+        rows += make_rows(of_run, last)
     return rows
 
 
@@ -412,16 +418,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 def _curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
     quantity = next(r["quantity"] for r in rows if "round" in r)
     for index, name in enumerate(_chosen(rows, problem)):
-        found = where(rows, method=name, quantity=quantity)
-        rounds = sorted(set(distinct(found, "round")))
-        runs = [where(found, run=run) for run in distinct(found, "run")]
-        values = np.array(
-            [[r["value"] for r in sorted(run, key=lambda r: r["round"])] for run in runs]
-        )
-        low, high = band_of_mean(values)
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(rounds, values.mean(0), color=colour, linestyle=STYLES[index], lw=1.5, label=name)
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+        draw_runs(axes, where(rows, method=name, quantity=quantity), index, name)
     word = "distance to the global optimum" if problem == "least squares" else quantity
     tidy(axes, f"{problem}: tuned server rates, mean and 95 % band", "round", word)
     if problem == "least squares":
@@ -439,7 +436,7 @@ def _chosen(rows: Sequence[Row], problem: str) -> list[str]:
 
 
 def _badness(rows: Sequence[Row], method: str, problem: str) -> float:
-    value = float(np.mean([r["value"] for r in where(rows, method=method, quantity="final")]))
+    value = float(np.mean(values_of(rows, method=method, quantity="final")))
     return -value if HIGHER_IS_BETTER[problem] else value
 
 
@@ -449,9 +446,8 @@ def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
     groups = distinct(rows, "group")
     shown = set()
     for position, name in enumerate(names):
-        found = where(rows, method=name, quantity="final")
-        values = np.array([r["value"] for r in found])
-        group = groups.index(found[0]["group"])
+        values = values_of(rows, method=name, quantity="final")
+        group = groups.index(where(rows, method=name)[0]["group"])
         low, high = band_of_mean(values)
         axes.errorbar(
             values.mean(),
@@ -464,7 +460,7 @@ def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
             label=None if group in shown else groups[group],
         )
         shown.add(group)
-        angle = np.mean([r["value"] for r in where(rows, method=name, quantity="angle")])
+        angle = np.mean(values_of(rows, method=name, quantity="angle"))
         axes.annotate(
             f"{angle:.0f}°",
             (1.01, position),
@@ -491,16 +487,14 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
     for problem in distinct(rows, "problem"):
         found = where(rows, problem=problem)
         word = "distance" if problem == "least squares" else "accuracy"
-        table = Table(
-            title=f"{problem}: mean of the last {LAST} rounds (± std over seeds)",
-            title_justify="left",
+        table = new_table(
+            f"{problem}: mean of the last {LAST} rounds (± std over seeds)",
+            ["method", word, "server rate", "angle", "‖Δ‖"],
+            left="method",
         )
-        for column in ["method", word, "server rate", "angle", "‖Δ‖"]:
-            table.add_column(column, justify="left" if column == "method" else "right")
         for name in sorted(distinct(found, "method"), key=lambda m: _badness(found, m, problem)):
             values, angle, length = (
-                [r["value"] for r in where(found, method=name, quantity=q)]
-                for q in ("final", "angle", "length")
+                values_of(found, method=name, quantity=q) for q in ("final", "angle", "length")
             )
             rate = where(found, method=name, quantity="final")[0]["server_rate"]
             table.add_row(

@@ -41,7 +41,16 @@ from rich.table import Table
 
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
-from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
+from fedpa.experiments.studies.study import (
+    Row,
+    Settings,
+    Study,
+    distinct,
+    draw_band,
+    make_rows,
+    values_of,
+    where,
+)
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
@@ -187,8 +196,7 @@ def _of_dimension(settings: Settings, sizes: Sizes, dim: int, tell: Any) -> list
     starts = jax.random.normal(start_key, (len(problems), CHAINS, dim))
     rows: list[Row] = []
     for number, z in enumerate(exact_samples(problems, starts, exact_key)):
-        value = float(np.mean(_kish(z)))
-        rows.append({"dim": dim, "problem": number, "quantity": "kish_exact", "value": value})
+        rows += make_rows({"dim": dim, "problem": number}, {"kish_exact": np.mean(_kish(z))})
 
     wanted = list(points(sizes, dim))
     found: dict[Point, list[dict[str, float]]] = {}
@@ -203,8 +211,8 @@ def _of_dimension(settings: Settings, sizes: Sizes, dim: int, tell: Any) -> list
             ]
     for panel, point in wanted:
         for number, values in enumerate(found[point]):
-            base = {"panel": panel, "dim": dim, "problem": number} | point._asdict()
-            rows += [base | {"quantity": name, "value": value} for name, value in values.items()]
+            about = {"panel": panel, "dim": dim, "problem": number} | point._asdict()
+            rows += make_rows(about, values)
     return rows
 
 
@@ -369,28 +377,27 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
     at = {x: where(own, **{column: x}) for x in distinct(own, column)}
     for number, (quantity, label) in enumerate(MEASURES.items()):
         # What diverged for every problem has no value here, and its own mark below.
-        values = {x: _values(of_x, quantity) for x, of_x in at.items()}
+        values = {x: values_of(of_x, quantity=quantity) for x, of_x in at.items()}
         values = {x: of_x for x, of_x in values.items() if len(of_x)}
-        bands = [_interval(of_x) for of_x in values.values()]
-        colour = COLOURS[number]
-        axes.plot(
+        bands = np.array([_interval(of_x) for of_x in values.values()]).reshape(-1, 2)
+        draw_band(
+            axes,
             list(values),
             [of_x.mean() for of_x in values.values()],
-            color=colour,
+            (bands[:, 0], bands[:, 1]),
+            color=COLOURS[number],
             linestyle=STYLES[number],
             marker=MARKERS[number],
             markersize=4,
             markerfacecolor="white",
             label=label,
         )
-        low, high = [band[0] for band in bands], [band[1] for band in bands]
-        axes.fill_between(list(values), low, high, color=colour, alpha=0.2, linewidth=0)
     for x, of_x in at.items():
-        spreads, diverged = _values(of_x, "spread"), _values(of_x, "diverged")
+        spreads, diverged = values_of(of_x, quantity="spread"), values_of(of_x, quantity="diverged")
         if len(spreads) and _is_calibrated(_typical(spreads)):
             axes.plot(
                 x,
-                _values(of_x, "kish").mean(),
+                values_of(of_x, quantity="kish").mean(),
                 color=COLOURS[0],
                 linestyle="none",
                 marker=MARKERS[0],
@@ -415,7 +422,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
                 fontsize=7,
             )
     axes.axhline(
-        float(_values(rows, "kish_exact").mean()),
+        float(values_of(rows, quantity="kish_exact").mean()),
         color=COLOURS[6],
         linestyle=STYLES[3],
         label="Kish, exact posterior samples",
@@ -519,7 +526,7 @@ def _most_sensitive(rows: Sequence[Row], dims: Sequence[int], quantity: str) -> 
         for name, panel in PANELS.items():
             own = where(rows, panel=name, dim=dim, quantity=quantity)
             xs = distinct(own, panel.column)
-            means = [_values(where(own, **{panel.column: x}), quantity).mean() for x in xs]
+            means = [values_of(own, **{panel.column: x}).mean() for x in xs]
             ratios[name] = max(means) / min(means) if means else 1.0
         cells.append(", ".join(_short(ratio) for ratio in ratios.values()))
         holds[dim] = max(ratios, key=lambda name: ratios[name]) == "c"
@@ -552,7 +559,7 @@ def _on_kish(rows: Sequence[Row], dims: Sequence[int]) -> str:
     """Where Kish's ESS is above the exact samples', and what samples get the most of it."""
     settings, above, off, best = 0, 0, 0, []
     for dim in dims:
-        reference = float(np.mean(_values(where(rows, dim=dim), "kish_exact")))
+        reference = float(np.mean(values_of(where(rows, dim=dim), quantity="kish_exact")))
         converged = _converged(where(rows, dim=dim))
         better = [quality for quality in converged.values() if quality.kish > reference]
         settings += len(converged)
@@ -602,10 +609,9 @@ def _converged(rows: Sequence[Row]) -> dict[Point, Quality]:
     for point in dict.fromkeys(Point(*(row[name] for name in Point._fields)) for row in own):
         # A setting that is part of several panels has equal values in each.
         at = where(own, **point._asdict())
-        if len(_values(at, "kish")):
-            found[point] = Quality(
-                float(np.mean(_values(at, "kish"))), _typical(_values(at, "spread"))
-            )
+        kish, spread = (values_of(at, quantity=name) for name in Quality._fields)
+        if len(kish):
+            found[point] = Quality(float(np.mean(kish)), _typical(spread))
     return found
 
 
@@ -617,10 +623,6 @@ def _verdict(holds: dict[int, bool]) -> str:
 
 def _by_problem(rows: Sequence[Row], quantity: str) -> dict[int, float]:
     return {row["problem"]: float(row["value"]) for row in rows if row["quantity"] == quantity}
-
-
-def _values(rows: Sequence[Row], quantity: str) -> np.ndarray:
-    return np.array([row["value"] for row in rows if row["quantity"] == quantity], float)
 
 
 def _mean(by_problem: dict[int, float]) -> str:

@@ -6,17 +6,20 @@ the rows alone, as they are read back from the CSV, so that the file is enough t
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.discovery import defined
 from fedpa.errors import FedpaError, explain
+from fedpa.experiments.report.bootstrap import band_of_mean
+from fedpa.experiments.report.figures import COLOURS, STYLES
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
@@ -58,6 +61,11 @@ def studies() -> dict[str, Study]:
 
 def size(quick: bool) -> str:
     return "quick" if quick else "full"
+
+
+def make_rows(about: Row, values: Mapping[str, Any]) -> list[Row]:
+    """A row for each quantity, with the columns of `about`."""
+    return [about | {"quantity": name, "value": float(value)} for name, value in values.items()]
 
 
 def as_csv(study: Study, rows: Iterable[Row], seed: int, quick: bool) -> str:
@@ -118,3 +126,34 @@ def where(rows: Sequence[Row], **values: Any) -> list[Row]:
 def distinct(rows: Sequence[Row], column: str) -> list[Any]:
     """The values of a column, in order of appearance."""
     return list(dict.fromkeys(row[column] for row in rows if column in row))
+
+
+def values_of(rows: Sequence[Row], by: str | None = None, **columns: Any) -> np.ndarray:
+    """The values of the rows that have all these columns, in the order of column `by` if given."""
+    found = where(rows, **columns)
+    ordered = found if by is None else sorted(found, key=lambda row: row[by])
+    return np.array([row["value"] for row in ordered], float)
+
+
+def draw_band(
+    axes: Axes, x: Any, middle: Any, band: Sequence[Any], alpha: float = 0.2, **line: Any
+) -> None:
+    """A line, and its band (low, high) in the line's colour."""
+    axes.plot(x, middle, **line)
+    axes.fill_between(x, *band, color=line["color"], alpha=alpha, linewidth=0)
+
+
+def draw_runs(axes: Axes, rows: Sequence[Row], index: int, label: str) -> None:
+    """The mean over runs by round, with its 95 % band; the line is that of place `index`."""
+    values = np.array([values_of(rows, "round", run=run) for run in distinct(rows, "run")])
+    line = {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index], "linewidth": 1.5}
+    rounds = sorted(distinct(rows, "round"))
+    draw_band(axes, rounds, values.mean(0), band_of_mean(values), label=label, **line)
+
+
+def new_table(title: str, columns: Sequence[str], left: str = "", caption: str = "") -> Table:
+    """A table for `findings`: numbers at the right, the column `left` at the left."""
+    view = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
+    for name in columns:
+        view.add_column(name, justify="left" if name == left else "right", no_wrap=True)
+    return view

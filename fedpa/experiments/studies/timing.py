@@ -41,7 +41,7 @@ from fedpa.deltas.posterior import GramState, posterior
 from fedpa.deltas.posterior_delta import posterior_delta
 from fedpa.deltas.shrinkage import fixed
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
-from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
+from fedpa.experiments.studies.study import Row, Settings, Study, distinct, new_table, values_of
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.objective import Objective
@@ -348,10 +348,9 @@ def _mebibytes(program: Any) -> float:
     return (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 2**20
 
 
-def values_of(rows: Sequence[Row], dim: int, variant: Variant, quantity: str) -> np.ndarray:
+def _repeats(rows: Sequence[Row], dim: int, variant: Variant, quantity: str) -> np.ndarray:
     """Over repeats; empty where it was not measured."""
-    found = where(rows, dim=dim, method=variant.method, form=variant.form, quantity=quantity)
-    return np.array([row["value"] for row in found], float)
+    return values_of(rows, dim=dim, **variant._asdict(), quantity=quantity)
 
 
 class Look(NamedTuple):
@@ -437,7 +436,7 @@ def _goal(axes: Axes, percent: float, least: float, text: str) -> None:
 
 def _line(axes: Axes, rows: Sequence[Row], variant: Variant, quantity: str, look: Look) -> None:
     """Medians over repeats, with quartiles, against d."""
-    by_dim = {dim: values_of(rows, dim, variant, quantity) for dim in distinct(rows, "dim")}
+    by_dim = {dim: _repeats(rows, dim, variant, quantity) for dim in distinct(rows, "dim")}
     by_dim = {dim: values for dim, values in by_dim.items() if values.size}
     if not by_dim:
         return
@@ -471,7 +470,7 @@ def _published(axes: Axes, known: Mapping[int, float], label: str, look: Look) -
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
-    examples = {dim: values_of(rows, dim, FEDAVG, "examples")[0] for dim in distinct(rows, "dim")}
+    examples = {dim: _repeats(rows, dim, FEDAVG, "examples")[0] for dim in distinct(rows, "dim")}
     notes = [
         f"d = {dim:,}: {number:.0f} examples, visited {EXAMPLES / number:.0f} times as often; the "
         "same arithmetic."
@@ -481,19 +480,12 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
     return [_times_table(rows), _parts_table(rows), _memory_table(rows), *notes, _on_goals(rows)]
 
 
-def _table(title: str, caption: str, names: Sequence[str]) -> Table:
-    view = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for name in names:
-        view.add_column(name, justify="right", no_wrap=True)
-    return view
-
-
 def _times_table(rows: Sequence[Row]) -> Table:
-    repeats = len(values_of(rows, distinct(rows, "dim")[0], FEDAVG, "milliseconds"))
-    view = _table(
+    repeats = len(_repeats(rows, distinct(rows, "dim")[0], FEDAVG, "milliseconds"))
+    view = new_table(
         f"table 1: a client update, ms (median of {repeats}; over FedAvg)",
-        "published: the paper's, on its machine; dense: one thread",
         ("d", "FedAvg", "recurrence", "Gram", "dense"),
+        caption="published: the paper's, on its machine; dense: one thread",
     )
     for dim in distinct(rows, "dim"):
         plain = _number(_median(rows, dim, FEDAVG, "milliseconds"))
@@ -514,10 +506,10 @@ def _times_table(rows: Sequence[Row]) -> Table:
 
 
 def _parts_table(rows: Sequence[Row]) -> Table:
-    view = _table(
+    view = new_table(
         "time over FedAvg's, %",
-        "sampling, delta: medians; whole: quartiles over repeats; R: recurrence, G: Gram",
         ("d", "sampling", "delta R", "delta G", "whole R", "whole G"),
+        caption="sampling, delta: medians; whole: quartiles over repeats; R: recurrence, G: Gram",
     )
     for dim in distinct(rows, "dim"):
         view.add_row(
@@ -530,14 +522,14 @@ def _parts_table(rows: Sequence[Row]) -> Table:
 
 
 def _memory_table(rows: Sequence[Row]) -> Table:
-    view = _table(
+    view = new_table(
         "memory of the compiled update beside its arguments, MiB",
-        "error: the largest relative difference of a form's delta from the float64 one",
         ("d", "FedAvg", "recurrence", "Gram", "dense", "error"),
+        caption="error: the largest relative difference of a form's delta from the float64 one",
     )
     for dim in distinct(rows, "dim"):
         variants = (FEDAVG, RECURRENCE, GRAM, DENSE)
-        errors = [row["value"] for row in where(rows, dim=dim, quantity="delta_error")]
+        errors = values_of(rows, dim=dim, quantity="delta_error")
         memory = [_number(_median(rows, dim, v, "memory_mib")) for v in variants]
         view.add_row(f"{dim:,}", *memory, f"{max(errors):.1e}")
     return view
@@ -545,12 +537,12 @@ def _memory_table(rows: Sequence[Row]) -> Table:
 
 def _median(rows: Sequence[Row], dim: int, variant: Variant, quantity: str) -> float:
     """Over repeats; not a number where it was not measured."""
-    values = values_of(rows, dim, variant, quantity)
+    values = _repeats(rows, dim, variant, quantity)
     return float(np.median(values)) if values.size else float("nan")
 
 
 def _quartiles(rows: Sequence[Row], dim: int, variant: Variant, quantity: str) -> str:
-    low, high = np.percentile(values_of(rows, dim, variant, quantity), [25, 75])
+    low, high = np.percentile(_repeats(rows, dim, variant, quantity), [25, 75])
     return f"{low:+.1f} … {high:+.1f}"
 
 
@@ -580,7 +572,7 @@ def _on_goals(rows: Sequence[Row]) -> str:
         if not found:
             return f"{what} at most {goal:g} %: not measured at this size"
         value, dim, variant = max(found)
-        low, high = np.percentile(values_of(rows, dim, variant, quantity), [25, 75])
+        low, high = np.percentile(_repeats(rows, dim, variant, quantity), [25, 75])
         verdict = "met" if high <= goal else "missed" if low > goal else "undecided"
         return (
             f"{what} at most {goal:g} %: {verdict}, {value:.1f} % "

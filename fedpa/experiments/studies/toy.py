@@ -34,10 +34,19 @@ from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
-from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import COLOURS, STYLES, new_figure, tidy
+from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
 from fedpa.experiments.studies.simulation import equal_clients, simulate
-from fedpa.experiments.studies.study import Row, Settings, Study, distinct, where
+from fedpa.experiments.studies.study import (
+    Row,
+    Settings,
+    Study,
+    distinct,
+    draw_runs,
+    make_rows,
+    new_table,
+    values_of,
+    where,
+)
 from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import client_data
 from fedpa.objectives.objective import Objective
@@ -131,7 +140,8 @@ def measure(settings: Settings) -> list[Row]:
         starts = jnp.asarray([STARTS[start] for (start, _), _ in pairs], jnp.float32)
         seeds = jnp.asarray([settings.seed + seed for (_, seed), _ in pairs], jnp.uint32)
         rates = jnp.asarray([rate for _, rate in pairs], jnp.float32)
-        paths = np.asarray(jax.jit(jax.vmap(one))(starts, seeds, rates))
+        # In float64, in which distances of what diverges are finite for longer.
+        paths = np.asarray(jax.jit(jax.vmap(one))(starts, seeds, rates), np.float64)
         return paths.reshape(len(runs), len(grid), rounds, 2)
 
     work = sum(_work(entry) for entry in entries.values())
@@ -155,17 +165,12 @@ def _work(entry: Entry) -> int:
 
 def _landscape(quadratics: Sequence[Quadratic], optimum: np.ndarray) -> list[Row]:
     """What the contours need: optima and Hessians."""
-    rows: list[Row] = []
+    rows = []
     for index, q in enumerate(quadratics):
         h = np.asarray(q.hessian)
         values = {"x": q.mean[0], "y": q.mean[1], "h11": h[0, 0], "h12": h[0, 1], "h22": h[1, 1]}
-        for quantity, value in values.items():
-            rows.append(
-                {"method": f"client {index + 1}", "quantity": quantity, "value": float(value)}
-            )
-    for quantity, value in zip(("x", "y"), optimum, strict=True):
-        rows.append({"method": "global", "quantity": quantity, "value": float(value)})
-    return rows
+        rows += make_rows({"method": f"client {index + 1}"}, values)
+    return [*rows, *make_rows({"method": "global"}, dict(zip(("x", "y"), optimum, strict=True)))]
 
 
 def _rows(
@@ -176,7 +181,6 @@ def _rows(
     optimum: np.ndarray,
 ) -> list[Row]:
     """Final distances at every rate; curves and paths at the best."""
-    paths = paths.astype(np.float64)  # what diverges may do so
     distances = np.linalg.norm(paths - optimum, axis=-1)  # (runs, rates, rounds)
     distances = np.where(np.isfinite(distances), distances, np.inf)
     final = distances[:, :, -LAST:].mean(-1)
@@ -186,20 +190,17 @@ def _rows(
     for r, (start, seed) in enumerate(runs):
         run = about | {"start": start, "run": seed}
         for g, rate in enumerate(grid):
-            value = float(min(final[r, g], 1e9))
-            rows.append(run | {"server_rate": rate, "quantity": "final_distance", "value": value})
+            final_distance = {"final_distance": min(final[r, g], 1e9)}
+            rows += make_rows(run | {"server_rate": rate}, final_distance)
         if start != seed:
             continue  # the curves are those of the runs with a start of their own
         tuned = run | {"server_rate": grid[best]}
         for t in range(distances.shape[-1]):
             if t < 20 or (t + 1) % EVERY == 0:
-                value = float(distances[r, best, t])
-                rows.append(tuned | {"round": t + 1, "quantity": "distance", "value": value})
+                rows += make_rows(tuned | {"round": t + 1}, {"distance": distances[r, best, t]})
         if about["method"] in PATHS and start == 0:
-            for t in range(min(PATH_ROUNDS, paths.shape[2])):
-                for axis, quantity in enumerate(("x", "y")):
-                    value = float(paths[r, best, t, axis])
-                    rows.append(tuned | {"round": t + 1, "quantity": quantity, "value": value})
+            for t, (x, y) in enumerate(paths[r, best, :PATH_ROUNDS]):
+                rows += make_rows(tuned | {"round": t + 1}, {"x": x, "y": y})
     return rows
 
 
@@ -220,7 +221,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     }
     for axes, (title, members) in zip((middle, right), groups.items(), strict=True):
         for index, name in enumerate(members):
-            _curve(axes, rows, name, index)
+            draw_runs(axes, where(rows, method=name, quantity="distance"), index, name)
         tidy(axes, title, "round", "distance to the global optimum\n(mean and 95 % band)")
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -229,21 +230,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, rows: Sequence[Row], name: str, index: int) -> None:
-    found = where(rows, method=name, quantity="distance")
-    rounds = sorted(set(distinct(found, "round")))
-    runs = distinct(found, "run")
-    values = np.array(
-        [[r["value"] for r in sorted(where(found, run=k), key=lambda r: r["round"])] for k in runs]
-    )
-    colour, style = COLOURS[index], STYLES[index]
-    low, high = band_of_mean(values)
-    axes.plot(rounds, values.mean(0), color=colour, linestyle=style, linewidth=1.5, label=name)
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
 def _point(rows: Sequence[Row], method: str) -> tuple[float, float]:
-    x, y = (where(rows, method=method, quantity=q)[0]["value"] for q in ("x", "y"))
+    x, y = (values_of(rows, method=method, quantity=q)[0] for q in ("x", "y"))
     return x, y
 
 
@@ -252,7 +240,7 @@ def _contours(axes: Axes, rows: Sequence[Row]) -> None:
     names = [m for m in distinct(rows, "method") if str(m).startswith("client")]
     for index, name in enumerate(names):
         mean = np.array(_point(rows, name))
-        a, b, c = (where(rows, method=name, quantity=q)[0]["value"] for q in ("h11", "h12", "h22"))
+        a, b, c = (values_of(rows, method=name, quantity=q)[0] for q in ("h11", "h12", "h22"))
         offset = grid - mean
         value = 0.5 * np.einsum("ijk,kl,ijl->ij", offset, np.array([[a, b], [b, c]]), offset)
         levels = np.max(value) * np.array([0.0015, 0.01, 0.04, 0.1, 0.25, 0.5])
@@ -273,13 +261,12 @@ def _contours(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
-    table = Table(
-        title=f"distance to the global optimum, mean of the last {LAST} rounds, by server rate",
-        title_justify="left",
-    )
     grid = sorted(distinct(rows, "server_rate"))
-    for column in ["method", *(f"{rate:g}" for rate in grid), "tuned", "at"]:
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    table = new_table(
+        f"distance to the global optimum, mean of the last {LAST} rounds, by server rate",
+        ["method", *(f"{rate:g}" for rate in grid), "tuned", "at"],
+        left="method",
+    )
     for result in results(rows):
         cells = [_shown(result.by_rate[rate]) if rate in result.by_rate else "" for rate in grid]
         edge = "*" if result.rate == min(result.by_rate) else ""
@@ -315,7 +302,7 @@ def results(rows: Sequence[Row]) -> list[Result]:
     for name in distinct(where(rows, quantity="final_distance"), "method"):
         final = where(rows, method=name, quantity="final_distance")
         first = {
-            rate: float(np.mean([r["value"] for r in where(final, start=0, server_rate=rate)]))
+            rate: float(np.mean(values_of(final, start=0, server_rate=rate)))
             for rate in distinct(final, "server_rate")
         }
         rate = where(rows, method=name, quantity="distance")[0]["server_rate"]
@@ -335,7 +322,8 @@ def animation(rows: Sequence[Row]) -> dict[str, bytes]:
         _contours(axes, rows)
         tidy(axes, "", "θ₁", "θ₂")
         line = axes.plot([], [], "o-", color=COLOURS[3], linewidth=2.0, markersize=3)[0]
-        drawn.append((axes, line, PATHS[name], np.array([STARTS[0], *_path(rows, name)])))
+        xy = [values_of(rows, "round", method=name, quantity=q) for q in ("x", "y")]
+        drawn.append((axes, line, PATHS[name], np.array([STARTS[0], *zip(*xy, strict=True)])))
     longest = max(len(path) for *_, path in drawn)
     images = []
     for t in [*range(30), *range(30, longest, 3)]:
@@ -354,13 +342,6 @@ def animation(rows: Sequence[Row]) -> dict[str, bytes]:
         output, format="GIF", save_all=True, append_images=images[1:], duration=times, loop=0
     )
     return {"toy.gif": output.getvalue()}
-
-
-def _path(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
-    x, y = (
-        sorted(where(rows, method=name, quantity=q), key=lambda r: r["round"]) for q in ("x", "y")
-    )
-    return [(a["value"], b["value"]) for a, b in zip(x, y, strict=True)]
 
 
 STUDY = Study(

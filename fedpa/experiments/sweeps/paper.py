@@ -14,18 +14,18 @@ import tomli_w
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import table_of
-from fedpa.experiments.sweeps.search import Trial, best
-from fedpa.experiments.sweeps.settings import (
+from fedpa.experiments.sweeps.search import Trial, find_best
+from fedpa.experiments.sweeps.space import Space
+from fedpa.experiments.sweeps.sweep import (
+    BEST,
     NOT_COMPARED,
     Sweep,
     as_table,
     check_same,
-    from_values,
     has_stages,
     is_sweep,
+    parse_sweep,
 )
-from fedpa.experiments.sweeps.space import Space
-from fedpa.experiments.sweeps.sweep import BEST
 from fedpa.training.run_directory import check_free, lock_directory, writing
 
 SETTINGS = "stages.toml"
@@ -43,7 +43,7 @@ class Stages(NamedTuple):
     """Its base has the rates that are used if the first stage chooses none."""
 
 
-def split(space: Space) -> tuple[Space, Space]:
+def split_space(space: Space) -> tuple[Space, Space]:
     """The first stage's hyperparameters, and the second's."""
     first = {name: values for name, values in space.items() if name not in SAMPLING}
     second = {name: values for name, values in space.items() if name in SAMPLING}
@@ -55,7 +55,7 @@ def split(space: Space) -> tuple[Space, Space]:
 
 def second_stage(stages: Stages, trials: Sequence[Trial]) -> Sweep:
     """FedPA's sweep with what the first stage found."""
-    top = best(trials)
+    top = find_best(trials)
     if top is None:
         raise FedpaError("no trial of the first stage has a value: there is nothing to go on with")
     base = stages.sampling.base
@@ -72,7 +72,7 @@ def read_stages(out: Path) -> Stages:
     path = out / SETTINGS
     values = table_of("out", path)
     try:
-        return Stages(*(from_values(values[name], path) for name in Stages._fields))
+        return Stages(*(parse_sweep(values[name], path) for name in Stages._fields))
     except KeyError as error:
         raise FedpaError(f"{path} is not of a sweep in stages: {error} is missing") from None
 
@@ -95,7 +95,7 @@ def _as_table(stages: Stages) -> dict[str, Any]:
     return {name: as_table(stage) for name, stage in stages._asdict().items()}
 
 
-def in_two_stages(stages: Stages, out: Path, perform: Perform) -> tuple[Sweep, Sequence[Trial]]:
+def run_stages(stages: Stages, out: Path, perform: Perform) -> tuple[Sweep, Sequence[Trial]]:
     """Both sweeps; the second as it was run, its trials, and its best at the top of `out`."""
     check_stages_place(out, stages)
     with writing(out):
@@ -106,7 +106,7 @@ def in_two_stages(stages: Stages, out: Path, perform: Perform) -> tuple[Sweep, S
         first = perform(stages.training, out / STAGES[0])
         settings = second_stage(stages, first)
         trials = perform(settings, out / STAGES[1])
-        if best(trials) is not None:
+        if find_best(trials) is not None:
             with writing(out):
                 write_atomically(out / BEST, (out / STAGES[1] / BEST).read_bytes())
     return settings, trials

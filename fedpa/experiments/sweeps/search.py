@@ -1,9 +1,9 @@
 """Which trial comes next, which is given up early, and the memory of it all: Optuna's part.
 
 What is proposed is a function of the settings, the trial's number and the trials before it; and a
-trial is written down whole, before it begins, in one line of a journal. So a search that was killed
-goes on as if nothing had been, whatever generators it had in memory. Optuna is imported where it is
-used: other commands should not wait for it.
+trial is written whole, before it begins, in one line of a journal. So a search that was killed
+continues as if nothing had happened. Optuna is imported where it is used: other commands should not
+wait for it.
 """
 
 import contextlib
@@ -29,6 +29,8 @@ Kind = Literal["grid", "random", "tpe"]
 State = Literal["running", "finished", "pruned", "failed"]
 JOURNAL = "optuna.journal"
 STUDY = "sweep"
+GRACE = 3
+"""Seconds after which the journal's lock is known to be of a process that was killed."""
 TRIALS = 20
 """Of random search and TPE, if not said."""
 MOST = 100_000
@@ -71,7 +73,7 @@ class Outcome(NamedTuple):
     about: Mapping[str, Any] = {}
 
 
-def chosen_search(
+def choose_search(
     kind: str, space: Space, trials: int | None, seed: int, prune: bool = False
 ) -> Search:
     """The search as asked for; what does not go together is refused."""
@@ -100,28 +102,22 @@ def chosen_search(
 
 
 @contextlib.contextmanager
-def opened(out: Path) -> Iterator["optuna.Study"]:
-    """The journal of the sweep in `out`, made if there is none. Whoever opens it holds `out`.
+def open_journal(out: Path) -> Iterator["optuna.Study"]:
+    """The journal of the sweep in `out`, created if there is none; the process holds `out`.
 
-    A journal, not a database: one process writes to it, so it needs no locks of its own (which a
-    kill would leave behind), and a line that a kill cut short can be taken away.
+    A journal, not a database: a line that a kill cut short can be removed. Optuna's lock on it, if
+    a kill left it behind, is released after the grace period.
     """
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-    class Held(JournalFileOpenLock):
-        def acquire(self) -> bool:
-            return True
-
-        def release(self) -> None:
-            return
-
     with quiet():
         path = out / JOURNAL
         try:
             drop_cut_line(path)
-            storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
+            lock = JournalFileOpenLock(str(path), grace_period=GRACE)
+            storage = JournalStorage(JournalFileBackend(str(path), lock))
             yield optuna.create_study(
                 storage=storage,
                 study_name=STUDY,
@@ -149,7 +145,7 @@ def quiet() -> Iterator[None]:
 
 
 def drop_cut_line(path: Path) -> None:
-    """A last line without an end was never read by anybody; what follows would be lost with it."""
+    """Remove a last line without an end: Optuna would append to it, and lose what follows."""
     if not path.exists():
         return
     content = path.read_bytes()
@@ -158,7 +154,7 @@ def drop_cut_line(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def trials(study: "optuna.Study") -> list[Trial]:
+def read_trials(study: "optuna.Study") -> list[Trial]:
     """All trials so far, by number."""
     states: dict[str, State] = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
     return [
@@ -174,12 +170,12 @@ def trials(study: "optuna.Study") -> list[Trial]:
     ]
 
 
-def begun(study: "optuna.Study", space: Space, search: Search) -> Trial:
+def begin_trial(study: "optuna.Study", space: Space, search: Search) -> Trial:
     """The next trial, written down."""
     import optuna
 
-    past = trials(study)
-    params = proposed(space, search, past)
+    past = read_trials(study)
+    params = propose(space, search, past)
     frozen = optuna.trial.create_trial(
         state=optuna.trial.TrialState.RUNNING,
         params=params,
@@ -189,7 +185,7 @@ def begun(study: "optuna.Study", space: Space, search: Search) -> Trial:
     return Trial(len(past), params, "running", None, {})
 
 
-def ended(study: "optuna.Study", number: int, outcome: Outcome) -> Trial:
+def end_trial(study: "optuna.Study", number: int, outcome: Outcome) -> Trial:
     """What came of a trial, written down; whatever a kill left of an earlier attempt is kept."""
     import optuna
 
@@ -207,10 +203,10 @@ def ended(study: "optuna.Study", number: int, outcome: Outcome) -> Trial:
         study.tell(number, outcome.value)
     else:
         study.tell(number, state=states.FAIL)
-    return trials(study)[number]
+    return read_trials(study)[number]
 
 
-def proposed(space: Space, search: Search, past: Sequence[Trial]) -> Params:
+def propose(space: Space, search: Search, past: Sequence[Trial]) -> Params:
     """The parameters of trial number len(past), whose predecessors are `past`."""
     number, points = len(past), size(space)
     if search.kind == "grid":
@@ -233,7 +229,7 @@ def proposed(space: Space, search: Search, past: Sequence[Trial]) -> Params:
         return study.ask(_distributions(space)).params
 
 
-def pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
+def make_pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
     """End a run whose best value so far is below the median of the trials that came to their end.
 
     Not in the first quarter of the rounds, in which much is still open. It compares with the trials
@@ -267,7 +263,7 @@ def pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
     return Remembering("pruning", [], update)
 
 
-def best(trials: Sequence[Trial]) -> Trial | None:
+def find_best(trials: Sequence[Trial]) -> Trial | None:
     """The finished trial of the highest value; of several the first."""
     valued = [(trial.value, trial) for trial in trials if trial.value is not None]
     return max(valued, key=lambda pair: (pair[0], -pair[1].number))[1] if valued else None

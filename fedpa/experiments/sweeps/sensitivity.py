@@ -17,8 +17,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.table import Table
 
 from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
-from fedpa.experiments.sweeps.search import Trial, best
-from fedpa.experiments.sweeps.space import Choices, Interval, Space, is_whole, shown
+from fedpa.experiments.sweeps.search import Trial, find_best
+from fedpa.experiments.sweeps.space import Choices, Interval, Space, format_value, is_whole
 
 PICTURE = "sensitivity.png"
 PARTS = 5
@@ -77,10 +77,10 @@ def _of_choices(name: str, choices: Choices, trials: Sequence[Trial]) -> Margina
     numeric = all(isinstance(c, int | float) and not isinstance(c, bool) for c in choices)
     ordered = sorted(choices) if numeric else list(choices)
     places = ordered if numeric else range(len(ordered))
-    top = best(trials)
+    top = find_best(trials)
     levels = tuple(
         Level(
-            shown(choice),
+            format_value(choice),
             float(place),
             _values(trials, name, (choice,).__contains__),
             top is not None and top.params[name] == choice,
@@ -106,11 +106,11 @@ def _of_interval(name: str, values: Interval, trials: Sequence[Trial]) -> Margin
             return a <= value and (value < b or last)
 
         there = [trial for trial in trials if inside(trial.params[name])]
-        top = best(there)
+        top = find_best(there)
         place = float(top.params[name]) if top is not None else a
         found = _values(there, name, inside)
-        is_best = top is not None and top == best(trials)
-        levels.append(Level(f"{shown(a)} – {shown(b)}", place, found, is_best))
+        is_best = top is not None and top == find_best(trials)
+        levels.append(Level(f"{format_value(a)} – {format_value(b)}", place, found, is_best))
     return Marginal(name, tuple(levels), log, True, (float(low), float(high)))
 
 
@@ -147,14 +147,14 @@ def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Tab
     return view
 
 
-def drawn(space: Space, trials: Sequence[Trial], metric: str, title: str) -> Figure:
+def draw_sensitivity(space: Space, trials: Sequence[Trial], metric: str, title: str) -> Figure:
     """A panel for each hyperparameter: a point per trial, a line through the best at each value."""
     found = marginals(space, trials)
     across = 2 if len(found) == 4 else min(len(found), ACROSS)
     down = math.ceil(len(found) / across)
     figure = new_figure(0.6 + 2.9 * across, 0.5 + 2.5 * down)
     panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-    top = best(trials)
+    top = find_best(trials)
     for n, (axes, marginal) in enumerate(zip(panels, found, strict=False)):
         _panel(axes, marginal, trials, top)
         tidy(axes, "", marginal.name.replace("_", " "), metric if n % across == 0 else "")
@@ -171,7 +171,7 @@ def _panel(axes: Axes, marginal: Marginal, trials: Sequence[Trial], top: Trial |
 
     def place(trial: Trial) -> float:
         value = trial.params[marginal.name]
-        return float(value) if marginal.numeric else there[shown(value)]
+        return float(value) if marginal.numeric else there[format_value(value)]
 
     ended = [trial for trial in trials if trial.value is not None]
     lines = [level for level in marginal.levels if level.values]

@@ -51,17 +51,17 @@ def read_space(path: Path) -> Space:
     if others or not isinstance(values.get("space"), dict):
         found = f"found {', '.join(others)}" if others else "found nothing"
         raise FedpaError(f"space = {str(path)!r}: must hold one table, [space]; {found}")
-    return parsed(values["space"], f"{path} [space]")
+    return parse_space(values["space"], f"{path} [space]")
 
 
-def parsed(table: Mapping[str, Any], where: str) -> Space:
+def parse_space(table: Mapping[str, Any], where: str) -> Space:
     """A space from plain values; unknown fields and values of other types are refused."""
     if not table:
         raise FedpaError(f"{where} is empty: name at least one hyperparameter and its values")
-    return ordered({name: _values(name, value, where) for name, value in table.items()})
+    return order_space({name: _values(name, value, where) for name, value in table.items()})
 
 
-def ordered(space: Space) -> Space:
+def order_space(space: Space) -> Space:
     """In the order of `Hyperparameters`: trials don't depend on the order of lines in a file."""
     return {name: space[name] for name in _HINTS if name in space}
 
@@ -147,13 +147,13 @@ def point(space: Space, index: int) -> Params:
     return {name: found[name] for name in space}
 
 
-def configured(base: RunConfig, params: Mapping[str, Any]) -> RunConfig:
+def configure(base: RunConfig, params: Mapping[str, Any]) -> RunConfig:
     """The configuration of one point, resolved; refused if the method can't do it."""
     hyperparameters = dataclasses.replace(base.hyperparameters, **params)
     try:
         config = resolve(dataclasses.replace(base, hyperparameters=hyperparameters))
     except FedpaError as error:
-        raise FedpaError(f"space: {described(params)} can't be run: {error}") from None
+        raise FedpaError(f"space: {describe_point(params)} can't be run: {error}") from None
     for name, value in params.items():
         taken = getattr(config.hyperparameters, name)
         if taken != value:
@@ -172,7 +172,7 @@ def first_point(space: Space) -> Params:
 def check_space(space: Space, base: RunConfig) -> None:
     """Refuse what the method refuses, before anything runs."""
     for params in _representative(space):
-        configured(base, params)
+        configure(base, params)
 
 
 def _representative(space: Space) -> Iterator[Params]:
@@ -190,7 +190,7 @@ def _representative(space: Space) -> Iterator[Params]:
         yield from (first | {name: value} for value in values)
 
 
-def fitting(space: Space, base: RunConfig) -> Space:
+def trim_space(space: Space, base: RunConfig) -> Space:
     """A task's grid without what makes no sense for this method and number of rounds.
 
     (FedAvg[1] has one epoch; burn-in must leave rounds for sampling.) What a user wrote is checked
@@ -206,16 +206,16 @@ def fitting(space: Space, base: RunConfig) -> Space:
 
 def _fits(base: RunConfig, params: Params) -> bool:
     try:
-        configured(base, params)
+        configure(base, params)
     except FedpaError:
         return False
     return True
 
 
-def described(params: Mapping[str, Any]) -> str:
+def describe_point(params: Mapping[str, Any]) -> str:
     """A point as a person reads it."""
-    return ", ".join(f"{name} {shown(value)}" for name, value in params.items())
+    return ", ".join(f"{name} {format_value(value)}" for name, value in params.items())
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

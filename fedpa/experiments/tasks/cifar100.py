@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpa.data.federated import mapped
-from fedpa.data.held_out import held_out
+from fedpa.data.views import hold_out, map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import found, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
@@ -44,15 +43,15 @@ def load(options: TaskOptions) -> Problem:
         del client
         return {"x": raw["image"].astype(np.uint8), "y": raw["label"].astype(np.int32)}
 
-    clients, validation = held_out(
-        mapped(splits.train, images, options.max_examples), options.validation_share or 0.0
+    clients, validation = hold_out(
+        map_examples(splits.train, images, options.max_examples), options.validation_share or 0.0
     )
     return Problem(
         clients,
         init,
         module.loss,
         classifier(lambda params, x: params(x)),
-        mapped(splits.test, images),
+        map_examples(splits.test, images),
         validation,
         regularizer=module.regularizer,
         dataset=dataset,

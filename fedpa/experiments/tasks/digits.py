@@ -16,10 +16,10 @@ import jax
 import numpy as np
 import optax
 
+from fedpa.data.cache import settle, stage
 from fedpa.data.federated import from_mapping
-from fedpa.data.held_out import held_out
-from fedpa.data.kept import settle, whole
 from fedpa.data.partition import dirichlet_label_skew
+from fedpa.data.views import hold_out
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
@@ -57,7 +57,7 @@ def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
 
 def load(options: TaskOptions) -> Problem:
     problem = _loaded()
-    clients, validation = held_out(problem.clients, options.validation_share or 0.0)
+    clients, validation = hold_out(problem.clients, options.validation_share or 0.0)
     return problem._replace(clients=clients, validation=validation)
 
 
@@ -93,7 +93,7 @@ def _split() -> tuple[np.ndarray, ...]:
     pixels, labels = load_digits(return_X_y=True)
     x, y = (pixels / 16).astype(np.float32), labels.astype(np.int32)
     split = tuple(train_test_split(x, y, test_size=0.2, random_state=FEDERATION_SEED, stratify=y))
-    with contextlib.suppress(OSError), whole(target) as beside:
+    with contextlib.suppress(OSError), stage(target) as beside:
         made = beside / target.name
         np.savez(made, **dict(zip(names, split, strict=True)))
         settle(made, target)

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedpa.data.federated import mapped
-from fedpa.data.held_out import held_out
-from fedpa.data.label_skew import dealt_by_label
+from fedpa.data.partition import deal_by_label
+from fedpa.data.views import hold_out, map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import first_found, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
@@ -42,18 +41,18 @@ def load(options: TaskOptions) -> Problem:
             "y": raw["label"].astype(np.int32),
         }
 
-    train = mapped(splits.train, images, options.max_examples)
+    train = map_examples(splits.train, images, options.max_examples)
     if options.label_skew is not None:
-        train = dealt_by_label(train, "y", options.label_skew, options.partition_seed or 0)
+        train = deal_by_label(train, "y", options.label_skew, options.partition_seed or 0)
     elif options.partition_seed is not None:
         raise refuse("partition_seed", options.partition_seed, "needs --label-skew")
-    clients, validation = held_out(train, options.validation_share or 0.0)
+    clients, validation = hold_out(train, options.validation_share or 0.0)
     return Problem(
         clients,
         lambda key: cnn.CNN(CLASSES[name], key=key),
         cnn.loss,
         classifier(lambda params, x: params(x)),
-        mapped(splits.test, images),
+        map_examples(splits.test, images),
         validation,
         dataset=name,
     )

@@ -1,16 +1,15 @@
 """StackOverflow's tag prediction: 500 logistic regressions on bags of 10,000 words (appendix D).
 
 A bag is the mean of the one-hots of a post's words, kept as its few words
-(`fedpa.data.bag_of_words`). The loss is a mean over tags and a *sum* over the mini-batch, which is
+(`fedpa.data.text`). The loss is a mean over tags and a *sum* over the mini-batch, which is
 why the client's rate is 50.
 """
 
 import dataclasses
 from typing import Any
 
-from fedpa.data.bag_of_words import WIDTH, bags
-from fedpa.data.federated import mapped
-from fedpa.data.vocabulary import tags, words
+from fedpa.data.text import WIDTH, make_bags, read_tags, read_words
+from fedpa.data.views import map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import counts_files, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
@@ -25,21 +24,21 @@ def load(options: TaskOptions) -> Problem:
         raise refuse("dataset", options.dataset, "task stackoverflow-lr has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens", "title", "tags"])
     word_counts, tag_counts = counts_files(options.data_dir)
-    vocabulary = words(word_counts, options.vocabulary or 10_000)
-    tag_set = tags(tag_counts, options.tags or 500)
+    vocabulary = read_words(word_counts, options.vocabulary or 10_000)
+    tag_set = read_tags(tag_counts, options.tags or 500)
     width = options.words or WIDTH
 
     def posts(client: str, raw: dict[str, Any]) -> Any:
         del client
-        return bags(raw["tokens"], raw["title"], raw["tags"], vocabulary, tag_set, width)
+        return make_bags(raw["tokens"], raw["title"], raw["tags"], vocabulary, tag_set, width)
 
     return Problem(
-        mapped(splits.train, posts, options.max_examples),
+        map_examples(splits.train, posts, options.max_examples),
         lambda key: bag_of_words.BagOfWords(vocabulary.size, tag_set.size, key=key),
         bag_of_words.loss,
         tagger(),
-        mapped(splits.test, posts),
-        None if splits.validation is None else mapped(splits.validation, posts),
+        map_examples(splits.test, posts),
+        None if splits.validation is None else map_examples(splits.validation, posts),
         reduction="sum",
         dataset="stackoverflow",
         sparse=bag_of_words.SPARSE,

@@ -1,6 +1,6 @@
 """StackOverflow's next-word prediction: the next word of a user's sentences (appendix D).
 
-10,000 words; a sentence is cut to 20 words between a begin and an end (`fedpa.data.next_word`).
+10,000 words; a sentence is cut to 20 words between a begin and an end (`fedpa.data.text`).
 The loss is the mean over the targets of a mini-batch, whichever sentence they are of. Accuracy
 leaves out padding, unknown words, begin and end.
 """
@@ -10,9 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedpa.data.federated import mapped
-from fedpa.data.next_word import inputs_and_targets
-from fedpa.data.vocabulary import words
+from fedpa.data.text import inputs_and_targets, read_words
+from fedpa.data.views import map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import counts_files, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
@@ -33,19 +32,19 @@ def load(options: TaskOptions) -> Problem:
     if options.dataset not in (None, "stackoverflow"):
         raise refuse("dataset", options.dataset, "task stackoverflow-nwp has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens"])
-    vocabulary = words(counts_files(options.data_dir)[0], options.vocabulary or 10_000)
+    vocabulary = read_words(counts_files(options.data_dir)[0], options.vocabulary or 10_000)
 
     def sentences(client: str, raw: dict[str, Any]) -> Any:
         del client
         return inputs_and_targets(raw["tokens"], vocabulary)
 
     return Problem(
-        mapped(splits.train, sentences, options.max_examples),
+        map_examples(splits.train, sentences, options.max_examples),
         lambda key: lstm.NextWordLSTM(vocabulary.size, *SIZES[name], key=key),
         lstm.loss,
         next_words(vocabulary.size),
-        mapped(splits.test, sentences),
-        None if splits.validation is None else mapped(splits.validation, sentences),
+        map_examples(splits.test, sentences),
+        None if splits.validation is None else map_examples(splits.validation, sentences),
         dataset="stackoverflow",
         sparse=lstm.SPARSE,
         weight=targets,
@@ -53,7 +52,7 @@ def load(options: TaskOptions) -> Problem:
 
 
 def targets(batch: Examples) -> Losses:
-    """How many words of each sentence are to be told."""
+    """How many words of each sentence are to be predicted."""
     return jnp.sum((batch["y"] != lstm.PAD).astype(jnp.float32), axis=1)
 
 

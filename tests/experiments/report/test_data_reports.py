@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from fedpa.data.progress import progress
+from fedpa.data.cache import progress
 from fedpa.experiments.report.figures import rendered
 from fedpa.experiments.report.file_progress import in_bytes, shown_on
 from fedpa.experiments.report.partition_figure import draw_partition

@@ -12,11 +12,11 @@ from fedpa.experiments.cli.main import main
 from fedpa.experiments.report.bootstrap import interval_of_mean
 from fedpa.experiments.report.figures import new_figure
 from fedpa.experiments.studies import study as studies_module
-from fedpa.experiments.studies import toy
 from fedpa.experiments.studies.study import (
     Study,
     as_csv,
     distinct,
+    draw_runs,
     read_csv,
     studies,
     where,
@@ -105,7 +105,7 @@ def test_bands_over_seeds_are_the_calibrated_intervals():
         for t in (1, 2)
     ]
     axes = Figure().subplots()
-    toy._curve(axes, rows, "m", 0)
+    draw_runs(axes, rows, 0, "m")
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     interval = interval_of_mean(values)

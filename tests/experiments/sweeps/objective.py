@@ -3,7 +3,7 @@
 import math
 from concurrent.futures import Future
 
-from fedpa.experiments.sweeps.search import PRUNED, Outcome, pruning
+from fedpa.experiments.sweeps.search import PRUNED, Outcome, make_pruning
 from fedpa.training.callbacks import Event, Stop
 
 ROUNDS = 8
@@ -22,7 +22,7 @@ def outcome_of(params, past=(), prune=False):
     curve = curve_of(params)
     if not prune:
         return Outcome(value_of(params), {}, None, {"rounds": ROUNDS})
-    watching = pruning(past, "eval/accuracy", ROUNDS)
+    watching = make_pruning(past, "eval/accuracy", ROUNDS)
     memory = watching.init
     for t in curve:
         event = Event(t, ROUNDS, None, None, {"eval/accuracy": curve[t]})

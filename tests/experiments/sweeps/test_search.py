@@ -14,18 +14,25 @@ from fedpa.experiments.sweeps.search import (
     MOST,
     Outcome,
     Trial,
-    begun,
-    best,
-    chosen_search,
+    begin_trial,
+    choose_search,
     drop_cut_line,
-    ended,
-    opened,
-    proposed,
-    trials,
+    end_trial,
+    find_best,
+    open_journal,
+    propose,
+    read_trials,
 )
-from fedpa.experiments.sweeps.settings import Sweep, check_place, write_settings
 from fedpa.experiments.sweeps.space import Interval, point, size
-from fedpa.experiments.sweeps.sweep import BEST, TABLE, holding, searched
+from fedpa.experiments.sweeps.sweep import (
+    BEST,
+    TABLE,
+    Sweep,
+    check_place,
+    hold_directory,
+    run_trials,
+    write_settings,
+)
 from tests.experiments.sweeps.objective import done, outcome_of, value_of
 
 LISTS = {"epochs": (1, 2, 5), "rho": (0.01, 0.1, 1.0)}
@@ -34,7 +41,7 @@ BASE = default_config("digits", "fedpa")
 
 
 def settings(kind, space, trials=None, seed=0, prune=False):
-    return Sweep(BASE, space, chosen_search(kind, space, trials, seed, prune))
+    return Sweep(BASE, space, choose_search(kind, space, trials, seed, prune))
 
 
 KINDS = {
@@ -68,8 +75,8 @@ def run(out, sweep, kills=(), jobs=1):
 
     while True:
         try:
-            with holding(out, sweep):
-                return searched(sweep, out, submit, jobs), performed
+            with hold_directory(out, sweep):
+                return run_trials(sweep, out, submit, jobs), performed
         except Killed:
             continue
 
@@ -115,16 +122,16 @@ def test_whole_lines_stay(tmp_path):
 
 def test_what_ended_writes_can_be_cut_and_repeated(tmp_path, monkeypatch):
     sweep = KINDS["grid, pruned"]
-    with opened(tmp_path) as study:
-        begun(study, sweep.space, sweep.search)
+    with open_journal(tmp_path) as study:
+        begin_trial(study, sweep.space, sweep.search)
         tell = study.tell
         monkeypatch.setattr(study, "tell", lambda *_: (_ for _ in ()).throw(Killed))
-        outcome = outcome_of(trials(study)[0].params, (), True)
+        outcome = outcome_of(read_trials(study)[0].params, (), True)
         with pytest.raises(Killed):
-            ended(study, 0, outcome)
+            end_trial(study, 0, outcome)
         monkeypatch.setattr(study, "tell", tell)
-        assert trials(study)[0].state == "running"
-        trial = ended(study, 0, outcome)
+        assert read_trials(study)[0].state == "running"
+        trial = end_trial(study, 0, outcome)
     assert (trial.state, trial.value, trial.curve) == ("finished", outcome.value, outcome.curve)
 
 
@@ -137,28 +144,28 @@ def test_side_by_side_random_trials_are_the_same(tmp_path):
 
 @given(st.integers(0, 2**32), st.sampled_from(["grid", "random"]))
 def test_no_point_twice(seed, kind):
-    search = chosen_search(kind, LISTS, 9, seed)
+    search = choose_search(kind, LISTS, 9, seed)
     past = []
     for number in range(9):
-        past.append(Trial(number, proposed(LISTS, search, past), "finished", 0.0, {}))
+        past.append(Trial(number, propose(LISTS, search, past), "finished", 0.0, {}))
     assert sorted(str(t.params) for t in past) == sorted(str(point(LISTS, n)) for n in range(9))
 
 
 @given(st.integers(0, 2**31), st.sampled_from(["random", "tpe"]))
 def test_proposals_are_inside_and_functions_of_the_seed(seed, kind):
-    search = chosen_search(kind, MIXED, 20, seed)
+    search = choose_search(kind, MIXED, 20, seed)
     past = [
         Trial(n, {"epochs": n + 1, "rho": 0.1 * (n + 1), "server_tau": 0.1}, "finished", -n, {})
         for n in range(3)
     ]
-    params = proposed(MIXED, search, past)
-    assert params == proposed(MIXED, search, past)
+    params = propose(MIXED, search, past)
+    assert params == propose(MIXED, search, past)
     assert isinstance(params["epochs"], int)
     assert 1 <= params["epochs"] <= 9
     assert 0.01 <= params["rho"] <= 1.0
     assert params["server_tau"] in (0.1, 0.2)
     other = search._replace(seed=seed + 1)
-    assert params != proposed(MIXED, other, past)
+    assert params != propose(MIXED, other, past)
 
 
 def test_tpe_learns(tmp_path):
@@ -192,9 +199,9 @@ def test_other_settings_are_refused_with_what_differs(tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
     with (
-        holding(tmp_path, KINDS["grid"]),
+        hold_directory(tmp_path, KINDS["grid"]),
         pytest.raises(FedpaError, match="being written"),
-        holding(tmp_path, KINDS["grid"]),
+        hold_directory(tmp_path, KINDS["grid"]),
     ):
         pass
 
@@ -208,24 +215,24 @@ def test_pruning_gives_up_the_poor_and_spares_the_rest(tmp_path):
     better = {"rho": tuple(reversed(space["rho"]))}
     found, _ = run(tmp_path / "better", settings("grid", better, prune=True))
     assert {t.state for t in found} == {"finished"}
-    assert best(found).params == {"rho": 1.0}
+    assert find_best(found).params == {"rho": 1.0}
 
 
 def test_a_trial_without_a_number_is_not_the_best(tmp_path):
     sweep = settings("grid", {"rho": (0.1, 1.0)})
-    with opened(tmp_path) as study:
+    with open_journal(tmp_path) as study:
         for value in (math.nan, -2.0):
-            trial = begun(study, sweep.space, sweep.search)
-            ended(study, trial.number, Outcome(value, {}))
-        found = trials(study)
+            trial = begin_trial(study, sweep.space, sweep.search)
+            end_trial(study, trial.number, Outcome(value, {}))
+        found = read_trials(study)
     assert [t.state for t in found] == ["failed", "finished"]
-    assert best(found).number == 1
-    assert best(found[:1]) is None
+    assert find_best(found).number == 1
+    assert find_best(found[:1]) is None
 
 
 def test_of_equals_the_first_is_the_best():
     equal = [Trial(n, {}, "finished", 0.5, {}) for n in range(3)]
-    assert best(equal).number == 0
+    assert find_best(equal).number == 0
 
 
 def test_the_best_configuration_is_one_that_fedpa_run_takes(tmp_path):
@@ -238,7 +245,7 @@ def test_the_best_configuration_is_one_that_fedpa_run_takes(tmp_path):
 
 
 REFUSED = [
-    (("nope", LISTS, None, 0), "search = 'nope': choose from grid, random, tpe"),
+    (("nope", LISTS, None, 0), "search = 'nope': unknown search; choose from grid, random, tpe"),
     (("grid", MIXED, None, 0), "epochs is an interval"),
     (("grid", LISTS, 4, 0), "trials = 4: the grid has 9 points"),
     (("random", LISTS, 10, 0), "trials = 10: the space has only 9 points"),
@@ -251,12 +258,23 @@ REFUSED = [
 @pytest.mark.parametrize(("words", "text"), REFUSED)
 def test_refused(words, text):
     with pytest.raises(FedpaError) as refusal:
-        chosen_search(*words)
+        choose_search(*words)
     assert text in str(refusal.value)
 
 
 def test_how_many_trials_if_not_said():
-    assert chosen_search("grid", LISTS, None, 0).trials == size(LISTS) == 9
-    assert chosen_search("random", LISTS, None, 0).trials == 9
-    assert chosen_search("random", MIXED, None, 0).trials == 20
-    assert chosen_search("tpe", LISTS, None, 0).trials == 20
+    assert choose_search("grid", LISTS, None, 0).trials == size(LISTS) == 9
+    assert choose_search("random", LISTS, None, 0).trials == 9
+    assert choose_search("random", MIXED, None, 0).trials == 20
+    assert choose_search("tpe", LISTS, None, 0).trials == 20
+
+
+@pytest.mark.long
+def test_a_lock_that_a_kill_left_behind_is_released(tmp_path):
+    sweep = KINDS["grid"]
+    whole, _ = run(tmp_path / "whole", sweep)
+    (tmp_path / "killed").mkdir()
+    write_settings(tmp_path / "killed", sweep)
+    (tmp_path / "killed" / f"{JOURNAL}.lock").touch()
+    assert run(tmp_path / "killed", sweep)[0] == whole
+    assert not (tmp_path / "killed" / f"{JOURNAL}.lock").exists()

@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 from fedpa import FedpaError
 from fedpa.experiments.config import default_config
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.sweeps.search import chosen_search
-from fedpa.experiments.sweeps.settings import (
-    Sweep,
-    as_table,
-    checked,
-    read_settings,
-    write_settings,
-)
+from fedpa.experiments.sweeps.search import choose_search
 from fedpa.experiments.sweeps.space import (
     Interval,
     check_space,
-    configured,
-    fitting,
-    parsed,
+    configure,
+    parse_space,
     point,
     read_space,
     size,
+    trim_space,
 )
 from fedpa.experiments.sweeps.space import as_table as space_table
+from fedpa.experiments.sweeps.sweep import (
+    Sweep,
+    as_table,
+    check_sweep,
+    read_settings,
+    write_settings,
+)
 from fedpa.experiments.tasks import tasks
 from fedpa.experiments.tasks.grids import GRIDS, grid_of
 
@@ -61,7 +61,7 @@ def tables():
 
 @given(lists())
 def test_a_grid_has_every_combination_once(table):
-    space = parsed(table, "here")
+    space = parse_space(table, "here")
     product = 1
     for values in table.values():
         product *= len(values)
@@ -73,8 +73,8 @@ def test_a_grid_has_every_combination_once(table):
 
 @given(tables())
 def test_a_space_goes_through_toml(table):
-    space = parsed(table, "here")
-    again = parsed(tomllib.loads(tomli_w.dumps(space_table(space))), "there")
+    space = parse_space(table, "here")
+    again = parse_space(tomllib.loads(tomli_w.dumps(space_table(space))), "there")
     assert again == space
     assert list(again) == list(space)
 
@@ -82,19 +82,19 @@ def test_a_space_goes_through_toml(table):
 @given(tables(), st.permutations(list(CHOICES | INTERVALS)))
 def test_the_order_of_lines_does_not_matter(table, names):
     shuffled = {name: table[name] for name in names if name in table}
-    assert list(parsed(shuffled, "here").items()) == list(parsed(table, "here").items())
+    assert list(parse_space(shuffled, "here").items()) == list(parse_space(table, "here").items())
 
 
 def test_a_sweep_is_read_back(tmp_path):
     base = default_config("digits", "fedpa")
-    space = parsed({"rho": {"low": 0.01, "high": 1.0, "log": True}, "epochs": [2, 5]}, "here")
-    settings = checked(Sweep(base, space, chosen_search("tpe", space, 7, 3, True)))
+    space = parse_space({"rho": {"low": 0.01, "high": 1.0, "log": True}, "epochs": [2, 5]}, "here")
+    settings = check_sweep(Sweep(base, space, choose_search("tpe", space, 7, 3, True)))
     write_settings(tmp_path, settings)
-    again = checked(read_settings(tmp_path))
+    again = check_sweep(read_settings(tmp_path))
     assert as_table(again) == as_table(settings)
     # The samples follow from each trial's own epochs.
     for epochs in (2, 5):
-        config = configured(again.base, {"rho": 0.1, "epochs": epochs})
+        config = configure(again.base, {"rho": 0.1, "epochs": epochs})
         assert config.hyperparameters.samples == epochs
 
 
@@ -154,7 +154,9 @@ def test_refused_by_the_method(method, name, values):
 
 
 def test_combinations_are_refused_too():
-    space = parsed({"client_optimizer": ["sgd", "adam"], "client_momentum": [0.0, 0.9]}, "here")
+    space = parse_space(
+        {"client_optimizer": ["sgd", "adam"], "client_momentum": [0.0, 0.9]}, "here"
+    )
     with pytest.raises(FedpaError, match=r"client_optimizer adam.* can't be run"):
         check_space(space, default_config("digits", "fedavg"))
 
@@ -166,8 +168,8 @@ def test_every_preset_has_a_grid_that_can_be_run():
             grid = grid_of(task, preset)
             for method, choices in [("fedavg", grid.training), ("fedpa", grid.sampling)]:
                 base = default_config(task, method, preset)
-                assert parsed(choices, "grid")
-                assert fitting(choices, base) == choices
+                assert parse_space(choices, "grid")
+                assert trim_space(choices, base) == choices
                 settings = base.hyperparameters
                 if preset == "paper":  # what the paper chose is in the grid it chose from
                     assert all(getattr(settings, name) in choices[name] for name in choices)
@@ -190,7 +192,7 @@ def test_the_papers_grids():
 
 def test_a_tasks_grid_is_trimmed():
     base = default_config("digits", "fedavg-1")
-    assert set(fitting(grid_of("digits", None).training, base)) == {
+    assert set(trim_space(grid_of("digits", None).training, base)) == {
         "server_learning_rate",
         "client_learning_rate",
     }

@@ -17,12 +17,10 @@ from fedpa.errors import TooFewClientsError
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.config import default_config, read_toml
 from fedpa.experiments.sweeps import sweep as sweeping
-from fedpa.experiments.sweeps import trial_run
-from fedpa.experiments.sweeps.search import Trial, chosen_search
-from fedpa.experiments.sweeps.sensitivity import drawn, marginals, sensitivity_table
-from fedpa.experiments.sweeps.settings import Sweep, checked
-from fedpa.experiments.sweeps.space import Interval, parsed, point, size
-from fedpa.experiments.sweeps.sweep import Watch, sweep
+from fedpa.experiments.sweeps.search import Trial, choose_search
+from fedpa.experiments.sweeps.sensitivity import draw_sensitivity, marginals, sensitivity_table
+from fedpa.experiments.sweeps.space import Interval, parse_space, point, size
+from fedpa.experiments.sweeps.sweep import Sweep, Watch, check_sweep, sweep
 from fedpa.experiments.tasks import TaskOptions
 from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import default_jobs
@@ -38,12 +36,12 @@ def _pretended(monkeypatch):
     """Trials that end at once; the list of those that were run."""
     ran = []
 
-    def performed(job, problem, callbacks=()):
+    def performed(job, problem, *callbacks):
         ran.append(job.out)
         h = job.config.hyperparameters
         return outcome_of({"rho": h.rho, "rate": h.client_learning_rate, "epochs": h.epochs - 2})
 
-    monkeypatch.setattr(sweeping, "performed", performed)
+    monkeypatch.setattr(sweeping, "run_trial", performed)
     return ran
 
 
@@ -99,19 +97,19 @@ def test_what_the_command_line_fixes_is_not_swept(pretended, tmp_path, capsys):
 
 def test_a_signal_says_how_to_go_on(pretended, tmp_path, capsys, monkeypatch):
     out = tmp_path / "a sweep"
-    performed = sweeping.performed
+    performed = sweeping.run_trial
 
-    def interrupted(job, problem, callbacks=()):
+    def interrupted(job, problem, *callbacks):
         if job.out.name == "2":  # this one has no rounds after which the first would end it
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-        return performed(job, problem, callbacks)
+        return performed(job, problem, *callbacks)
 
-    monkeypatch.setattr(sweeping, "performed", interrupted)
+    monkeypatch.setattr(sweeping, "run_trial", interrupted)
     text = said(capsys, "digits", "--out", out, code=143)
     assert text == f"interrupted: `fedpa sweep --out '{out}'` goes on"
     assert [row["state"] for row in rows(out)] == ["finished"] * 2
-    monkeypatch.setattr(sweeping, "performed", performed)
+    monkeypatch.setattr(sweeping, "run_trial", performed)
     text = said(capsys, "--out", out)
     assert "trial 2 (3 of 9)  burn_in_rounds 10, rho 1: was interrupted, goes on" in text
     assert len(pretended) == 9
@@ -168,7 +166,11 @@ def test_going_on_takes_the_directorys_word(pretended, tmp_path, capsys, monkeyp
 REFUSED = [
     (["digits", "--method", "fedpaa"], "", "method = 'fedpaa': unknown method"),
     (["digitss"], "", "task = 'digitss'"),
-    (["digits", "--search", "bayes"], "", "search = 'bayes': choose from grid, random, tpe"),
+    (
+        ["digits", "--search", "bayes"],
+        "",
+        "search = 'bayes': unknown search",
+    ),
     (["digits", "--jobs", "0"], "", "jobs = 0"),
     (["digits", "--trials", "3"], "", "trials = 3: the grid has 9 points"),
     (["digits", "--space", "missing.toml"], "", "can't be read"),
@@ -218,10 +220,10 @@ def test_other_settings_and_other_contents_are_refused(pretended, tmp_path, caps
 def real_sweep():
     base = default_config("digits", "fedavg")
     # The server's: clients' programs are then the same in all trials, and compiled once.
-    space = parsed({"server_learning_rate": [0.3, 1.0], "server_momentum": [0.0, 0.5]}, "")
+    space = parse_space({"server_learning_rate": [0.3, 1.0], "server_momentum": [0.0, 0.5]}, "")
     recording = fedpa.RecordingOptions(checkpoint_every=1)
     config = dataclasses.replace(base, rounds=3, clients_per_round=2, recording=recording)
-    return checked(Sweep(config, space, chosen_search("grid", space, None, 0)))
+    return check_sweep(Sweep(config, space, choose_search("grid", space, None, 0)))
 
 
 @pytest.mark.long
@@ -271,7 +273,7 @@ def test_settings_under_which_clients_fail_have_no_value(tmp_path, monkeypatch):
         real_sweep(),
         task_named("digits").load(TaskOptions()),
     )
-    monkeypatch.setattr(trial_run, "run_or_resume", failing)
+    monkeypatch.setattr(sweeping, "run_or_resume", failing)
     found = sweep(settings, tmp_path, problem)
     assert [trial.state for trial in found] == ["failed"] * 4
     assert {row["stopped"] for row in rows(tmp_path)} == {"round 2: 1 of 2 clients succeeded"}
@@ -365,10 +367,10 @@ def test_marginals_and_their_picture():
     assert "0.6000" in text
     assert "0.7000 *" in text
     for some in (dict(list(space.items())[:n]) for n in range(1, 5)):
-        figure = drawn(some, trials, "valid/accuracy", "title")
+        figure = draw_sensitivity(some, trials, "valid/accuracy", "title")
         shown = [axes for axes in figure.axes if axes.get_visible()]
         assert [axes.get_xlabel() for axes in shown] == [n.replace("_", " ") for n in some]
-    drawn(space, [], "valid/accuracy", "nothing yet")
+    draw_sensitivity(space, [], "valid/accuracy", "nothing yet")
 
 
 def _params(rho, rate, optimizer, epochs):

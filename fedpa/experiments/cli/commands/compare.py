@@ -38,7 +38,7 @@ from fedpa.experiments.report.published import PUBLISHED
 from fedpa.experiments.report.table import Histories, Measured, as_csv, printed, rows
 from fedpa.experiments.run import check_run
 from fedpa.experiments.shared_burn_in import is_all_burn_in, shared
-from fedpa.experiments.sweeps.settings import SWEEP, Sweep
+from fedpa.experiments.sweeps.sweep import SWEEP, Sweep
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs

@@ -24,24 +24,34 @@ from fedpa.experiments.sweeps.paper import (
     Stages,
     are_stages,
     check_stages_place,
-    in_two_stages,
     read_stages,
-    split,
+    run_stages,
+    split_space,
 )
-from fedpa.experiments.sweeps.search import Trial, best, chosen_search
-from fedpa.experiments.sweeps.sensitivity import PICTURE, drawn, sensitivity_table
-from fedpa.experiments.sweeps.settings import Sweep, check_place, checked, is_sweep, read_settings
+from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
+from fedpa.experiments.sweeps.sensitivity import PICTURE, draw_sensitivity, sensitivity_table
 from fedpa.experiments.sweeps.space import (
     Space,
-    configured,
-    described,
+    configure,
+    describe_point,
     first_point,
-    fitting,
     read_space,
     size,
+    trim_space,
 )
-from fedpa.experiments.sweeps.sweep import BEST, TABLE, Watch, sweep
-from fedpa.experiments.sweeps.trial_run import chosen_on, goal
+from fedpa.experiments.sweeps.sweep import (
+    BEST,
+    TABLE,
+    Sweep,
+    Watch,
+    check_place,
+    check_sweep,
+    find_metric,
+    goal,
+    is_sweep,
+    read_settings,
+    sweep,
+)
 from fedpa.experiments.tasks.grids import grid_of
 from fedpa.experiments.tasks.task import Problem, preset_named, task_named
 from fedpa.experiments.workers import default_jobs
@@ -134,7 +144,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         if stages is None:
             perform(settings, out)
         else:
-            in_two_stages(stages, out, perform)
+            run_stages(stages, out, perform)
     if command.quiet:
         _say(console, shown(out))
         return
@@ -155,11 +165,11 @@ def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) ->
             raise refuse("task", base.task, "has no grid of its own: give --space FILE")
         whole = grid.sampling if METHODS[base.method].samples else grid.training
         space = _trimmed(whole, base, argv, remarks)
-    search = chosen_search(
+    search = choose_search(
         command.search, space, command.trials, command.search_seed, command.prune
     )
-    settings = checked(Sweep(base, space, search))
-    refuse_unused([base], [configured(base, first_point(settings.space))], argv)
+    settings = check_sweep(Sweep(base, space, search))
+    refuse_unused([base], [configure(base, first_point(settings.space))], argv)
     return settings
 
 
@@ -177,9 +187,9 @@ def _found(command: SweepCommand) -> tuple[Stages | None, Sweep]:
     settings = read_settings(out)
     if command.trials is not None:
         kind, _, seed, prune = settings.search
-        search = chosen_search(kind, settings.space, command.trials, seed, prune)
+        search = choose_search(kind, settings.space, command.trials, seed, prune)
         settings = settings._replace(search=search)
-    return None, checked(settings)
+    return None, check_sweep(settings)
 
 
 def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Stages:
@@ -191,7 +201,7 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
     if command.space is not None:
         space = read_space(command.space)
         _refuse_fixed(space, argv)
-        first, second = split(space)
+        first, second = split_space(space)
     else:
         grid = grid_of(command.run.task, command.run.preset)
         if grid is None:
@@ -204,8 +214,8 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
         if trials is not None and command.search == "random" and (points or trials) < trials:
             remarks.append(f"{base.method} has {points} points to try: all of them are")
             trials = points
-        search = chosen_search(command.search, space, trials, command.search_seed, command.prune)
-        return checked(Sweep(base, space, search))
+        search = choose_search(command.search, space, trials, command.search_seed, command.prune)
+        return check_sweep(Sweep(base, space, search))
 
     return Stages(stage(fedavg, first), stage(command.run, second))
 
@@ -213,7 +223,7 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
 def _trimmed(grid: Space, base: RunConfig, argv: Sequence[str], remarks: list[str]) -> Space:
     """The task's grid without what the command line fixes, and what the runs can't have."""
     wanted = {name: values for name, values in grid.items() if not is_given(name, argv)}
-    space = fitting(wanted, base)
+    space = trim_space(wanted, base)
     for name, values in wanted.items():
         kept: Any = space.get(name, ())
         left_out = [str(value) for value in values if value not in kept]
@@ -238,7 +248,7 @@ def _refuse_fixed(space: Space, argv: Sequence[str]) -> None:
 
 def _check_runs(sweeps: Sequence[Sweep], problem: Problem) -> None:
     for settings in sweeps:
-        check_run(configured(settings.base, first_point(settings.space)), problem)
+        check_run(configure(settings.base, first_point(settings.space)), problem)
 
 
 def _on_test(base: RunConfig, problem: Problem) -> list[str]:
@@ -263,14 +273,14 @@ def _watching(
         yield Watch()
         return
     total = settings.search.trials
-    metric = chosen_on(settings.base.task, problem, settings.by)
+    metric = find_metric(settings.base.task, problem, settings.by)
     width = len(str(total))
     live = console.is_terminal and console.is_interactive
     status = console.status("", spinner="dots") if live else None
 
     def named(trial: Trial) -> str:
         place = f"({trial.number + 1:>{width}} of {total})"
-        return f"trial {trial.number:>{width}} {place}  {described(trial.params)}"
+        return f"trial {trial.number:>{width}} {place}  {describe_point(trial.params)}"
 
     def begin(trial: Trial, again: bool) -> Sequence[Callback]:
         if again:
@@ -287,7 +297,7 @@ def _watching(
         return [show]
 
     def end(trial: Trial, all: Sequence[Trial]) -> None:
-        _say(console, f"{named(trial)}  {_outcome(trial, best(all))}")
+        _say(console, f"{named(trial)}  {_outcome(trial, find_best(all))}")
 
     with status or contextlib.nullcontext():
         yield Watch(begin, end)
@@ -310,20 +320,20 @@ def _report(
     quiet: bool,
 ) -> None:
     base = settings.base
-    metric = goal(chosen_on(base.task, problem, settings.by))
+    metric = goal(find_metric(base.task, problem, settings.by))
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
-    picture = drawn(settings.space, trials, metric, title)
+    picture = draw_sensitivity(settings.space, trials, metric, title)
     with run_directory.writing(out):
         write_atomically(out / PICTURE, rendered(picture, "png"))
     if quiet:
         return
-    top = best(trials)
+    top = find_best(trials)
     if top is None:
         _say(console, "no trial has a value: there is no best")
         return
     console.print(sensitivity_table(settings.space, trials, metric))
     last = min(preset_named(base.task, base.preset)[1].last, base.rounds)
-    _say(console, f"best: trial {top.number}, {described(top.params)}")
+    _say(console, f"best: trial {top.number}, {describe_point(top.params)}")
     _say(console, f"{metric} {top.value:.4f} (mean of the last {last} rounds)")
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedpa.data.index import Index, indexed
+from fedpa.data.cache import Index, load_index
 from fedpa.errors import DataError
 
 
@@ -26,7 +26,7 @@ class Builds:
 
 def test_it_is_sorted_and_kept(file):
     build = Builds("b", "é\n", "a")
-    first, second = indexed(file, "", build), indexed(file, "", build)
+    first, second = load_index(file, "", build), load_index(file, "", build)
     assert build.times == 1
     for index in (first, second):
         assert index.ids == ["a", "b", "é\n"]
@@ -37,60 +37,60 @@ def test_it_is_sorted_and_kept(file):
 
 def test_parts_and_changes_have_their_own(file):
     build = Builds("a")
-    indexed(file, "train", build)
-    indexed(file, "test", build)
+    load_index(file, "train", build)
+    load_index(file, "test", build)
     assert build.times == 2
     file.write_bytes(b"longer content")
-    indexed(file, "train", build)
+    load_index(file, "train", build)
     assert build.times == 3
 
 
 def test_a_client_that_is_there_twice_is_refused(file):
     with pytest.raises(DataError, match=r"data\.bin: client 'a' is there twice"):
-        indexed(file, "", Builds("a", "b", "a"))
+        load_index(file, "", Builds("a", "b", "a"))
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK", None])
 def test_a_damaged_index_is_made_anew(file, cache, damage):
     build = Builds("a", "b")
-    indexed(file, "", build)
+    load_index(file, "", build)
     (kept,) = (cache / "indices").iterdir()
     kept.write_bytes(kept.read_bytes()[:-30] if damage is None else damage)
-    assert indexed(file, "", build).ids == ["a", "b"]
+    assert load_index(file, "", build).ids == ["a", "b"]
     assert build.times == 2
-    indexed(file, "", build)
+    load_index(file, "", build)
     assert build.times == 2
 
 
 def test_an_index_of_another_compression_is_made_anew(file, cache):
     build = Builds("a", "b")
-    indexed(file, "", build)
+    load_index(file, "", build)
     (kept,) = (cache / "indices").iterdir()
     data = bytearray(kept.read_bytes())
     data[data.index(b"PK\x01\x02") + 10] = 99
     kept.write_bytes(data)
-    assert indexed(file, "", build).ids == ["a", "b"]
+    assert load_index(file, "", build).ids == ["a", "b"]
     assert build.times == 2
 
 
 @pytest.mark.parametrize("at", range(30, 300, 30))
 def test_flipped_bytes_are_seen(file, cache, at):
-    indexed(file, "", Builds("a", "b"))
+    load_index(file, "", Builds("a", "b"))
     (kept,) = (cache / "indices").iterdir()
     data = bytearray(kept.read_bytes())
     data[at] ^= 0xFF
     kept.write_bytes(data)
-    assert indexed(file, "", Builds("a", "b")).ids == ["a", "b"]
+    assert load_index(file, "", Builds("a", "b")).ids == ["a", "b"]
 
 
 def test_an_unwritable_cache_only_costs_time(file, cache):
     cache.parent.write_bytes(b"a file where the directory would be")
     build = Builds("a")
     for _ in range(2):
-        assert indexed(file, "", build).ids == ["a"]
+        assert load_index(file, "", build).ids == ["a"]
     assert build.times == 2
 
 
 def test_a_file_that_is_not_there(tmp_path, cache):
     with pytest.raises(DataError, match="absent is not there"):
-        indexed(tmp_path / "absent", "", Builds("a"))
+        load_index(tmp_path / "absent", "", Builds("a"))
