@@ -20,10 +20,11 @@ from fedpa.engines.vectorized import gains
 from fedpa.engines.vectorized import width as side_by_side
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.metrics.streaming import streamed
 from fedpa.training.evaluation import evaluated_splits
 from fedpa.training.fit import bind, some_examples
+from fedpa.training.problem import Problem
 
 REPEATS = 5
 

@@ -18,7 +18,7 @@ from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, as_table, read_toml, resolve
 from fedpa.experiments.methods import METHODS, label_method
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.training import parameter_files, run_directory
 from fedpa.training.callbacks import Callback
 from fedpa.training.conducting import Place, Training, conduct
@@ -26,6 +26,7 @@ from fedpa.training.directories import branched, go_on, new_directory
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.fit import prepared_task
 from fedpa.training.loop import Fit, check_callbacks
+from fedpa.training.problem import Problem
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.recording import Made, begin, check_settings
 from fedpa.training.stopping import Best, remember_best, stops

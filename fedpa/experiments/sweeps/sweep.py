@@ -22,10 +22,10 @@ from fedpa.experiments.sweeps.search import Outcome, Trial, begun, best, ended, 
 from fedpa.experiments.sweeps.settings import Sweep, check_place, write_settings
 from fedpa.experiments.sweeps.space import configured
 from fedpa.experiments.sweeps.trial_run import Job, chosen_on, performed, performed_alone
-from fedpa.experiments.tasks.task import Problem
 from fedpa.experiments.workers import workers
 from fedpa.training.callbacks import Callback
 from fedpa.training.lock import locked
+from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS, writing
 from fedpa.training.whole_files import write_atomically
 

@@ -10,12 +10,13 @@ from fedpa.experiments.config import RunConfig
 from fedpa.experiments.report.summary import curve, final
 from fedpa.experiments.run import run_or_resume
 from fedpa.experiments.sweeps.search import Outcome, Trial, pruning
-from fedpa.experiments.tasks.task import Problem, preset_named, task_named
+from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training import checkpoints
 from fedpa.training.callbacks import Callback
 from fedpa.training.lock import wait_for
 from fedpa.training.loop import Fit
+from fedpa.training.problem import Problem
 
 
 class Job(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedpa.errors import FedpaError
-from fedpa.experiments.cli import tuning
+from fedpa.experiments.cli import comparison
 from fedpa.experiments.cli.commands import compare
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.sweeps.search import Trial
@@ -98,7 +98,7 @@ def _pretended(monkeypatch):
         watch.begin(trials[0], False)
         return trials
 
-    monkeypatch.setattr(tuning, "sweep", sweep)
+    monkeypatch.setattr(comparison, "sweep", sweep)
     return seen
 
 
@@ -114,7 +114,7 @@ def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
     words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]
     words += ["--validation-share", "0.1"]
     main([*words, "--tune", "3,0.5,1", "--tune-rounds", "7", "--out", "cmp"])
-    assert {s.base.seed for s in pretended.values()} == {tuning.SEED}
+    assert {s.base.seed for s in pretended.values()} == {comparison.SEED}
     assert {s.base.rounds for s in pretended.values()} == {7}
     assert {method: dict(s.space) for method, s in pretended.items()} == {
         "fedavg": {"server_learning_rate": (0.5, 1.0, 3.0)},
@@ -155,11 +155,11 @@ def test_rates_are_chosen_by_the_loss_if_told(capsys):
 
 def test_where_all_rates_diverge_lower_ones_are_tried():
     trials = [Trial(n, {"r": v}, "finished", None, {}) for n, v in enumerate((1.0, 3.0, 9.0))]
-    assert tuning.beyond(trials, "r") == pytest.approx(0.333)
+    assert comparison.beyond(trials, "r") == pytest.approx(0.333)
     found = Trial(3, {"r": 0.333}, "finished", 0.2, {})
-    assert tuning.beyond([found, *trials], "r") == pytest.approx(0.111)
+    assert comparison.beyond([found, *trials], "r") == pytest.approx(0.111)
     better = Trial(4, {"r": 0.111}, "finished", 0.1, {})
-    assert tuning.beyond([better, found, *trials], "r") is None
+    assert comparison.beyond([better, found, *trials], "r") is None
 
 
 def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
@@ -192,4 +192,4 @@ def test_a_directory_alone_goes_on_with_its_comparison(capsys):
 @pytest.mark.parametrize("text", ["", "1", "0.3,1,x", "1,1", "0,1", "-1,2", "nan,1", "inf,1"])
 def test_multiples_that_are_none_are_refused(text):
     with pytest.raises(FedpaError, match="tune = "):
-        tuning.multiples_of(text)
+        comparison.multiples_of(text)

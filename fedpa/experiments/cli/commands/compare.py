@@ -14,12 +14,13 @@ from rich.console import Console
 
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import only, parse, refuse_unused, shown, without
-from fedpa.experiments.cli.comparing import Planned, carried_out, check_planned
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.tuning import (
+from fedpa.experiments.cli.arguments import only, say, shown, without
+from fedpa.experiments.cli.comparison import (
     TUNING,
+    Planned,
+    carried_out,
     check_places,
+    check_planned,
     check_validation,
     multiples_of,
     printed_choices,
@@ -27,6 +28,7 @@ from fedpa.experiments.cli.tuning import (
     tuned,
     with_best,
 )
+from fedpa.experiments.cli.run_commands import loaded, parse, refuse_unused
 from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.curves import draw_curves
@@ -43,8 +45,6 @@ from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.whole_files import write_atomically
-
-SUMMARY = "run several methods on one task and compare them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _report(
         f"{run_directory.REPORT}, one directory per run",
         f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}",
     ):
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        say(console, text)
 
 
 def _directory(command: CompareCommand) -> Path:

@@ -13,13 +13,11 @@ from rich.table import Table
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
 from fedpa.experiments.report.file_progress import shown_on
-from fedpa.experiments.tasks.task import Problem
 from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
 from fedpa.training.history import line
 from fedpa.training.loading import load
 from fedpa.training.parameter_files import which_round
-
-SUMMARY = "evaluate a run's model on a split of its task"
+from fedpa.training.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

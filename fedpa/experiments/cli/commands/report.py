@@ -9,15 +9,13 @@ import tyro
 from rich.console import Console
 
 from fedpa.errors import refuse
-from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.cli.arguments import parse_words, say, shown
 from fedpa.experiments.report.found_runs import check_tasks, find_runs, grouped
 from fedpa.experiments.report.page import page
 from fedpa.experiments.report.panel_figures import FIGURES, figures
 from fedpa.experiments.report.parts import parts
 from fedpa.training.run_directory import check_writable, writing
 from fedpa.training.whole_files import publish, remove_leftovers, stage_files
-
-SUMMARY = "make a page of runs: curves, tables, diagnostics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +58,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     told = f"written {shown(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
     beside = ", ".join(path.name for path in files if path != command.out)
     text = f"{told}, beside it {beside}" if beside else told
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say(console, text)
 
 
 def _check_out(command: ReportCommand) -> None:

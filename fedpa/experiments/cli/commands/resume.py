@@ -10,17 +10,13 @@ from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.experiments.cli.arguments import parse_words
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.outcome import tell
-from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.cli.run_commands import loaded, resumable, tell
 from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
 from fedpa.experiments.run import resume, resumed_config
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.stopping import max_minutes
-
-SUMMARY = "go on with a run that was interrupted, or give it more rounds"
 
 
 @dataclasses.dataclass(frozen=True)

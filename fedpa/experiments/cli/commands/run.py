@@ -9,20 +9,16 @@ import tyro
 from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
-from fedpa.experiments.cli.arguments import parse, refuse_unused
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.outcome import tell
-from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.cli.run_commands import loaded, parse, refuse_unused, resumable, tell
 from fedpa.experiments.config import RunConfig, resolve, write_toml
 from fedpa.experiments.estimate import estimate
 from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.live import watched
 from fedpa.experiments.run import check_run, run
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
+from fedpa.training.problem import Problem
 from fedpa.training.stopping import max_minutes
-
-SUMMARY = "train one method on one task"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ import tyro
 from rich.console import Console
 
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import is_given, only, option, parse, refuse_unused, shown
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.cli.arguments import is_given, only, option, say, shown
+from fedpa.experiments.cli.run_commands import interruptible, loaded, parse, refuse_unused
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.report.figures import rendered
@@ -42,14 +41,14 @@ from fedpa.experiments.sweeps.space import (
 from fedpa.experiments.sweeps.sweep import BEST, TABLE, Watch, sweep
 from fedpa.experiments.sweeps.trial_run import chosen_on, goal
 from fedpa.experiments.tasks.grids import grid_of
-from fedpa.experiments.tasks.task import Problem, preset_named, task_named
+from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
+from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS
 from fedpa.training.whole_files import write_atomically
 
-SUMMARY = "search for a method's hyperparameters on a task"
 _GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}
 """Options with which one goes on with a sweep → how many words follow each."""
 
@@ -112,7 +111,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     out = command.out or run_directory.fresh_directory(f"{settings.base.task}-sweep")
     if not command.quiet:
         for remark in remarks:
-            _say(console, remark)
+            say(console, remark)
 
     jobs = command.jobs or default_jobs(problem)
     going_on = f"`fedpa sweep --out {shlex.quote(shown(out))}` goes on"
@@ -121,9 +120,9 @@ def main(argv: Sequence[str], console: Console) -> None:
         if not command.quiet:
             method = settings.base.method
             many = f"{settings.search.trials} trials of {method}"
-            _say(console, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
+            say(console, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
             if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
-                _say(console, "with 1 epoch there is one sample, and rho changes nothing")
+                say(console, "with 1 epoch there is one sample, and rho changes nothing")
         with _watching(console, settings, problem, command.quiet, jobs) as watch:
             watch = watch._replace(begin=_also(watch, look))
             found = sweep(settings, place, problem, jobs=jobs, watch=watch, anyway=command.anyway)
@@ -136,12 +135,12 @@ def main(argv: Sequence[str], console: Console) -> None:
         else:
             in_two_stages(stages, out, perform)
     if command.quiet:
-        _say(console, shown(out))
+        say(console, shown(out))
         return
     files = f"{BEST}, {TABLE}, {PICTURE}, {TRIALS}/"
     below = f" (in {' and '.join(STAGES)}; {BEST} of the second)" if stages is not None else ""
-    _say(console, f"written to {shown(out)}: {files}{below}")
-    _say(console, f"`fedpa run --config {shown(out / BEST)}` runs the best again")
+    say(console, f"written to {shown(out)}: {files}{below}")
+    say(console, f"`fedpa run --config {shown(out / BEST)}` runs the best again")
 
 
 def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Sweep:
@@ -274,7 +273,7 @@ def _watching(
 
     def begin(trial: Trial, again: bool) -> Sequence[Callback]:
         if again:
-            _say(console, f"{named(trial)}: was interrupted, goes on")
+            say(console, f"{named(trial)}: was interrupted, goes on")
         if status is None:
             return ()
         status.update(f"{named(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
@@ -287,7 +286,7 @@ def _watching(
         return [show]
 
     def end(trial: Trial, all: Sequence[Trial]) -> None:
-        _say(console, f"{named(trial)}  {_outcome(trial, best(all))}")
+        say(console, f"{named(trial)}  {_outcome(trial, best(all))}")
 
     with status or contextlib.nullcontext():
         yield Watch(begin, end)
@@ -319,13 +318,9 @@ def _report(
         return
     top = best(trials)
     if top is None:
-        _say(console, "no trial has a value: there is no best")
+        say(console, "no trial has a value: there is no best")
         return
     console.print(sensitivity_table(settings.space, trials, metric))
     last = min(preset_named(base.task, base.preset)[1].last, base.rounds)
-    _say(console, f"best: trial {top.number}, {described(top.params)}")
-    _say(console, f"{metric} {top.value:.4f} (mean of the last {last} rounds)")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say(console, f"best: trial {top.number}, {described(top.params)}")
+    say(console, f"{metric} {top.value:.4f} (mean of the last {last} rounds)")

@@ -25,9 +25,8 @@ from fedpa.data.statistics import sizes_of, table_of
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.catalogue import CIFAR, cifar_files
-from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.experiments.cli.directories import left_as_found
-from fedpa.experiments.report.data_tables import splits_table
+from fedpa.experiments.cli.arguments import parse_words, remove_if_empty, say, shown
+from fedpa.experiments.cli.commands.data import splits_table
 from fedpa.experiments.report.figures import rendered
 from fedpa.experiments.report.file_progress import shown_on
 from fedpa.experiments.report.partition_figure import draw_partition
@@ -133,12 +132,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             highlight=False,
         )
     seconds = time.perf_counter() - started
-    console.print(
-        f"written to {shown(out)}: {', '.join(files)} ({seconds:.0f} s)",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    say(console, f"written to {shown(out)}: {', '.join(files)} ({seconds:.0f} s)")
 
 
 def _check(command: PartitionCommand) -> None:
@@ -299,7 +293,7 @@ def _write(
     files = [f"{name}_{split}.h5" for split in dealt]
     pictures = {f"{PICTURE}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
     try:
-        with left_as_found(out), stage_files(out / STAGED) as staged:
+        with remove_if_empty(out), stage_files(out / STAGED) as staged:
             for split, file in zip(dealt, files, strict=True):
                 write_clients(staged / file, dealt[split])
             for file, content in pictures.items():

@@ -1,0 +1,51 @@
+"""Packages whose names are imported when they are asked for.
+
+A node that trains with another library (`fedpa.numpy_client`) has no JAX, and a command that shows
+its help does not wait for it.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def make_lazy(package: str, names: Mapping[str, Sequence[str]]) -> None:
+    """Give a package public names that are imported on first use, as are its submodules.
+
+    Args:
+        package: The package's `__name__`.
+        names: Module → the names in it that are the package's, too.
+    """
+    module = sys.modules[package]
+    module.__dict__["_homes"] = {name: home for home, here in names.items() for name in here}
+    module.__class__ = _LazyPackage
+
+
+class _LazyPackage(ModuleType):
+    _homes: dict[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._homes:
+            value = getattr(importlib.import_module(self._homes[name]), name)
+        else:
+            try:
+                value = importlib.import_module(f"{self.__name__}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{self.__name__}.{name}":
+                    raise
+                raise AttributeError(
+                    f"module {self.__name__!r} has no attribute {name!r}"
+                ) from None
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing a submodule binds it here; not in place of what it defines by the same name
+        # (`fedpa.deltas.mean` is the function).
+        if not (isinstance(value, ModuleType) and name in self._homes):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._homes]
