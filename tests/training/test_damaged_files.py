@@ -16,7 +16,7 @@ import tomli_w
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.errors import explain
-from fedpa.experiments.report.found_runs import differing, find_runs, grouped, scale_of
+from fedpa.experiments.report.found_runs import choose_scale, differing, find_runs, grouped
 from fedpa.objectives import least_squares
 from fedpa.training import checkpoints, parameter_files, run_directory
 from fedpa.training.whole_files import write_npz
@@ -42,7 +42,7 @@ def _run(tmp_path_factory):
 
 def report(out):
     groups = grouped(find_runs([out]))
-    return scale_of(groups), differing(groups)
+    return choose_scale(groups), differing(groups)
 
 
 def resumed(out):

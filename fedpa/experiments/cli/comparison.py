@@ -26,7 +26,7 @@ from fedpa.experiments.cli.arguments import shown
 from fedpa.experiments.cli.run_commands import interruptible
 from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.report.live import watched
-from fedpa.experiments.report.table import number
+from fedpa.experiments.report.tables import format_number
 from fedpa.experiments.run import check_goes_on, run_or_resume
 from fedpa.experiments.shared_burn_in import is_all_burn_in
 from fedpa.experiments.sweeps.search import Trial, best, chosen_search
@@ -40,7 +40,6 @@ from fedpa.experiments.workers import workers
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training import checkpoints, run_directory
 from fedpa.training.callbacks import Callback
-from fedpa.training.history import History
 from fedpa.training.lock import wait_for
 from fedpa.training.problem import Problem
 
@@ -229,7 +228,7 @@ def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> 
         for trial in choice.trials:
             at_end = any(trials_equal(trial, end) for end in ends)
             mark = "" if not trials_equal(top, trial) else ("*!" if at_end else "*")
-            value = "–" if trial.value is None else number(sign * trial.value, ".4f")
+            value = "–" if trial.value is None else format_number(sign * trial.value, ".4f")
             cells.append(f"{format_value(trial.params[choice.rate])}:\u00a0{value}{mark}")
         view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
     return view
@@ -243,15 +242,15 @@ class Planned(NamedTuple):
     """The run that makes its first rounds, where others begin with the same."""
 
 
-def carried_out(
+def carry_out(
     planned: Sequence[Planned],
     out: Path,
     problems: Mapping[TaskOptions, Problem],
     jobs: int,
     console: Console,
     quiet: bool,
-) -> list[History]:
-    """The history of each run, in order. What is finished is not run again."""
+) -> None:
+    """Run what is not finished yet."""
     stages = _stages(planned, out)
     going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
 
@@ -265,7 +264,6 @@ def carried_out(
                 _side_by_side(stage, jobs, console, quiet)
             else:
                 _in_turn(stage, problems, console, quiet, look)
-    return [run_directory.read_metrics(plan.out) for plan in planned]
 
 
 def check_planned(

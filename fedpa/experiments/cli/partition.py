@@ -28,7 +28,7 @@ from fedpa.experiments.catalogue import CIFAR, cifar_files
 from fedpa.experiments.cli.arguments import parse_words, remove_if_empty, say, shown
 from fedpa.experiments.cli.commands.data import splits_table
 from fedpa.experiments.report.figures import rendered
-from fedpa.experiments.report.file_progress import shown_on
+from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.partition_figure import draw_partition
 from fedpa.training.run_directory import check_free
 from fedpa.training.whole_files import publish, remove_leftovers, stage_files
@@ -116,7 +116,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     out = command.out
     assert out is not None
     started = time.perf_counter()
-    with shown_on(Console(stderr=True)):
+    with show_file_progress(Console(stderr=True)):
         splits = _read(command)
         dealt = _dealt(command, splits)
         label = _label(command, dealt["train"].arrays)

@@ -17,7 +17,7 @@ from fedpa.experiments.cli.arguments import is_given, option, parse_words, say, 
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.report.file_progress import shown_on
+from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.summary import at_the_end, curve, final
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.metrics.streaming import PERCENTILES
@@ -92,7 +92,7 @@ def refuse_unused(
 
 def loaded(config: RunConfig) -> Problem:
     """The task's data and model; unpacking and indexing are shown on standard error."""
-    with shown_on(Console(stderr=True)):
+    with show_file_progress(Console(stderr=True)):
         problem = task_named(config.task).load(config.task_options)
     curve_split(problem, config.task_options)  # refuses a split that is not there
     return problem

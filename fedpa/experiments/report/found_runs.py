@@ -5,9 +5,10 @@ method. Files are read as they are, not through `RunConfig`: a run of an older v
 is being written, can be looked at, too.
 """
 
-import dataclasses
+import contextlib
 import itertools
 import re
+import typing
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from fedpa.training import run_directory
 from fedpa.training.history import History
 from fedpa.training.loggers.logger import flat
 from fedpa.training.run_directory import ENVIRONMENT
+from fedpa.typed_settings import typed
 
 OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""
@@ -256,9 +258,12 @@ _SETTINGS = "hyperparameters."
 
 
 def _hyperparameters(run: FoundRun) -> Hyperparameters:
-    known = [field.name for field in dataclasses.fields(Hyperparameters)]
-    given = {name: run.settings.get(f"{_SETTINGS}{name}") for name in known}
-    return Hyperparameters(**{name: x for name, x in given.items() if x is not None})
+    """The run's settings; what is not of a setting's type, as in a damaged file, is left out."""
+    given = {}
+    for name, hint in typing.get_type_hints(Hyperparameters).items():
+        with contextlib.suppress(KeyError, FedpaError):
+            given[name] = typed(hint, run.settings[f"{_SETTINGS}{name}"], name)
+    return Hyperparameters(**given)
 
 
 def _told_apart(groups: Sequence[Group]) -> list[str]:
@@ -303,7 +308,7 @@ def _short(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def scale_of(groups: Sequence[Group]) -> Scale:
+def choose_scale(groups: Sequence[Group]) -> Scale:
     """The task's metric, targets and number of last rounds; for a model of one's own, a guess."""
     task = tasks().get(groups[0].task)
     if task is None:

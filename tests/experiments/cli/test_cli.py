@@ -130,9 +130,7 @@ def test_names_are_known_whatever_their_case_and_hyphens(here):
 
 @pytest.mark.filterwarnings("default:all 3 rounds")
 def test_a_comparison_without_sampling_is_warned_of_at_once(here, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "fedpa.experiments.cli.commands.compare.carried_out", lambda *_: sys.exit(7)
-    )
+    monkeypatch.setattr("fedpa.experiments.cli.commands.compare.carry_out", lambda *_: sys.exit(7))
     with pytest.raises(SystemExit, match="7"):
         main(
             ["compare", "--methods", "fedavg,fedpa,mean", "--rounds", "3", "--burn-in-rounds", "3"]

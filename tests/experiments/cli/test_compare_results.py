@@ -26,7 +26,7 @@ def no_training(tmp_path, monkeypatch):
     """Its runs are there at once; FedPA's second seed ended after 8 rounds."""
     monkeypatch.chdir(tmp_path)
 
-    def carried_out(planned, *_):
+    def carry_out(planned, *_):
         for plan in planned:
             short = (plan.config.method, plan.config.seed) == ("fedpa", 1)
             rounds = 8 if short else plan.config.rounds
@@ -34,7 +34,7 @@ def no_training(tmp_path, monkeypatch):
                 made_run(plan.out, plan.config.method, plan.config.seed, rounds)
         return [run_directory.read_metrics(plan.out) for plan in planned]
 
-    monkeypatch.setattr(compare, "carried_out", carried_out)
+    monkeypatch.setattr(compare, "carry_out", carry_out)
     monkeypatch.setattr(compare, "check_planned", lambda *_: None)  # what is there is made up
 
 
@@ -104,13 +104,13 @@ def _pretended(monkeypatch):
 
 def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
     ran = {}
-    carried_out = compare.carried_out
+    carried_out = compare.carry_out
 
     def remembered(planned, *rest):
         ran.update({plan.config.method: plan.config for plan in planned})
         return carried_out(planned, *rest)
 
-    monkeypatch.setattr(compare, "carried_out", remembered)
+    monkeypatch.setattr(compare, "carry_out", remembered)
     words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]
     words += ["--validation-share", "0.1"]
     main([*words, "--tune", "3,0.5,1", "--tune-rounds", "7", "--out", "cmp"])

@@ -22,7 +22,7 @@ from fedpa.experiments.cli.commands import data, export, report
 partition._figure = lambda *_: None
 partition.rendered = lambda figure, kind: b"picture"
 report.page = lambda found: "page"
-report.figures = lambda found: {"curves.png": b"png", "curves.pdf": b"pdf"}
+report.draw_figures = lambda found: {"curves.png": b"png", "curves.pdf": b"pdf"}
 warnings.simplefilter("ignore")  # JAX on forking: the children don't use it
 words, steps = json.loads(sys.argv[1]), 0
 

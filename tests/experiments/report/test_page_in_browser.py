@@ -2,9 +2,9 @@
 
 import pytest
 
+from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.found_runs import find_runs, grouped
 from fedpa.experiments.report.page import page
-from fedpa.experiments.report.parts import parts
 from tests.experiments.report.browser import browser, chromium
 from tests.experiments.report.made_runs import made_comparison
 
@@ -21,7 +21,7 @@ def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report")
     groups = grouped(find_runs([made_comparison(directory / "cmp")]))
     path = directory / "report.html"
-    path.write_text(page(parts(groups)), "utf-8")
+    path.write_text(page(compare_groups(groups)), "utf-8")
     return path
 
 

@@ -18,7 +18,7 @@ from fedpa.experiments.cli.arguments import only, say, shown, without
 from fedpa.experiments.cli.comparison import (
     TUNING,
     Planned,
-    carried_out,
+    carry_out,
     check_places,
     check_planned,
     check_validation,
@@ -31,12 +31,11 @@ from fedpa.experiments.cli.comparison import (
 from fedpa.experiments.cli.run_commands import loaded, parse, refuse_unused
 from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
-from fedpa.experiments.report.curves import draw_curves
-from fedpa.experiments.report.found_runs import find_runs, grouped
+from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.figures import draw_curves, rendered
+from fedpa.experiments.report.found_runs import Scale, find_runs, grouped
 from fedpa.experiments.report.page import page
-from fedpa.experiments.report.parts import parts
-from fedpa.experiments.report.published import PUBLISHED
-from fedpa.experiments.report.table import Histories, Measured, as_csv, printed, rows
+from fedpa.experiments.report.tables import PUBLISHED, format_csv, make_table
 from fedpa.experiments.run import check_run
 from fedpa.experiments.shared_burn_in import is_all_burn_in, shared
 from fedpa.experiments.sweeps.settings import SWEEP, Sweep
@@ -136,12 +135,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     planned = _planned(configs, labels, command.seeds, out)
     check_planned(planned, out, problems)
     _remember(out, argv)
-    found = carried_out(planned, out, problems, jobs, console, command.quiet)
-    histories: dict[str, list[list[dict[str, object]]]] = {}
-    for (name, _), history in zip(configs, found, strict=True):
-        histories.setdefault(labels[name], []).append(list(history))
-    places = [plan.out for plan in planned]  # in the table's order: colours are the same
-    _report(command, histories, reference, labels, places, out, console)
+    carry_out(planned, out, problems, jobs, console, command.quiet)
+    _report(command, [plan.out for plan in planned], reference, labels, out, console)
 
 
 def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
@@ -224,38 +219,37 @@ def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfi
 
 def _report(
     command: CompareCommand,
-    histories: Histories,
+    runs: Sequence[Path],
     reference: str | None,
     labels: Mapping[str, str],
-    places: Sequence[Path],
     out: Path,
     console: Console,
 ) -> None:
+    """Read the runs once; table, curves and page are made of that."""
     task = task_named(command.run.task)
     name, preset = preset_named(command.run.task, command.run.preset)
-    against = None if reference is None else labels[reference]
-    place = None if against is None else list(histories).index(against)
-    numbers = range(command.run.seed, command.run.seed + command.seeds)
-    measured = [Measured(label, runs, numbers) for label, runs in histories.items()]
-    table = rows(measured, task.metric, preset.targets, preset.last, place)
-    rounds = command.run.rounds
+    groups = [
+        group._replace(label=labels[group.runs[0].settings["method"]])
+        for group in grouped(find_runs(runs))
+    ]
+    scale = Scale(task.metric, preset.targets, preset.last)
+    (comparison,) = compare_groups(groups, reference, scale)
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
-    title = f"{command.run.task}, {rounds} rounds, {seeds}"
+    title = f"{command.run.task}, {command.run.rounds} rounds, {seeds}"
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
-    last = min(preset.last, rounds)
     # Printed first: whatever becomes of the files, the numbers are seen.
-    console.print(printed(table, title, task.metric, last, rounds, against, published, name))
-    found = parts(grouped(find_runs(places)), reference)
+    console.print(make_table(comparison, title, published, name))
     with run_directory.writing(out):
-        write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
-        draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
-        write_atomically(out / run_directory.REPORT, page(found).encode())
-    for text in (
+        write_atomically(out / run_directory.TABLE, format_csv(comparison).encode())
+        curves = rendered(draw_curves(comparison, title), "png")
+        write_atomically(out / run_directory.CURVES, curves)
+        write_atomically(out / run_directory.REPORT, page([comparison]).encode())
+    say(
+        console,
         f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
         f"{run_directory.REPORT}, one directory per run",
-        f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}",
-    ):
-        say(console, text)
+    )
+    say(console, f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}")
 
 
 def _directory(command: CompareCommand) -> Path:

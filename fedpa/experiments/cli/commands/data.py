@@ -30,7 +30,8 @@ from fedpa.experiments.catalogue import (
 from fedpa.experiments.cli.arguments import parse_words, remove_if_empty, say, shown
 from fedpa.experiments.cli.commands import COMMANDS
 from fedpa.experiments.download import download
-from fedpa.experiments.report.file_progress import in_bytes, shown_on
+from fedpa.experiments.report.live import show_file_progress
+from fedpa.experiments.report.summary import format_bytes
 
 Names = Annotated[
     tuple[str, ...],
@@ -99,12 +100,12 @@ def get(argv: Sequence[str], console: Console) -> None:
         for archive in dataset_named(name).archives
     ]
     try:
-        with remove_if_empty(directory), shown_on(Console(stderr=True)):
+        with remove_if_empty(directory), show_file_progress(Console(stderr=True)):
             for archive, url in wanted:
                 path = directory / archive.name
                 there = os.path.exists(path)  # False where nobody may look: told below
                 download(url, path, archive.checksum)
-                done = "there already" if there else in_bytes(path.stat().st_size)
+                done = "there already" if there else format_bytes(path.stat().st_size)
                 say(console, f"{shown(path)}: {done}, its checksum is right")
     except KeyboardInterrupt:
         if any((directory / f"{archive.name}.part").exists() for archive, _ in wanted):
@@ -117,7 +118,7 @@ def info(argv: Sequence[str], console: Console) -> None:
     if not command.names:
         raise FedpaError(f"info needs a name: choose from {', '.join(DATA_SETS)}")
     names = _names(command.names)
-    with shown_on(Console(stderr=True)):
+    with show_file_progress(Console(stderr=True)):
         facts = [_facts(name, command.data_dir) for name in names]
     if command.json:
         _print_json(facts if len(facts) > 1 else facts[0])

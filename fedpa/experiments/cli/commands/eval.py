@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.experiments.report.file_progress import shown_on
+from fedpa.experiments.report.live import show_file_progress
 from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
 from fedpa.training.history import line
 from fedpa.training.loading import load
@@ -36,7 +36,7 @@ class EvalCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(EvalCommand, argv, "fedpa eval")
-    with shown_on(Console(stderr=True)):
+    with show_file_progress(Console(stderr=True)):
         found = load(command.directory, which_round("params", command.params))
     if found.problem is None:
         raise FedpaError(

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from fedpa.errors import refuse
 from fedpa.experiments.cli.arguments import parse_words, say, shown
+from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.figures import FIGURES, draw_figures
 from fedpa.experiments.report.found_runs import check_tasks, find_runs, grouped
 from fedpa.experiments.report.page import page
-from fedpa.experiments.report.panel_figures import FIGURES, figures
-from fedpa.experiments.report.parts import parts
 from fedpa.training.run_directory import check_writable, writing
 from fedpa.training.whole_files import publish, remove_leftovers, stage_files
 
@@ -46,10 +46,12 @@ def main(argv: Sequence[str], console: Console) -> None:
     runs = find_runs(command.directories)
     if not command.mixed:
         check_tasks(runs)
-    found = parts(grouped(runs), command.reference)
+    found = compare_groups(grouped(runs), command.reference)
     files = {command.out: page(found).encode()}
     if command.figures:
-        files |= {_beside(command.out, name): content for name, content in figures(found).items()}
+        files |= {
+            _beside(command.out, name): content for name, content in draw_figures(found).items()
+        }
     with writing(command.out), stage_files(command.out) as staged:
         for path, content in files.items():
             (staged / path.name).write_bytes(content)
