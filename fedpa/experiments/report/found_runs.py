@@ -5,7 +5,6 @@ method. Files are read as they are, not through `RunConfig`: a run of an older v
 is being written, can be looked at, too.
 """
 
-import contextlib
 import itertools
 import re
 import typing
@@ -161,6 +160,10 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
     if not isinstance(fields.get("rounds", 0), int):
         where = f"{directory / run_directory.CONFIG}: rounds"
         raise refuse(where, fields["rounds"], "must be a whole number")
+    for name, value in fields.items():
+        field = name.removeprefix(_SETTINGS)
+        if name.startswith(_SETTINGS) and field in _HINTS:
+            typed(_HINTS[field], value, f"{directory / run_directory.CONFIG}: {name}")
     summary = run_directory.read_summary(directory) or {}
     return FoundRun(
         directory,
@@ -258,12 +261,11 @@ _SETTINGS = "hyperparameters."
 
 
 def _hyperparameters(run: FoundRun) -> Hyperparameters:
-    """The run's settings; what is not of a setting's type, as in a damaged file, is left out."""
-    given = {}
-    for name, hint in typing.get_type_hints(Hyperparameters).items():
-        with contextlib.suppress(KeyError, FedpaError):
-            given[name] = typed(hint, run.settings[f"{_SETTINGS}{name}"], name)
-    return Hyperparameters(**given)
+    given = {name: run.settings.get(f"{_SETTINGS}{name}") for name in _HINTS}
+    return Hyperparameters(**{name: x for name, x in given.items() if x is not None})
+
+
+_HINTS = typing.get_type_hints(Hyperparameters)
 
 
 def _told_apart(groups: Sequence[Group]) -> list[str]:

@@ -464,13 +464,14 @@ def test_damaged_runs_among_others_are_left_out_and_named(capsys):
     Path("cmp/d/summary.json").write_text("[1]")
     with pytest.warns(UserWarning, match="is left out") as said:
         runs = find_runs([Path("cmp")])
-    assert [(run.directory.name, run.finished) for run in runs] == [("d", False), ("e", True)]
+    assert [(run.directory.name, run.finished) for run in runs] == [("e", True)]
     assert [str(w.message).partition(" is left out")[0] for w in said] == [
         "cmp/a",
         "cmp/b",
         "cmp/c",
+        "cmp/d",
     ]
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         assert f"cmp/{name}/" in refused(f"cmp/{name}", capsys=capsys)
 
 
