@@ -25,7 +25,7 @@ from fedpa.typed_settings import describe_type
 C = TypeVar("C")
 
 
-def only(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
+def read_only_options(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
     """The options given → their values, if there are no other words; else nothing."""
     words, found = list(argv), dict[str, str]()
     while words:
@@ -38,7 +38,7 @@ def only(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
     return found
 
 
-def without(argv: Sequence[str], options: Mapping[str, int]) -> list[str]:
+def remove_options(argv: Sequence[str], options: Mapping[str, int]) -> list[str]:
     """The words but for these options and their values."""
     words, kept = list(argv), list[str]()
     while words:
@@ -181,7 +181,7 @@ def _required(command: Any) -> list[str]:
     ]
 
 
-def shown(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path as a person would type it from here."""
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))

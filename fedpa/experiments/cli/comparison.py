@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.cli.arguments import shown
-from fedpa.experiments.cli.run_commands import interruptible
+from fedpa.experiments.cli.arguments import format_path
+from fedpa.experiments.cli.run_commands import handle_interrupts
 from fedpa.experiments.config import RunConfig, resolve
-from fedpa.experiments.report.live import watched
+from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.report.tables import format_number
 from fedpa.experiments.run import check_goes_on, run_or_resume
 from fedpa.experiments.shared_burn_in import is_all_burn_in
@@ -61,7 +61,7 @@ class Tuned(NamedTuple):
     """By which they were chosen: valid/accuracy."""
 
 
-def multiples_of(text: str) -> tuple[float, ...]:
+def read_multiples(text: str) -> tuple[float, ...]:
     """`0.3,1,3` as numbers."""
     try:
         found = tuple(float(word) for word in text.split(","))
@@ -72,7 +72,7 @@ def multiples_of(text: str) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
-def searches(
+def plan_searches(
     given: Sequence[RunConfig],
     multiples: Sequence[float],
     rounds: int | None,
@@ -134,7 +134,7 @@ def check_places(sweeps: Mapping[str, Sweep], out: Path) -> None:
         check_place(out / TUNING / name, settings)
 
 
-def tuned(
+def tune_rates(
     sweeps: Mapping[str, Sweep],
     out: Path,
     problems: Mapping[TaskOptions, Problem],
@@ -145,7 +145,7 @@ def tuned(
 ) -> dict[str, Tuned]:
     """Each method's trials; those that are done are not done again."""
     found: dict[str, Tuned] = {}
-    with interruptible(lambda: f" while choosing rates: {going_on}", going_on) as look:
+    with handle_interrupts(lambda: f" while choosing rates: {going_on}", going_on) as look:
         for name, settings in sweeps.items():
             (rate,) = settings.space
             options = resolve(settings.base).task_options
@@ -168,7 +168,7 @@ def tuned(
                 place = out / TUNING / (f"{name}+{part}" if part else name)
                 trials += sweep(settings, place, problem, jobs=jobs, watch=watch)
                 trials.sort(key=lambda trial, rate=rate: trial.params[rate])  # type: ignore[misc]
-                further = beyond(trials, rate)
+                further = find_next_rate(trials, rate)
                 if further is None:
                     break
                 space = {rate: (further,)}
@@ -181,7 +181,7 @@ def tuned(
     return found
 
 
-def beyond(trials: Sequence[Trial], rate: str) -> float | None:
+def find_next_rate(trials: Sequence[Trial], rate: str) -> float | None:
     """The next rate after the best, if that is at an end: as far from it as it is from the last.
 
     Where none is best, since all diverged, the next below the lowest.
@@ -198,7 +198,7 @@ def trials_equal(one: Trial | None, other: Trial) -> bool:
     return one is not None and one.params == other.params
 
 
-def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
+def use_best(config: RunConfig, choice: Tuned) -> RunConfig:
     """The method's run at the rate that was best."""
     top = best(choice.trials)
     assert top is not None
@@ -206,7 +206,7 @@ def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
     return dataclasses.replace(config, hyperparameters=chosen)
 
 
-def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
+def make_choices_table(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
     """The grid, as a person reads it."""
     metric = next(iter(choices.values())).metric
     sign = -1 if lower_is_better(metric) else 1
@@ -252,13 +252,13 @@ def carry_out(
 ) -> None:
     """Run what is not finished yet."""
     stages = _stages(planned, out)
-    going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
+    going_on = f"`fedpa compare --out {shlex.quote(format_path(out))}` goes on"
 
     def how_far() -> str:
         done = sum(run_directory.read_summary(plan.out) is not None for plan in planned)
         return f", {done} of {len(planned)} runs are finished: {going_on}"
 
-    with interruptible(how_far, going_on) as look:
+    with handle_interrupts(how_far, going_on) as look:
         for stage in stages:
             if jobs > 1 and len(stage) > 1:
                 _side_by_side(stage, jobs, console, quiet)
@@ -317,7 +317,7 @@ def _in_turn(
     for run in runs:
         over = run_directory.is_finished(run.out, run.config.rounds)
         past = run_directory.past(run.out, run.branch)
-        with watched(
+        with watch_run(
             console,
             f"{run.label:<{width}}",
             run.config.rounds,

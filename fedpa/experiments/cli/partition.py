@@ -25,9 +25,9 @@ from fedpa.data.statistics import sizes_of, table_of
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.catalogue import CIFAR, cifar_files
-from fedpa.experiments.cli.arguments import parse_words, remove_if_empty, say, shown
+from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands.data import splits_table
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.partition_figure import draw_partition
 from fedpa.training.run_directory import check_free
@@ -132,7 +132,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             highlight=False,
         )
     seconds = time.perf_counter() - started
-    say(console, f"written to {shown(out)}: {', '.join(files)} ({seconds:.0f} s)")
+    say(console, f"written to {format_path(out)}: {', '.join(files)} ({seconds:.0f} s)")
 
 
 def _check(command: PartitionCommand) -> None:
@@ -291,7 +291,7 @@ def _write(
     """All of it, or nothing."""
     figure = _figure(command, dealt["train"], label, name)
     files = [f"{name}_{split}.h5" for split in dealt]
-    pictures = {f"{PICTURE}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    pictures = {f"{PICTURE}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
     try:
         with remove_if_empty(out), stage_files(out / STAGED) as staged:
             for split, file in zip(dealt, files, strict=True):
@@ -347,4 +347,4 @@ def _facts(
         for split, one in dealt.items()
     }
     summary = f"by {command.scheme}, seed {command.seed}"
-    return {"name": name, "summary": summary, "found": shown(out), "splits": splits}
+    return {"name": name, "summary": summary, "found": format_path(out), "splits": splits}

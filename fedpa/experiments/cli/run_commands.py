@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from fedpa.errors import FedpaError, NoUsableClientError, refuse
-from fedpa.experiments.cli.arguments import is_given, option, parse_words, say, shown
+from fedpa.experiments.cli.arguments import format_path, is_given, option, parse_words, say
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
@@ -33,7 +33,9 @@ GRACE = 2.0
 """Seconds that a round has to end in peace."""
 
 
-def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None = None) -> C:
+def parse_run_command(
+    command: type[C], argv: Sequence[str], prog: str, method: str | None = None
+) -> C:
     """Parse `argv` into a command dataclass with a field `run: RunConfig`.
 
     Values come, last wins, from the task's defaults for the method, the file given by `--config`,
@@ -90,7 +92,7 @@ def refuse_unused(
             raise FedpaError(f"{option(field)} does not apply to {names}: leave it out")
 
 
-def loaded(config: RunConfig) -> Problem:
+def load_problem(config: RunConfig) -> Problem:
     """The task's data and model; unpacking and indexing are shown on standard error."""
     with show_file_progress(Console(stderr=True)):
         problem = task_named(config.task).load(config.task_options)
@@ -99,18 +101,18 @@ def loaded(config: RunConfig) -> Problem:
 
 
 @contextlib.contextmanager
-def resumable(out: Path) -> Iterator[Callback]:
+def handle_interrupts_of(out: Path) -> Iterator[Callback]:
     """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to go on, and end the command."""
 
     def how_far() -> str:
-        return f" {_how_far(out)}: {how_to_go_on(out)}" if run_directory.is_run(out) else ""
+        return f" {_how_far(out)}: {explain_resuming(out)}" if run_directory.is_run(out) else ""
 
-    with interruptible(how_far, how_to_go_on(out)) as look:
+    with handle_interrupts(how_far, explain_resuming(out)) as look:
         yield look
 
 
 @contextlib.contextmanager
-def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
+def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
     """The same for any work that can be gone on with.
 
     how_far: what is said behind "interrupted".
@@ -167,8 +169,8 @@ def interruptible(how_far: Callable[[], str], going_on: str) -> Iterator[Callbac
             signal.signal(number, handler)
 
 
-def how_to_go_on(out: Path) -> str:
-    return f"`fedpa resume {shown(out)}` goes on"
+def explain_resuming(out: Path) -> str:
+    return f"`fedpa resume {format_path(out)}` goes on"
 
 
 def _how_far(out: Path) -> str:
@@ -176,16 +178,18 @@ def _how_far(out: Path) -> str:
     return f"after round {done[-1]}" if done else "before the first round was done"
 
 
-def tell(console: Console, config: RunConfig, out: Path, result: Fit, quiet: bool = False) -> None:
+def print_outcome(
+    console: Console, config: RunConfig, out: Path, result: Fit, quiet: bool = False
+) -> None:
     """The numbers, why it ended, and where everything is; `quiet`: the directory alone."""
     if quiet:
-        say(console, shown(out))
+        say(console, format_path(out))
         return
     rounds = len(result.history)
     if result.stopped is not None:
         say(console, f"ended after round {rounds}: {result.stopped}")
     if not result.finished:
-        say(console, f"{rounds} of {config.rounds} rounds are done: {how_to_go_on(out)}")
+        say(console, f"{rounds} of {config.rounds} rounds are done: {explain_resuming(out)}")
         return
     metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
     value = final(curve(result.history, f"eval/{metric}"), last)
@@ -199,9 +203,9 @@ def tell(console: Console, config: RunConfig, out: Path, result: Fit, quiet: boo
         say(
             console,
             f"best {best['metric']} {best['value']:.4f} in round {best['round']}: "
-            f"`fedpa eval {shown(out)} --params best` tests it",
+            f"`fedpa eval {format_path(out)} --params best` tests it",
         )
-    say(console, f"written to {shown(out)}")
+    say(console, f"written to {format_path(out)}")
 
 
 def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:

@@ -74,7 +74,7 @@ def _columns(labels: Sequence[str]) -> int:
     return min(max(95 // (longest + 9), 1), 3)
 
 
-def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
+def render_figure(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
     """The figure as a file's bytes, the same for the same figure: no date, no version."""
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
     buffer = io.BytesIO()
@@ -101,7 +101,9 @@ def draw_figures(found: Sequence[Comparison]) -> dict[str, bytes]:
     methods = list(dict.fromkeys(group.label for part in found for group in part.groups))
     drawn = {name: _draw_panels(own, methods, name) for name, own in panels.items() if own}
     return {
-        f"{name}.{kind}": rendered(figure, kind) for name, figure in drawn.items() for kind in KINDS
+        f"{name}.{kind}": render_figure(figure, kind)
+        for name, figure in drawn.items()
+        for kind in KINDS
     }
 
 

@@ -162,7 +162,7 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
         raise refuse(where, fields["rounds"], "must be a whole number")
     for name, value in fields.items():
         field = name.removeprefix(_SETTINGS)
-        if name.startswith(_SETTINGS) and field in _HINTS:
+        if name.startswith(_SETTINGS) and field in _HINTS and not isinstance(value, str):
             typed(_HINTS[field], value, f"{directory / run_directory.CONFIG}: {name}")
     summary = run_directory.read_summary(directory) or {}
     return FoundRun(
@@ -187,7 +187,7 @@ def _history(directory: Path) -> History:
         raise FedpaError(f"{path} can't be read: {explain(error)}") from None
 
 
-def grouped(runs: Sequence[FoundRun]) -> list[Group]:
+def group_runs(runs: Sequence[FoundRun]) -> list[Group]:
     """The runs by method, told apart by label.
 
     A seed that comes twice, as in comparisons made before and after a change of the code, begins
@@ -261,8 +261,16 @@ _SETTINGS = "hyperparameters."
 
 
 def _hyperparameters(run: FoundRun) -> Hyperparameters:
-    given = {name: run.settings.get(f"{_SETTINGS}{name}") for name in _HINTS}
+    given = {name: _typed_setting(name, run.settings.get(f"{_SETTINGS}{name}")) for name in _HINTS}
     return Hyperparameters(**{name: x for name, x in given.items() if x is not None})
+
+
+def _typed_setting(field: str, value: Any) -> Any:
+    """None for what the command has no setting for: `fedpa.fit` takes rho="oas", too."""
+    try:
+        return None if value is None else typed(_HINTS[field], value, field)
+    except FedpaError:
+        return None
 
 
 _HINTS = typing.get_type_hints(Hyperparameters)
@@ -337,7 +345,7 @@ def _likely_metric(histories: Sequence[History]) -> str:
     return next((name for name in names if name != "loss"), "loss")
 
 
-def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
+def list_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     """field of config.toml → its values by group, for the fields in which the runs differ.
 
     A setting that a group's method does not read is `UNUSED` there.
@@ -369,5 +377,5 @@ def _reads(run: FoundRun, name: str, values: Sequence[Any]) -> bool:
     method = match_name(str(run.settings.get("method")), METHODS)
     if method is None or not name.startswith(_SETTINGS) or not hasattr(Hyperparameters, field):
         return True
-    given = [value for value in values if value is not None]
+    given = [x for x in (_typed_setting(field, value) for value in values) if x is not None]
     return reads_setting(method, _hyperparameters(run), field, given)

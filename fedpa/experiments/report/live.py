@@ -67,7 +67,7 @@ class Pace(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(
+def watch_run(
     console: Console,
     label: str,
     rounds: int,

@@ -13,7 +13,7 @@ from typing import Any
 from fedpa.errors import FedpaError
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.figures import COLOURS
-from fedpa.experiments.report.found_runs import UNUSED, FoundRun, Group, differing
+from fedpa.experiments.report.found_runs import UNUSED, FoundRun, Group, list_differences
 from fedpa.experiments.report.page_charts import (
     DARK,
     LEAST_POINTS,
@@ -354,7 +354,7 @@ def _settings(found: Sequence[Comparison]) -> str:
     )
     content = ""
     for part in found:
-        rows = [[name, *values] for name, values in differing(part.groups).items()]
+        rows = [[name, *values] for name, values in list_differences(part.groups).items()]
         header = ["field", *(group.label for group in part.groups)]
         table = _table(header, rows, caption, left=True)
         content += _headed(part, found, table if rows else "<p>The runs differ in none.</p>")

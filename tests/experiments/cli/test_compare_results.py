@@ -155,11 +155,11 @@ def test_rates_are_chosen_by_the_loss_if_told(capsys):
 
 def test_where_all_rates_diverge_lower_ones_are_tried():
     trials = [Trial(n, {"r": v}, "finished", None, {}) for n, v in enumerate((1.0, 3.0, 9.0))]
-    assert comparison.beyond(trials, "r") == pytest.approx(0.333)
+    assert comparison.find_next_rate(trials, "r") == pytest.approx(0.333)
     found = Trial(3, {"r": 0.333}, "finished", 0.2, {})
-    assert comparison.beyond([found, *trials], "r") == pytest.approx(0.111)
+    assert comparison.find_next_rate([found, *trials], "r") == pytest.approx(0.111)
     better = Trial(4, {"r": 0.111}, "finished", 0.1, {})
-    assert comparison.beyond([better, found, *trials], "r") is None
+    assert comparison.find_next_rate([better, found, *trials], "r") is None
 
 
 def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
@@ -192,4 +192,4 @@ def test_a_directory_alone_goes_on_with_its_comparison(capsys):
 @pytest.mark.parametrize("text", ["", "1", "0.3,1,x", "1,1", "0,1", "-1,2", "nan,1", "inf,1"])
 def test_multiples_that_are_none_are_refused(text):
     with pytest.raises(FedpaError, match="tune = "):
-        comparison.multiples_of(text)
+        comparison.read_multiples(text)

@@ -20,7 +20,7 @@ from fedpa.experiments.cli import partition
 from fedpa.experiments.cli.commands import data, export, report
 
 partition._figure = lambda *_: None
-partition.rendered = lambda figure, kind: b"picture"
+partition.render_figure = lambda figure, kind: b"picture"
 report.page = lambda found: "page"
 report.draw_figures = lambda found: {"curves.png": b"png", "curves.pdf": b"pdf"}
 warnings.simplefilter("ignore")  # JAX on forking: the children don't use it

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from fedpa.data.progress import progress
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.partition_figure import draw_partition
 from fedpa.experiments.report.summary import format_bytes
@@ -69,7 +69,7 @@ def test_pictures_of_every_size(tmp_path, clients, labels):
     names = [f"c{i}" for i in range(clients)]
     figure = draw_partition(counts, names, [str(i) for i in range(labels)], "title")
     for kind in ("png", "pdf"):
-        (tmp_path / f"a.{kind}").write_bytes(rendered(figure, kind))
+        (tmp_path / f"a.{kind}").write_bytes(render_figure(figure, kind))
     assert imread(tmp_path / "a.png").shape[1] > 500
     assert ("c0" in texts(figure)) == (clients <= 30)
     if clients == 10:

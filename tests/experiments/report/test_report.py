@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedpa.experiments.report.bootstrap import interval_of_mean, student_quantile
 from fedpa.experiments.report.comparison import compare_groups
-from fedpa.experiments.report.figures import draw_curves, line_of, rendered
+from fedpa.experiments.report.figures import draw_curves, line_of, render_figure
 from fedpa.experiments.report.found_runs import FoundRun, Group, Scale
 from fedpa.experiments.report.summary import (
     Curve,
@@ -269,7 +269,7 @@ def test_seeds_of_unequal_length_have_a_mean_where_all_are():
 
 def drawn(target=0.5, **runs):
     comparison = compared(of(**runs), [target])
-    return imread(io.BytesIO(rendered(draw_curves(comparison, "title"), "png")))
+    return imread(io.BytesIO(render_figure(draw_curves(comparison, "title"), "png")))
 
 
 def test_curves_are_drawn():

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import only, say, shown, without
+from fedpa.experiments.cli.arguments import format_path, read_only_options, remove_options, say
 from fedpa.experiments.cli.comparison import (
     TUNING,
     Planned,
@@ -22,22 +22,22 @@ from fedpa.experiments.cli.comparison import (
     check_places,
     check_planned,
     check_validation,
-    multiples_of,
-    printed_choices,
-    searches,
-    tuned,
-    with_best,
+    make_choices_table,
+    plan_searches,
+    read_multiples,
+    tune_rates,
+    use_best,
 )
-from fedpa.experiments.cli.run_commands import loaded, parse, refuse_unused
+from fedpa.experiments.cli.run_commands import load_problem, parse_run_command, refuse_unused
 from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
-from fedpa.experiments.report.figures import draw_curves, rendered
-from fedpa.experiments.report.found_runs import Scale, find_runs, grouped
+from fedpa.experiments.report.figures import draw_curves, render_figure
+from fedpa.experiments.report.found_runs import Scale, find_runs, group_runs
 from fedpa.experiments.report.page import page
 from fedpa.experiments.report.tables import PUBLISHED, format_csv, make_table
 from fedpa.experiments.run import check_run
-from fedpa.experiments.shared_burn_in import is_all_burn_in, shared
+from fedpa.experiments.shared_burn_in import find_shared_burn_in, is_all_burn_in
 from fedpa.experiments.sweeps.settings import SWEEP, Sweep
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
@@ -93,7 +93,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     argv = _words(argv)
     if any(word.split("=")[0] == "--method" for word in argv):
         raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
-    command = parse(CompareCommand, argv, "fedpa compare")
+    command = parse_run_command(CompareCommand, argv, "fedpa compare")
     check_integer("seeds", command.seeds, 1)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
@@ -113,7 +113,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
         raise refuse("published", True, f"the paper has no results for task {command.run.task}")
-    problems = {options: loaded(config) for options, config in _by_options(configs).items()}
+    problems = {options: load_problem(config) for options, config in _by_options(configs).items()}
     for config in configs.values():
         check_run(config, problems[config.task_options])
     if sweeps:
@@ -125,11 +125,11 @@ def main(argv: Sequence[str], console: Console) -> None:
     if sweeps:
         check_places(sweeps, out)
         _remember(out, argv)
-        going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
-        choices = tuned(sweeps, out, problems, jobs, console, command.quiet, going_on)
-        console.print(printed_choices(choices, labels))
+        going_on = f"`fedpa compare --out {shlex.quote(format_path(out))}` goes on"
+        choices = tune_rates(sweeps, out, problems, jobs, console, command.quiet, going_on)
+        console.print(make_choices_table(choices, labels))
         configs = {
-            (name, seed): resolve(with_best(config, choices[name]))
+            (name, seed): resolve(use_best(config, choices[name]))
             for (name, seed), config in configs.items()
         }
     planned = _planned(configs, labels, command.seeds, out)
@@ -153,7 +153,7 @@ def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
 def _planned(
     configs: Mapping[tuple[str, int], RunConfig], labels: Mapping[str, str], seeds: int, out: Path
 ) -> list[Planned]:
-    first_rounds = shared(configs)
+    first_rounds = find_shared_burn_in(configs)
     return [
         Planned(
             labels[name] if seeds == 1 else f"{labels[name]}, seed {seed}",
@@ -167,14 +167,14 @@ def _planned(
 
 def _remember(out: Path, argv: Sequence[str]) -> None:
     """The words, to go on by."""
-    words = {"words": without(argv, _ELSEWHERE)}
+    words = {"words": remove_options(argv, _ELSEWHERE)}
     with run_directory.writing(out):
         write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
 
 
 def _words(argv: Sequence[str]) -> list[str]:
     """`--out DIR` alone goes on with the comparison that lies there."""
-    place = only(argv, _ELSEWHERE).get("--out") if argv else None
+    place = read_only_options(argv, _ELSEWHERE).get("--out") if argv else None
     if place is None:
         return list(argv)
     path = Path(place) / run_directory.COMPARISON
@@ -207,12 +207,12 @@ def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sw
         return {}
     if command.tune_rounds is not None:
         check_integer("tune_rounds", command.tune_rounds, 1)
-    return searches(given, multiples_of(command.tune), command.tune_rounds, command.tune_by)
+    return plan_searches(given, read_multiples(command.tune), command.tune_rounds, command.tune_by)
 
 
 def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
-    config = parse(CompareCommand, argv, "fedpa compare", method=name).run
+    config = parse_run_command(CompareCommand, argv, "fedpa compare", method=name).run
     own = drop_others(name, config.hyperparameters, among)
     return RunConfig(**{**vars(config), "hyperparameters": own})
 
@@ -230,7 +230,7 @@ def _report(
     name, preset = preset_named(command.run.task, command.run.preset)
     groups = [
         group._replace(label=labels[group.runs[0].settings["method"]])
-        for group in grouped(find_runs(runs))
+        for group in group_runs(find_runs(runs))
     ]
     scale = Scale(task.metric, preset.targets, preset.last)
     (comparison,) = compare_groups(groups, reference, scale)
@@ -241,12 +241,12 @@ def _report(
     console.print(make_table(comparison, title, published, name))
     with run_directory.writing(out):
         write_atomically(out / run_directory.TABLE, format_csv(comparison).encode())
-        curves = rendered(draw_curves(comparison, title), "png")
+        curves = render_figure(draw_curves(comparison, title), "png")
         write_atomically(out / run_directory.CURVES, curves)
         write_atomically(out / run_directory.REPORT, page([comparison]).encode())
     say(
         console,
-        f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
+        f"written to {format_path(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
         f"{run_directory.REPORT}, one directory per run",
     )
     say(console, f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}")

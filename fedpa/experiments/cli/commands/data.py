@@ -27,7 +27,7 @@ from fedpa.experiments.catalogue import (
     open_dataset,
     url_of,
 )
-from fedpa.experiments.cli.arguments import parse_words, remove_if_empty, say, shown
+from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands import COMMANDS
 from fedpa.experiments.download import download
 from fedpa.experiments.report.live import show_file_progress
@@ -85,7 +85,7 @@ def list_data_sets(argv: Sequence[str], console: Console) -> None:
         ]
         _print_json(listed)
         return
-    console.print(data_sets_table([(n, s, shown(p) if p else None) for n, s, p in rows]))
+    console.print(data_sets_table([(n, s, format_path(p) if p else None) for n, s, p in rows]))
 
 
 def get(argv: Sequence[str], console: Console) -> None:
@@ -106,7 +106,7 @@ def get(argv: Sequence[str], console: Console) -> None:
                 there = os.path.exists(path)  # False where nobody may look: told below
                 download(url, path, archive.checksum)
                 done = "there already" if there else format_bytes(path.stat().st_size)
-                say(console, f"{shown(path)}: {done}, its checksum is right")
+                say(console, f"{format_path(path)}: {done}, its checksum is right")
     except KeyboardInterrupt:
         if any((directory / f"{archive.name}.part").exists() for archive, _ in wanted):
             print("what came is kept: the same command resumes", file=sys.stderr)

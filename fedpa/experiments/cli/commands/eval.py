@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.cli.arguments import format_path, parse_words
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
 from fedpa.training.history import line
@@ -50,7 +50,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         record |= evaluated.values | distribution(evaluated, list(evaluated.by_client))
         print(json.dumps(json.loads(line(record))))
         return
-    console.print(_table(evaluated, f"{shown(command.directory)}, round {found.round}"))
+    console.print(_table(evaluated, f"{format_path(command.directory)}, round {found.round}"))
     console.print(
         f"{command.split}: {evaluated.examples:,} examples of {evaluated.clients:,} "
         f"{'client' if evaluated.clients == 1 else 'clients'}",

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.experiments.cli.arguments import parse_words, say, shown
+from fedpa.experiments.cli.arguments import format_path, parse_words, say
 from fedpa.training.parameter_files import export, which_round
 
 
@@ -30,4 +30,4 @@ def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ExportCommand, argv, "fedpa export")
     which = which_round("params", command.params)
     t = export(command.directory, command.file, which, command.overwrite)
-    say(console, f"parameters of round {t} written to {shown(command.file)}")
+    say(console, f"parameters of round {t} written to {format_path(command.file)}")

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from fedpa.discovery import find_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
-from fedpa.experiments.cli.arguments import parse_words, remove_if_empty, say, shown
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.studies.study import (
     STAMP,
     Settings,
@@ -171,7 +171,7 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         if command.redraw is None:
             raise
         raise refuse("redraw", str(command.redraw), "has not all rows of the study") from None
-    files = {f"{name}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    files = {f"{name}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
     files |= extras
     files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
     try:
@@ -184,7 +184,7 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
     for finding in findings:
         console.print(finding, highlight=False)
     seconds = time.perf_counter() - started
-    say(console, f"written to {shown(out)}: {', '.join(files)} ({seconds:.0f} s)")
+    say(console, f"written to {format_path(out)}: {', '.join(files)} ({seconds:.0f} s)")
 
 
 @contextlib.contextmanager

@@ -11,11 +11,16 @@ import tyro
 from rich.console import Console
 
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import is_given, only, option, say, shown
-from fedpa.experiments.cli.run_commands import interruptible, loaded, parse, refuse_unused
+from fedpa.experiments.cli.arguments import format_path, is_given, option, read_only_options, say
+from fedpa.experiments.cli.run_commands import (
+    handle_interrupts,
+    load_problem,
+    parse_run_command,
+    refuse_unused,
+)
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS, check_own
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.run import check_run
 from fedpa.experiments.sweeps.paper import (
     STAGES,
@@ -87,13 +92,13 @@ class SweepCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse(SweepCommand, argv, "fedpa sweep")
+    command = parse_run_command(SweepCommand, argv, "fedpa sweep")
     check_own(command.run.method, command.run.hyperparameters)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     remarks: list[str] = []
     stages = None
-    if "--out" in only(argv, _GOING_ON):
+    if "--out" in read_only_options(argv, _GOING_ON):
         stages, settings = _found(command)
     elif command.paper:
         stages = _stages(command, argv, remarks)
@@ -105,7 +110,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             check_stages_place(command.out, stages)
         else:
             check_place(command.out, settings)
-    problem = loaded(settings.base)
+    problem = load_problem(settings.base)
     _check_runs([settings] if stages is None else list(stages), problem)
     remarks += _on_test(settings.base, problem)
     out = command.out or run_directory.fresh_directory(f"{settings.base.task}-sweep")
@@ -114,7 +119,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             say(console, remark)
 
     jobs = command.jobs or default_jobs(problem)
-    going_on = f"`fedpa sweep --out {shlex.quote(shown(out))}` goes on"
+    going_on = f"`fedpa sweep --out {shlex.quote(format_path(out))}` goes on"
 
     def perform(settings: Sweep, place: Path) -> list[Trial]:
         if not command.quiet:
@@ -129,18 +134,18 @@ def main(argv: Sequence[str], console: Console) -> None:
         _report(console, settings, place, problem, found, command.quiet)
         return found
 
-    with interruptible(lambda: f": {going_on}", going_on) as look:
+    with handle_interrupts(lambda: f": {going_on}", going_on) as look:
         if stages is None:
             perform(settings, out)
         else:
             in_two_stages(stages, out, perform)
     if command.quiet:
-        say(console, shown(out))
+        say(console, format_path(out))
         return
     files = f"{BEST}, {TABLE}, {PICTURE}, {TRIALS}/"
     below = f" (in {' and '.join(STAGES)}; {BEST} of the second)" if stages is not None else ""
-    say(console, f"written to {shown(out)}: {files}{below}")
-    say(console, f"`fedpa run --config {shown(out / BEST)}` runs the best again")
+    say(console, f"written to {format_path(out)}: {files}{below}")
+    say(console, f"`fedpa run --config {format_path(out / BEST)}` runs the best again")
 
 
 def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Sweep:
@@ -186,7 +191,7 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
         raise refuse(
             "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
         )
-    fedavg = parse(SweepCommand, argv, "fedpa sweep", method="fedavg").run
+    fedavg = parse_run_command(SweepCommand, argv, "fedpa sweep", method="fedavg").run
     if command.space is not None:
         space = read_space(command.space)
         _refuse_fixed(space, argv)
@@ -313,7 +318,7 @@ def _report(
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
     picture = drawn(settings.space, trials, metric, title)
     with run_directory.writing(out):
-        write_atomically(out / PICTURE, rendered(picture, "png"))
+        write_atomically(out / PICTURE, render_figure(picture, "png"))
     if quiet:
         return
     top = best(trials)
