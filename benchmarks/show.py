@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.compare import Row, quartiles, ratios, share_of_peak, significant
 from benchmarks.systems import OURS
 from benchmarks.works import WORKS, Work
-from fedpa.experiments.report.figures import COLOURS, new_figure, rendered, tidy
+from fedpa.experiments.report.figures import COLOURS, new_figure, render_figure, tidy
 
 ORDER = [OURS, "fedjax", "pfl", "flower", "torch", "torch (sparse)", "torch (dense)"]
 
@@ -145,7 +145,7 @@ def chart(rows: Mapping[str, Sequence[Row]], path: Path) -> None:
         _bars(axes, found)
         tidy(axes, name, "ms a round (log scale)", "")
         axes.tick_params(axis="y", length=0)
-    path.write_bytes(rendered(figure, "png"))
+    path.write_bytes(render_figure(figure, "png"))
 
 
 def _bars(axes: Any, found: Sequence[Row]) -> None:

@@ -1,6 +1,39 @@
-"""`python -m fedpa`."""
+"""The `fedpa` command, also as `python -m fedpa`."""
 
-from fedpa.experiments.cli.main import main
+import sys
+from collections.abc import Sequence
+
+EXTRA = (
+    "filelock",
+    "h5py",
+    "matplotlib",
+    "optuna",
+    "plotly",
+    "pooch",
+    "sklearn",
+    "tensorboardX",
+    "threadpoolctl",
+    "tyro",
+)
+"""What `fedpa[experiments]` installs beside the library's own dependencies, as it is imported."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; where a package is missing, say in one line what installs it."""
+    try:
+        from fedpa.experiments.cli.main import main as run_command
+
+        run_command(argv)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in EXTRA:
+            raise
+        print(
+            f"error: {error.name} is not installed: pip install 'fedpa[experiments]' installs "
+            "what the command needs",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
 
 if __name__ == "__main__":
     main()

@@ -1,24 +1,26 @@
-"""The benchmarks' data sets by name: what they hold, where they are got, how they are opened."""
+"""The benchmarks' data sets by name: what they hold, where they are got, how they are opened.
+
+Looking for them imports no JAX; opening them does.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+import fedpa
 from fedpa import places
 from fedpa.data import archives
 from fedpa.data.cache import fill_directory, stamp
-from fedpa.data.federated import FederatedData, Splits
-from fedpa.data.readers.cifar import write_pachinko
-from fedpa.data.readers.hdf5 import open_hdf5
-from fedpa.data.readers.leaf import open_leaf
-from fedpa.data.readers.sqlite import open_sqlite
-from fedpa.data.views import map_examples
 from fedpa.discovery import suggest
 from fedpa.errors import DataError, FedpaError, check_integer, refuse
 from fedpa.experiments.download import check_url
+
+if TYPE_CHECKING:
+    import fedpa.data.readers
+    from fedpa.data import FederatedData, Splits
 
 BASE = "https://storage.googleapis.com/tff-datasets-public/"
 CIFAR = "cifar-100-binary"
@@ -183,7 +185,7 @@ def open_dataset(
     data_dir: str | Path | None = None,
     seed: int = 0,
     features: Sequence[str] | None = None,
-) -> Splits:
+) -> "Splits":
     """The federations of a data set, of raw features, each client read when it is asked for.
 
     data_dir: the only place to look; else FEDPA_DATA and the user's own. seed: of the dealing,
@@ -272,7 +274,7 @@ def _nowhere(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
 
 
 def check_features(
-    name: str, data: FederatedData, where: object, features: Sequence[str] | None = None
+    name: str, data: "FederatedData", where: object, features: Sequence[str] | None = None
 ) -> None:
     """Refuse files of another data set: the first client must have the features asked for."""
     client = next((each for each in data.ids if data.num_examples(each)), None)
@@ -328,7 +330,7 @@ def _lies(directory: Path, files: Sequence[str], stem: str) -> Path | None:
 
 def _hdf5(
     name: str, dataset: DataSet, directory: Path, features: Sequence[str] | None
-) -> Splits | None:
+) -> "Splits | None":
     """TFF's HDF5 files, or the archive of them."""
     where = archives.find(list(dataset.files.values()), [name], directory)
     if where is None:
@@ -339,12 +341,12 @@ def _hdf5(
 
 def _of_files(
     name: str, dataset: DataSet, paths: Mapping[str, Path], features: Sequence[str] | None
-) -> Splits:
+) -> "Splits":
     for path in paths.values():
-        check_features(name, open_hdf5(path), path, features)
+        check_features(name, fedpa.data.readers.open_hdf5(path), path, features)
     return _splits(
         {
-            split: _sound(dataset, open_hdf5(path, features), path, features)
+            split: _sound(dataset, fedpa.data.readers.open_hdf5(path, features), path, features)
             for split, path in paths.items()
         }
     )
@@ -352,7 +354,7 @@ def _of_files(
 
 def _sqlite(
     name: str, dataset: DataSet, directory: Path, features: Sequence[str] | None
-) -> Splits | None:
+) -> "Splits | None":
     """TFF's newer copies: everything in one file, images flattened."""
     if dataset.sqlite is None:
         return None
@@ -360,21 +362,23 @@ def _sqlite(
     where = archives.find([file], [file], directory)
     if where is None:
         return None
-    opened = {split: open_sqlite(where[file], there) for split, there in names.items()}
+    opened = {
+        split: fedpa.data.readers.open_sqlite(where[file], there) for split, there in names.items()
+    }
     return _splits(_shaped(name, opened, where[file], features))
 
 
 def _leaf(
     name: str, dataset: DataSet, directory: Path, features: Sequence[str] | None
-) -> Splits | None:
+) -> "Splits | None":
     """LEAF's JSON, whose x are our pixels, flattened, and y our labels."""
     folder = _leaf_folder(dataset, directory)
     if folder is None:
         return None
     names = {"x": "pixels", "y": "label"}
     opened = {
-        split: map_examples(
-            open_leaf(folder / split),
+        split: fedpa.data.map_examples(
+            fedpa.data.readers.open_leaf(folder / split),
             lambda _, examples: {names.get(key, key): array for key, array in examples.items()},
         )
         for split in dataset.files
@@ -394,15 +398,15 @@ def _leaf_folder(dataset: DataSet, directory: Path) -> Path | None:
 
 
 def _shaped(
-    name: str, opened: Mapping[str, FederatedData], where: Path, features: Sequence[str] | None
-) -> dict[str, FederatedData]:
+    name: str, opened: Mapping[str, "FederatedData"], where: Path, features: Sequence[str] | None
+) -> dict[str, "FederatedData"]:
     """Features as they are in the HDF5 files: their shapes and widths, only those asked for."""
     expected = dataset_named(name).features
 
     def shaped(_: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {key: _like(array, expected.get(key)) for key, array in examples.items()}
 
-    result = {split: map_examples(data, shaped) for split, data in opened.items()}
+    result = {split: fedpa.data.map_examples(data, shaped) for split, data in opened.items()}
     for data in result.values():
         check_features(name, data, where, features)
     dataset = dataset_named(name)
@@ -410,8 +414,8 @@ def _shaped(
 
 
 def _sound(
-    dataset: DataSet, data: FederatedData, where: Path, features: Sequence[str] | None
-) -> FederatedData:
+    dataset: DataSet, data: "FederatedData", where: Path, features: Sequence[str] | None
+) -> "FederatedData":
     """The features asked for, of every client as they must be: shapes, kinds, values.
 
     A client without examples has empty ones.
@@ -432,7 +436,7 @@ def _sound(
             _check_bounds(f"{where}: client {client!r}", name, examples[name], least, most)
         return {name: examples[name] for name in names}
 
-    return map_examples(data, sound)
+    return fedpa.data.map_examples(data, sound)
 
 
 def _check_bounds(whose: str, name: str, values: np.ndarray, least: float, most: float) -> None:
@@ -458,8 +462,8 @@ def _like(array: np.ndarray, feature: Feature | None) -> np.ndarray:
     return array.astype(own, copy=False)
 
 
-def _splits(by_name: Mapping[str, FederatedData]) -> Splits:
-    return Splits(by_name["train"], by_name.get("held_out"), by_name["test"])
+def _splits(by_name: Mapping[str, "FederatedData"]) -> "Splits":
+    return fedpa.data.Splits(by_name["train"], by_name.get("held_out"), by_name["test"])
 
 
 def _central(directory: Path) -> dict[str, Path] | None:
@@ -474,6 +478,8 @@ def _dealt(directory: Path, seed: int) -> dict[str, Path] | None:
     if where is None:
         return None
     key = stamp(where["train"], f"{stamp(where['test'])}|{seed}|{PARTITION}")
+    from fedpa.data.readers.cifar import write_pachinko
+
     files = DATA_SETS["fed_cifar100"].files
     target = fill_directory(
         places.cache() / "partitions" / key,

@@ -17,10 +17,10 @@ from fedpa.engines.execution import find_kind, run_blocks
 from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.metrics.streaming import streamed
 from fedpa.training.evaluation import evaluated_splits
-from fedpa.training.problem import bind, some_examples
+from fedpa.training.problem import Problem, bind, some_examples
 
 REPEATS = 5
 

@@ -16,14 +16,14 @@ from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, as_table, read_toml, resolve
 from fedpa.experiments.methods import METHODS, label_method
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, check_callbacks
 from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.loading import read_initial
 from fedpa.training.loop import Fit
 from fedpa.training.named_arrays import check_fits, fill_model, read_npz
-from fedpa.training.problem import prepare
+from fedpa.training.problem import Problem, prepare
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.run import (
     Place,

@@ -36,7 +36,7 @@ def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
     return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 
 
-def shared(configs: Mapping[K, RunConfig]) -> dict[K, RunConfig]:
+def find_shared_burn_in(configs: Mapping[K, RunConfig]) -> dict[K, RunConfig]:
     """For each run that has company in its first rounds, the run that makes them for all."""
     wanted = {key: burn_in(config) for key, config in configs.items()}
     lengths = {found.rounds for found in wanted.values() if found is not None}

@@ -19,8 +19,9 @@ from fedpa.engines import configure
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.training.callbacks import Answer, Callback, Event, Stop
+from fedpa.training.problem import Problem
 
 SMALL = 100_000
 """Parameters of a model whose programs leave cores idle."""

@@ -4,7 +4,7 @@ A callback is called with the round's `Event` and may return metrics, which are 
 round's record for the callbacks after it, or `Stop`. One that must know of earlier rounds is
 `Remembering`: what it remembers is part of every checkpoint, so that a resumed run stops where an
 uninterrupted one does. What needs opening and closing is a context manager that gives a callback
-(`fedpa.experiments.report.live.watched`).
+(`fedpa.experiments.report.live.watch_run`).
 """
 
 import json

@@ -13,11 +13,10 @@ from scipy.special import expit
 
 import fedpa
 from fedpa import FedpaError
-from fedpa.experiments.models import bag_of_words, cnn, lstm, resnet18, small_resnet
+from fedpa.experiments.models import bag_of_words, cnn, lstm, perceptron, resnet18, small_resnet
 from fedpa.experiments.models import residual as residual_parts
 from fedpa.experiments.models.kernels.convolution import by_xla, convolve
 from fedpa.experiments.models.residual import GroupNorm
-from fedpa.experiments.tasks import digits
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
 from fedpa.objectives.convolution_inputs import convolution_input
 from fedpa.objectives.layer_inputs import layers_of, observe, observing, stack_layer, unstack_layer
@@ -78,8 +77,8 @@ MODELS = {
     "lstm": (lstm.loss, lambda: lstm.NextWordLSTM(7, 3, 4, key=KEY), SENTENCES),
     "bag-of-words": (bag_of_words.loss, lambda: bag_of_words.BagOfWords(9, 3, key=KEY), BAGS),
     "digits": (
-        digits.loss,
-        lambda: eqx.filter(digits.model(KEY), eqx.is_array),
+        perceptron.loss,
+        lambda: eqx.filter(perceptron.init(KEY), eqx.is_array),
         shapes(x=((2, 64), jnp.float32), y=((2,), jnp.int32)),
     ),
 }
@@ -109,11 +108,11 @@ def test_unobserved_a_model_is_traced_as_if_it_showed_nothing(name, monkeypatch)
         return str(jax.make_jaxpr(lambda *a: loss(*a))(theta, examples, key).jaxpr)
 
     showing = traced()
-    for module in (cnn, residual_parts, small_resnet, resnet18, lstm, bag_of_words, digits):
+    for module in (cnn, residual_parts, small_resnet, resnet18, lstm, bag_of_words, perceptron):
         for function in ("layer_input", "convolution_input", "table_input"):
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, lambda x, *rest, **options: x)
-    monkeypatch.setattr(digits, "over_examples", jax.vmap)
+    monkeypatch.setattr(perceptron, "over_examples", jax.vmap)
     assert showing == traced()
     assert not observing()
 

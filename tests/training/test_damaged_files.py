@@ -16,7 +16,12 @@ import tomli_w
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.errors import explain
-from fedpa.experiments.report.found_runs import differing, find_runs, grouped, scale_of
+from fedpa.experiments.report.found_runs import (
+    choose_scale,
+    find_runs,
+    group_runs,
+    list_differences,
+)
 from fedpa.objectives import least_squares
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import read_last_checkpoint
@@ -43,8 +48,8 @@ def _run(tmp_path_factory):
 
 
 def report(out):
-    groups = grouped(find_runs([out]))
-    return scale_of(groups), differing(groups)
+    groups = group_runs(find_runs([out]))
+    return choose_scale(groups), list_differences(groups)
 
 
 def resumed(out):

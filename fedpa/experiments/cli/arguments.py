@@ -1,4 +1,7 @@
-"""From words to configuration: tyro over the dataclasses, task defaults and files underneath."""
+"""From words to a command's dataclass, by tyro; and back: paths and lines as a person reads them.
+
+Nothing here imports JAX: commands that only list things are ready at once.
+"""
 
 import contextlib
 import dataclasses
@@ -8,80 +11,21 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import tyro
+from rich.console import Console
 
 from fedpa.discovery import match_name
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.config import RunConfig, default_config, read_toml
-from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
-from fedpa.experiments.methods import METHODS
 from fedpa.typed_settings import describe_type
 
 C = TypeVar("C")
 
 
-def parse(command: type[C], argv: Sequence[str], prog: str, method: str | None = None) -> C:
-    """Parse `argv` into a command dataclass with a field `run: RunConfig`.
-
-    Values come, last wins, from the task's defaults for the method, the file given by `--config`,
-    and the words themselves. `method` overrides the one named.
-    """
-    # A first pass finds out which task, method and file are meant; the second has their defaults.
-    words = [word for word in argv if word not in ("-h", "--help")]
-    first: Any = parse_words(command, words, prog, _over(command, RunConfig()))
-    if first.config is not None:
-        base = read_toml(first.config)
-        _refuse_others(first, base)
-    else:
-        base = default_config(first.run.task, method or first.run.method, first.run.preset)
-    parsed: Any = parse_words(command, argv, prog, _over(command, base))
-    if method is not None:
-        parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
-    return parsed
-
-
-def _over(command: type[C], base: RunConfig) -> C:
-    """The command with these defaults; its `run` may be a `RunConfig` that hides some options."""
-    kind = typing.get_type_hints(command)["run"]
-    return command(run=kind(**vars(base)))  # type: ignore[call-arg]
-
-
-def _refuse_others(first: Any, base: RunConfig) -> None:
-    """A file is of one task and preset: half of another's settings are nobody's."""
-    plain = RunConfig()
-    for field in ("task", "preset"):
-        named, of_file = getattr(first.run, field), getattr(base, field)
-        if named not in (getattr(plain, field), of_file):
-            raise refuse(field, named, f"{first.config} is of {field} {of_file}: leave one out")
-
-
-def refuse_unused(
-    given: Sequence[RunConfig], resolved: Sequence[RunConfig], argv: Sequence[str]
-) -> None:
-    """An option of the algorithm on the command line that none of the methods reads.
-
-    given, resolved: each method's run, before and after what it fixes itself is put in.
-    """
-
-    def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
-        if field in SAMPLING_FIELDS and not METHODS[before.method].samples:
-            return False
-        same = getattr(before.hyperparameters, field) == getattr(after.hyperparameters, field)
-        return bool(same)
-
-    for field in (field.name for field in dataclasses.fields(Hyperparameters)):
-        if is_given(field, argv) and not any(
-            reads(before, after, field) for before, after in zip(given, resolved, strict=True)
-        ):
-            names = ", ".join(config.method for config in given)
-            raise FedpaError(f"{option(field)} does not apply to {names}: leave it out")
-
-
-def only(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
+def read_only_options(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
     """The options given → their values, if there are no other words; else nothing."""
     words, found = list(argv), dict[str, str]()
     while words:
@@ -94,7 +38,7 @@ def only(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
     return found
 
 
-def without(argv: Sequence[str], options: Mapping[str, int]) -> list[str]:
+def remove_options(argv: Sequence[str], options: Mapping[str, int]) -> list[str]:
     """The words but for these options and their values."""
     words, kept = list(argv), list[str]()
     while words:
@@ -237,8 +181,25 @@ def _required(command: Any) -> list[str]:
     ]
 
 
-def shown(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path as a person would type it from here."""
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+@contextlib.contextmanager
+def remove_if_empty(directory: Path) -> Iterator[None]:
+    """Remove a directory that is made inside, and its parents, if nothing came to be in them."""
+    fresh = [path for path in [directory, *directory.absolute().parents] if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in fresh:  # the innermost first; what holds something stays
+            with contextlib.suppress(OSError):
+                path.rmdir()

@@ -3,7 +3,6 @@
 import importlib
 import io
 import os
-import pkgutil
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from fedpa import __version__
+import fedpa
 from fedpa.discovery import match_name, suggest
 from fedpa.errors import FedpaError
-from fedpa.experiments.cli import commands
+from fedpa.experiments.cli.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -24,21 +23,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # θ where the terminal has no Greek letters: ?
             stream.reconfigure(errors="replace")
     console = _Console()
-    names = [info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__)]
     try:
         if not words or words[0] in ("-h", "--help"):
-            _help(names, console)
+            _help(console)
         elif words[0] == "help":
             main([*words[1:], "--help"])
         elif words[0] == "--version":
-            console.print(f"fedpa {__version__}", highlight=False)
+            console.print(f"fedpa {fedpa.__version__}", highlight=False)
         else:
-            name = match_name(words[0], names)
+            name = match_name(words[0], COMMANDS)
             if name is None:
-                raise FedpaError(f"unknown command {words[0]!r}: {suggest(words[0], names)}")
+                raise FedpaError(f"unknown command {words[0]!r}: {suggest(words[0], COMMANDS)}")
             with warnings.catch_warnings():
                 warnings.showwarning = _one_line
-                _command(name).main(words[1:], console)
+                if COMMANDS[name].computes:
+                    fedpa.configure()  # before JAX starts its devices
+                command = importlib.import_module(f"fedpa.experiments.cli.commands.{name}")
+                command.main(words[1:], console)
     except FedpaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -58,19 +59,15 @@ class _Console(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _command(name: str) -> Any:
-    return importlib.import_module(f"fedpa.experiments.cli.commands.{name.replace('-', '_')}")
-
-
-def _help(names: Sequence[str], console: Console) -> None:
+def _help(console: Console) -> None:
     console.print(
         "usage: fedpa COMMAND [OPTIONS]\n\n"
         "Federated learning as posterior inference (FedPA).\n\ncommands:",
         highlight=False,
         markup=False,
     )
-    for name in names:
-        console.print(f"  {name:<10} {_command(name).SUMMARY}", highlight=False)
+    for name, command in COMMANDS.items():
+        console.print(f"  {name:<10} {command.summary}", highlight=False)
     console.print(
         "\nfedpa help COMMAND lists a command's options; fedpa --version the version.",
         highlight=False,

@@ -118,6 +118,11 @@ def _token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
     return TokenLosses(jnp.where(mask, losses.reshape(targets.shape).T, 0), mask)
 
 
+def count_targets(batch: Examples) -> Losses:
+    """Count the words of each sentence that are to be predicted."""
+    return jnp.sum((batch["y"] != PAD).astype(jnp.float32), axis=1)
+
+
 SPARSE = SparseTable(
     table=lambda params: params.embedding,
     rows=lambda batch: batch["x"].T,

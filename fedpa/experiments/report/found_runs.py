@@ -5,9 +5,9 @@ method. Files are read as they are, not through `RunConfig`: a run of an older v
 is being written, can be looked at, too.
 """
 
-import dataclasses
 import itertools
 import re
+import typing
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ from fedpa.training import run_directory
 from fedpa.training.history import History
 from fedpa.training.loggers.logger import flatten
 from fedpa.training.run_directory import ENVIRONMENT
+from fedpa.typed_settings import typed
 
 OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""
@@ -161,6 +162,10 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
     if not isinstance(fields.get("rounds", 0), int):
         where = f"{directory / run_directory.CONFIG}: rounds"
         raise refuse(where, fields["rounds"], "must be a whole number")
+    for name, value in fields.items():
+        field = name.removeprefix(_SETTINGS)
+        if name.startswith(_SETTINGS) and field in _HINTS and not isinstance(value, str):
+            typed(_HINTS[field], value, f"{directory / run_directory.CONFIG}: {name}")
     return FoundRun(
         directory,
         origin,
@@ -183,7 +188,7 @@ def _history(directory: Path) -> History:
         raise FedpaError(f"{path} can't be read: {explain(error)}") from None
 
 
-def grouped(runs: Sequence[FoundRun]) -> list[Group]:
+def group_runs(runs: Sequence[FoundRun]) -> list[Group]:
     """The runs by method, told apart by label.
 
     A seed that comes twice, as in comparisons made before and after a change of the code, begins
@@ -257,9 +262,19 @@ _SETTINGS = "hyperparameters."
 
 
 def _hyperparameters(run: FoundRun) -> Hyperparameters:
-    known = [field.name for field in dataclasses.fields(Hyperparameters)]
-    given = {name: run.settings.get(f"{_SETTINGS}{name}") for name in known}
+    given = {name: _typed_setting(name, run.settings.get(f"{_SETTINGS}{name}")) for name in _HINTS}
     return Hyperparameters(**{name: x for name, x in given.items() if x is not None})
+
+
+def _typed_setting(field: str, value: Any) -> Any:
+    """None for what the command has no setting for: `fedpa.fit` takes rho="oas", too."""
+    try:
+        return None if value is None else typed(_HINTS[field], value, field)
+    except FedpaError:
+        return None
+
+
+_HINTS = typing.get_type_hints(Hyperparameters)
 
 
 def _told_apart(groups: Sequence[Group]) -> list[str]:
@@ -326,7 +341,7 @@ def describe_unequal_burn_in(groups: Sequence[Group]) -> str | None:
     )
 
 
-def scale_of(groups: Sequence[Group]) -> Scale:
+def choose_scale(groups: Sequence[Group]) -> Scale:
     """The task's metric, targets and number of last rounds; for a model of one's own, a guess."""
     task = tasks().get(groups[0].task)
     if task is None:
@@ -353,7 +368,7 @@ def _likely_metric(histories: Sequence[History]) -> str:
     return next((name for name in names if name != "loss"), "loss")
 
 
-def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
+def list_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     """field of config.toml → its values by group, for the fields in which the runs differ.
 
     A setting that a group's method does not read is `UNUSED` there.
@@ -385,5 +400,5 @@ def _reads(run: FoundRun, name: str, values: Sequence[Any]) -> bool:
     method = match_name(str(run.settings.get("method")), METHODS)
     if method is None or not name.startswith(_SETTINGS) or not hasattr(Hyperparameters, field):
         return True
-    given = [value for value in values if value is not None]
+    given = [x for x in (_typed_setting(field, value) for value in values) if x is not None]
     return reads_setting(method, _hyperparameters(run), field, given)

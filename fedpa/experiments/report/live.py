@@ -1,4 +1,4 @@
-"""A run as a person watches it: a live view on a terminal, plain lines elsewhere.
+"""Runs and long work on files as a person watches them: live on a terminal, plain lines elsewhere.
 
 What the rounds have shown (`Seen`) and how fast they go (`Pace`) are values, made anew after every
 round; what is on display is a function of them. The live view ends as one line, so that several
@@ -9,6 +9,7 @@ import contextlib
 import functools
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +17,14 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from fedpa.algorithms.fedopt import stage
+from fedpa.data.cache import Tell, show_progress
+from fedpa.experiments.report.summary import format_bytes
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training.callbacks import Callback, Event
 
@@ -32,6 +36,8 @@ LONGEST_BAR, SHORTEST_BAR = 30, 6
 LAST_BAR = 12
 """A bar that no longer moves leaves the line to its numbers."""
 GAP = "  "
+IN_BYTES = ("downloading", "unpacking")
+"""First words of what is done that tell bytes; all else tells how many."""
 
 
 class Seen(NamedTuple):
@@ -61,7 +67,7 @@ class Pace(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(
+def watch_run(
     console: Console,
     label: str,
     rounds: int,
@@ -353,3 +359,65 @@ def _clock(seconds: float) -> str:
     """1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+@contextlib.contextmanager
+def show_file_progress(console: Console) -> Iterator[None]:
+    """Show the progress of what is done inside."""
+    if not console.is_terminal:
+        with show_progress(lambda what: _print_file_lines(console, what)):
+            yield
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        _Amount(),
+        TimeRemainingColumn(),
+    )
+    # Gone when it is done: what came of it is for the command to say.
+    bars = Progress(*columns, console=console, transient=True)
+    with bars, show_progress(lambda what: _show_bar(bars, what)):
+        yield
+
+
+@contextlib.contextmanager
+def _show_bar(bars: Progress, what: str) -> Iterator[Tell]:
+    task = bars.add_task(what, total=None)
+    try:
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+    finally:
+        bars.remove_task(task)
+
+
+@contextlib.contextmanager
+def _print_file_lines(console: Console, what: str) -> Iterator[Tell]:
+    last = 0
+    started = time.perf_counter()
+
+    def tell(done: int, total: int | None) -> None:
+        nonlocal last
+        last = done
+
+    console.print(what, highlight=False, markup=False, soft_wrap=True)
+    yield tell
+    amount = f"{amount_of(what, last)}, " if last else ""
+    seconds = time.perf_counter() - started
+    console.print(
+        f"{what}: done ({amount}{seconds:.0f} s)", highlight=False, markup=False, soft_wrap=True
+    )
+
+
+class _Amount(ProgressColumn):
+    """How much is done of how much."""
+
+    def render(self, task: Task) -> Text:
+        done = amount_of(task.description, int(task.completed))
+        total = "" if task.total is None else f" of {amount_of(task.description, int(task.total))}"
+        return Text(done + total)
+
+
+def amount_of(what: str, number: int) -> str:
+    """Bytes in the unit a person would use, or a number with thousands apart."""
+    if what.split(" ")[0] not in IN_BYTES:
+        return f"{number:,}"
+    return format_bytes(number)

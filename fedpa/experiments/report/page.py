@@ -7,14 +7,13 @@ escaped wherever it is put, also in the JSON that the script reads.
 import html
 import importlib.resources
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpa.errors import FedpaError
+from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.figures import COLOURS
-from fedpa.experiments.report.file_progress import in_bytes
-from fedpa.experiments.report.found_runs import UNUSED, FoundRun, Group, differing
+from fedpa.experiments.report.found_runs import UNUSED, FoundRun, Group, list_differences
 from fedpa.experiments.report.page_charts import (
     DARK,
     LEAST_POINTS,
@@ -24,8 +23,13 @@ from fedpa.experiments.report.page_charts import (
     points_shown,
 )
 from fedpa.experiments.report.panels import Panel, at_the_end_over_clients, spread_metrics
-from fedpa.experiments.report.parts import Part
-from fedpa.experiments.report.results_text import latex, markdown
+from fedpa.experiments.report.summary import format_bytes
+from fedpa.experiments.report.tables import (
+    format_latex,
+    format_markdown,
+    format_number,
+    make_results,
+)
 from fedpa.metrics.streaming import PERCENTILES
 
 # The page may run what is in it and load nothing, whatever a library would like to.
@@ -35,11 +39,13 @@ POLICY = (
 )
 
 
+Ids = Mapping[tuple[str, str], str]
+"""Task and panel's name → the chart's place."""
 MOST_BYTES = 6_000_000
 """Of a page, of which plotly is 4.8 million: what mail and repositories take."""
 
 
-def page(found: Sequence[Part]) -> str:
+def page(found: Sequence[Comparison]) -> str:
     """The whole page, as HTML; with fewer points, then without diagnostics, if it gets too large.
 
     What is too large even so is refused.
@@ -53,19 +59,20 @@ def page(found: Sequence[Part]) -> str:
             return text
     runs = sum(len(group.runs) for part in found for group in part.groups)
     raise FedpaError(
-        f"the page of these {runs:,} runs would have {in_bytes(size)}, more than "
-        f"{in_bytes(MOST_BYTES)}: name fewer runs, for example the best of a sweep"
+        f"the page of these {runs:,} runs would have {format_bytes(size)}, more than "
+        f"{format_bytes(MOST_BYTES)}: name fewer runs, for example the best of a sweep"
     )
 
 
-def _page(found: Sequence[Part], least: int, left_out: bool) -> str:
+def _page(found: Sequence[Comparison], least: int, left_out: bool) -> str:
     methods = list(dict.fromkeys(group.label for part in found for group in part.groups))
-    panels = [p for part in found for p in (part.curves, *part.diagnostics, *part.over_clients)]
+    panels = [panel for part in found for panel in _panels(part)]
     figures = charts(panels, methods, least)
     # Panels of two tasks share a name: a chart's place is its number.
-    ids = {id(panel): f"chart-{number}" for number, panel in enumerate(panels)}
-    for figure, panel in zip(figures, panels, strict=True):
-        figure["id"] = ids[id(panel)]
+    keys = [(part.task, panel.name) for part in found for panel in _panels(part)]
+    ids = {key: f"chart-{number}" for number, key in enumerate(keys)}
+    for figure, key in zip(figures, keys, strict=True):
+        figure["id"] = ids[key]
     data = {
         "charts": figures,
         "methods": [{"label": m, "dash": dash(k)} for k, m in enumerate(methods)],
@@ -135,6 +142,10 @@ back.{thinned}</footer>
 """
 
 
+def _panels(part: Comparison) -> list[Panel]:
+    return [part.curves, *part.diagnostics, *part.over_clients]
+
+
 def _thinned(panels: Sequence[Panel], least: int) -> str:
     most = points_shown(panels, least)
     longest = max((len(s.line.rounds) for p in panels for s in p.series), default=0)
@@ -161,17 +172,17 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _title(found: Sequence[Part]) -> str:
+def _title(found: Sequence[Comparison]) -> str:
     return ", ".join(part.task for part in found) + ": " + _several(_methods(found), "method")
 
 
-def _summary(found: Sequence[Part]) -> str:
+def _summary(found: Sequence[Comparison]) -> str:
     runs = [run for part in found for group in part.groups for run in group.runs]
     longest = max((len(run.history) for run in runs), default=0)
     return f"{_several(len(runs), 'run')}, up to {_several(longest, 'round')}."
 
 
-def _methods(found: Sequence[Part]) -> int:
+def _methods(found: Sequence[Comparison]) -> int:
     return len({group.label for part in found for group in part.groups})
 
 
@@ -179,7 +190,7 @@ def _several(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def _notices(found: Sequence[Part], left_out: bool) -> str:
+def _notices(found: Sequence[Comparison], left_out: bool) -> str:
     """What a reader must know before trusting a mean."""
     groups = [group for part in found for group in part.groups]
     texts = []
@@ -208,7 +219,7 @@ def _notices(found: Sequence[Part], left_out: bool) -> str:
     return f'<ul class="notice">{listed}</ul>' if texts else ""
 
 
-def _unequal_methods(part: Part) -> str:
+def _unequal_methods(part: Comparison) -> str:
     lengths = [min(len(history) for history in group.histories) for group in part.groups]
     if len(set(lengths)) == 1:
         return ""
@@ -255,19 +266,21 @@ def _drawn(panel: Panel) -> list[str]:
     return [series.method for series in panel.series]
 
 
-def _of_task(part: Part, found: Sequence[Part]) -> str | None:
+def _of_task(part: Comparison, found: Sequence[Comparison]) -> str | None:
     """A heading where there are several tasks."""
     return part.task if len(found) > 1 else None
 
 
-def _headed(part: Part, found: Sequence[Part], content: str) -> str:
+def _headed(part: Comparison, found: Sequence[Comparison], content: str) -> str:
     title = _of_task(part, found)
     return content if title is None or not content else f"<h3>{_text(title)}</h3>{content}"
 
 
-def _curves(found: Sequence[Part], ids: dict[int, str]) -> str:
+def _curves(found: Sequence[Comparison], ids: Ids) -> str:
     return "".join(
-        _chart(_with_thinning(part.curves), ids[id(part.curves)], _of_task(part, found), tall=True)
+        _chart(
+            _with_thinning(part.curves), ids[part.task, "curves"], _of_task(part, found), tall=True
+        )
         for part in found
     )
 
@@ -279,12 +292,12 @@ def _with_thinning(panel: Panel) -> Panel:
     return panel._replace(note=f"{panel.note} Of the evaluations, one in {every} has its ×.")
 
 
-def _diagnostics(found: Sequence[Part], ids: dict[int, str]) -> str:
+def _diagnostics(found: Sequence[Comparison], ids: Ids) -> str:
     several = any(len(group.runs) > 1 for part in found for group in part.groups)
     shaded = " Shaded: from the lowest seed to the highest." if several else ""
     content = ""
     for part in found:
-        shown = "".join(_chart(p, ids[id(p)], p.title) for p in part.diagnostics)
+        shown = "".join(_chart(p, ids[part.task, p.name], p.title) for p in part.diagnostics)
         rejected = not any(p.name == "train-rejected" for p in part.diagnostics)
         none = "<p>No client was rejected.</p>" if rejected and _rounds(part) else ""
         content += _headed(part, found, f'<div class="grid">{shown}</div>{none}' if shown else "")
@@ -292,19 +305,24 @@ def _diagnostics(found: Sequence[Part], ids: dict[int, str]) -> str:
     return about + content if content else ""
 
 
-def _rounds(part: Part) -> bool:
+def _rounds(part: Comparison) -> bool:
     return any(history for group in part.groups for history in group.histories)
 
 
-def _clients(found: Sequence[Part], ids: dict[int, str]) -> str:
+def _clients(found: Sequence[Comparison], ids: Ids) -> str:
     content = ""
     for part in found:
-        shown = "".join(_chart(p, ids[id(p)], p.title, tall=True) for p in part.over_clients)
+        shown = "".join(
+            _chart(p, ids[part.task, p.name], p.title, tall=True) for p in part.over_clients
+        )
         tables = ""
         for metric in spread_metrics(part.groups, "test"):
             header = ["method", *(f"{p}th percentile" for p in PERCENTILES)]
             rows = [
-                [_with_ends(group), *(_decimal(v) for v in at_the_end_over_clients(group, metric))]
+                [
+                    _with_ends(group),
+                    *(format_number(v, ".4f") for v in at_the_end_over_clients(group, metric)),
+                ]
                 for group in part.groups
             ]
             caption = f"test {metric} after each run's last round: percentiles over clients."
@@ -321,19 +339,14 @@ def _with_ends(group: Group) -> str:
     return f"{group.label} (rounds {min(ends):,} to {max(ends):,})"
 
 
-def _decimal(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "–"
-
-
-def _results(found: Sequence[Part]) -> str:
+def _results(found: Sequence[Comparison]) -> str:
     content = ""
     for part in found:
-        table = _table(part.results.header, part.results.rows, part.results.caption)
-        content += _headed(part, found, table)
+        content += _headed(part, found, _table(*make_results(part)))
     return content
 
 
-def _settings(found: Sequence[Part]) -> str:
+def _settings(found: Sequence[Comparison]) -> str:
     """Within a task: two tasks differ in nearly everything."""
     caption = (
         f"Fields of config.toml in which the runs differ; of seeds, every value. {UNUSED}: a "
@@ -341,17 +354,18 @@ def _settings(found: Sequence[Part]) -> str:
     )
     content = ""
     for part in found:
-        rows = [[name, *values] for name, values in differing(part.groups).items()]
+        rows = [[name, *values] for name, values in list_differences(part.groups).items()]
         header = ["field", *(group.label for group in part.groups)]
         table = _table(header, rows, caption, left=True)
         content += _headed(part, found, table if rows else "<p>The runs differ in none.</p>")
     return content
 
 
-def _texts(found: Sequence[Part]) -> str:
+def _texts(found: Sequence[Comparison]) -> str:
     content = ""
     for number, part in enumerate(found):
-        texts = {"LaTeX": latex(part.results), "Markdown": markdown(part.results)}
+        results = make_results(part)
+        texts = {"LaTeX": format_latex(results), "Markdown": format_markdown(results)}
         boxes = "".join(
             f'<div class="copy"><h3 id="{place}-title">{kind}</h3>'
             f'<button type="button" data-copy="{place}" '
@@ -365,7 +379,7 @@ def _texts(found: Sequence[Part]) -> str:
     return content
 
 
-def _runs(found: Sequence[Part]) -> str:
+def _runs(found: Sequence[Comparison]) -> str:
     rows = [
         [run.directory.name, part.task, group.label, str(run.seed), _progress(run), _state(run)]
         for part in found

@@ -92,3 +92,13 @@ def switch_round(history: Sequence[Mapping[str, Any]]) -> int | None:
     if "sampling" in phases and "burn-in" in phases:
         return int(history[phases.index("sampling")]["round"])
     return None
+
+
+def format_bytes(number: int) -> str:
+    """11.6 MB."""
+    size = float(number)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

@@ -40,11 +40,12 @@ from fedpa.experiments.sweeps.search import (
     read_trials,
 )
 from fedpa.experiments.sweeps.space import Space, configure
-from fedpa.experiments.tasks.task import Problem, preset_named, task_named
+from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import workers
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Callback
 from fedpa.training.checkpoint import prune_checkpoints
+from fedpa.training.problem import Problem
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import TRIALS, check_free, lock_directory, wait_for_lock, writing
 

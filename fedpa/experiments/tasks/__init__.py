@@ -1,15 +1,22 @@
-"""One file per task: data, model, metrics and defaults."""
+"""One file per task: its settings, and how its data and model are loaded."""
+
+from typing import TYPE_CHECKING
 
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import (
     Defaults,
     Preset,
-    Problem,
     Task,
     own_task,
     task_named,
     tasks,
 )
+from fedpa.lazy import make_lazy
+
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
+
+make_lazy(__name__, {"fedpa.training.problem": ("Problem",)})
 
 __all__ = [
     "Defaults",

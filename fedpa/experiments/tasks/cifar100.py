@@ -6,35 +6,35 @@ small one for laptops. L2 1e-4 on kernels and the last layer.
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpa.data.views import hold_out, map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import found, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.models import resnet18, small_resnet
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
-from fedpa.metrics.classification import classifier
-from fedpa.types import Key
+from fedpa.experiments.tasks.task import Defaults, Preset, Task
 
-MODELS = {
-    "small-resnet": (small_resnet, small_resnet.SmallResNet),
-    "resnet18": (resnet18, resnet18.ResNet18),
-}
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
+
+MODELS = {"small-resnet": 183_004, "resnet18": 11_227_812}
+"""Numbers of parameters."""
 
 
-def load(options: TaskOptions) -> Problem:
+def load(options: TaskOptions) -> "Problem":
+    from fedpa.data import hold_out, map_examples
+    from fedpa.experiments.models import resnet18, small_resnet
+    from fedpa.metrics.classification import classifier
+    from fedpa.training.problem import Problem
+
     name = options.model or "resnet18"
     if name not in MODELS:
         raise refuse("model", name, f"task cifar100 has {', '.join(MODELS)}")
-    module, build = MODELS[name]
+    module: Any = resnet18 if name == "resnet18" else small_resnet
+    build = resnet18.ResNet18 if name == "resnet18" else small_resnet.SmallResNet
     groups = {} if options.groups is None else {"groups": options.groups}
-
-    def init(key: Key) -> Any:
-        return build(key=key, **groups)
 
     dataset = _dataset(options)
     splits = open_dataset("fed_cifar100", options.data_dir, options.partition_seed or 0)
@@ -48,7 +48,7 @@ def load(options: TaskOptions) -> Problem:
     )
     return Problem(
         clients,
-        init,
+        lambda key: build(key=key, **groups),
         module.loss,
         classifier(lambda params, x: params(x)),
         map_examples(splits.test, images),
@@ -124,5 +124,5 @@ TASK = Task(
         "validation_share",
     ),
     datasets=("fed_cifar100", "cifar-100-binary"),
-    models={name: module.MODEL.parameters for name, (module, _) in MODELS.items()},
+    models=MODELS,
 )

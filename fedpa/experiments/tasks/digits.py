@@ -10,59 +10,39 @@ import contextlib
 import functools
 import zipfile
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-import equinox as eqx
-import jax
 import numpy as np
-import optax
 
 from fedpa.data.cache import settle, stage
-from fedpa.data.federated import from_mapping
-from fedpa.data.partition import dirichlet_label_skew
-from fedpa.data.views import hold_out
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
-from fedpa.metrics.classification import classifier
-from fedpa.objectives.layer_inputs import layer_input, over_examples
+from fedpa.experiments.tasks.task import Defaults, Preset, Task
 from fedpa.places import cache
-from fedpa.types import Examples, Key, Losses
+
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
 
 CLIENTS = 100
 CONCENTRATION = 0.1
-HIDDEN = 32
 FEDERATION_SEED = 0
 
 
-def model(key: Key) -> eqx.nn.MLP:
-    return eqx.nn.MLP(64, 10, HIDDEN, depth=1, key=key)
+def load(options: TaskOptions) -> "Problem":
+    from fedpa.data import hold_out
 
-
-def logits(params: eqx.nn.MLP, x: jax.Array) -> jax.Array:
-    return over_examples(functools.partial(_logits, params))(x)
-
-
-def _logits(params: eqx.nn.MLP, image: jax.Array) -> jax.Array:
-    """`params(image)`, its layers shown."""
-    hidden, output = params.layers
-    h = layer_input(image, hidden.weight, hidden.bias, out_first=True)
-    h = layer_input(jax.nn.relu(hidden(h)), output.weight, output.bias, out_first=True)
-    return output(h)
-
-
-def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
-    del key
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"])
-
-
-def load(options: TaskOptions) -> Problem:
-    problem = _loaded()
+    problem = _load_all()
     clients, validation = hold_out(problem.clients, options.validation_share or 0.0)
     return problem._replace(clients=clients, validation=validation)
 
 
 @functools.cache
-def _loaded() -> Problem:
+def _load_all() -> "Problem":
+    from fedpa.data import dirichlet_label_skew, from_mapping
+    from fedpa.experiments.models import perceptron
+    from fedpa.metrics.classification import classifier
+    from fedpa.training.problem import Problem
+
     x_train, x_test, y_train, y_test = _split()
     dealt = dirichlet_label_skew(y_train, CLIENTS, CONCENTRATION, FEDERATION_SEED)
     clients = {
@@ -70,8 +50,14 @@ def _loaded() -> Problem:
         for index, rows in enumerate(dealt)
     }
     test = from_mapping({"test": {"x": x_test, "y": y_test}})
-    metric = classifier(logits)
-    return Problem(from_mapping(clients), model, loss, metric, test, eval_batch_size=len(x_test))
+    return Problem(
+        from_mapping(clients),
+        perceptron.init,
+        perceptron.loss,
+        classifier(perceptron.logits),
+        test,
+        eval_batch_size=len(x_test),
+    )
 
 
 def _split() -> tuple[np.ndarray, ...]:

@@ -6,24 +6,29 @@ Where only the digits are there (`fed_emnist_digitsonly`), ten classes are told 
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpa.data.partition import deal_by_label
-from fedpa.data.views import hold_out, map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import first_found, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.models import cnn
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
-from fedpa.metrics.classification import classifier
+from fedpa.experiments.tasks.task import Defaults, Preset, Task
+
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
 
 CLASSES = {"fed_emnist": 62, "fed_emnist_digitsonly": 10}
 
 
-def load(options: TaskOptions) -> Problem:
+def load(options: TaskOptions) -> "Problem":
+    from fedpa.data import hold_out, map_examples
+    from fedpa.data.partition import deal_by_label
+    from fedpa.experiments.models import cnn
+    from fedpa.metrics.classification import classifier
+    from fedpa.training.problem import Problem
+
     name = options.dataset or first_found(tuple(CLASSES), options.data_dir)
     if name not in CLASSES:
         raise refuse("dataset", name, f"task emnist has {', '.join(CLASSES)}")
@@ -100,5 +105,5 @@ TASK = Task(
         "validation_share",
     ),
     datasets=tuple(CLASSES),
-    models={"cnn": cnn.MODEL.parameters},
+    models={"cnn": 1_206_590},
 )

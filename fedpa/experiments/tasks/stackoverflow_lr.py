@@ -6,20 +6,25 @@ why the client's rate is 50.
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedpa.data.text import WIDTH, make_bags, read_tags, read_words
-from fedpa.data.views import map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import counts_files, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.models import bag_of_words
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
-from fedpa.metrics.tags import tagger
+from fedpa.experiments.tasks.task import Defaults, Preset, Task
+
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
 
 
-def load(options: TaskOptions) -> Problem:
+def load(options: TaskOptions) -> "Problem":
+    from fedpa.data import map_examples
+    from fedpa.data.text import WIDTH, make_bags, read_tags, read_words
+    from fedpa.experiments.models import bag_of_words
+    from fedpa.metrics.tags import tagger
+    from fedpa.training.problem import Problem
+
     if options.dataset not in (None, "stackoverflow"):
         raise refuse("dataset", options.dataset, "task stackoverflow-lr has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens", "title", "tags"])
@@ -88,5 +93,5 @@ TASK = Task(
     metric="recall_at_5",
     takes=("data_dir", "dataset", "max_examples", "vocabulary", "tags", "words"),
     datasets=("stackoverflow",),
-    models={"bag-of-words": bag_of_words.MODEL.parameters},
+    models={"bag-of-words": 5_000_500},
 )

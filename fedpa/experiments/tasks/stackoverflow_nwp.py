@@ -6,26 +6,28 @@ leaves out padding, unknown words, begin and end.
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
-
-from fedpa.data.text import inputs_and_targets, read_words
-from fedpa.data.views import map_examples
 from fedpa.errors import refuse
 from fedpa.experiments.catalogue import counts_files, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.models import lstm
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Problem, Task
-from fedpa.metrics.next_word import next_words
-from fedpa.types import Examples, Losses
+from fedpa.experiments.tasks.task import Defaults, Preset, Task
+
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
 
 SIZES = {"lstm": (96, 670), "small-lstm": (64, 128)}
 """Embedding and hidden units."""
 
 
-def load(options: TaskOptions) -> Problem:
+def load(options: TaskOptions) -> "Problem":
+    from fedpa.data import map_examples
+    from fedpa.data.text import inputs_and_targets, read_words
+    from fedpa.experiments.models import lstm
+    from fedpa.metrics.next_word import next_words
+    from fedpa.training.problem import Problem
+
     name = options.model or "lstm"
     if name not in SIZES:
         raise refuse("model", name, f"task stackoverflow-nwp has {', '.join(SIZES)}")
@@ -47,13 +49,8 @@ def load(options: TaskOptions) -> Problem:
         None if splits.validation is None else map_examples(splits.validation, sentences),
         dataset="stackoverflow",
         sparse=lstm.SPARSE,
-        weight=targets,
+        weight=lstm.count_targets,
     )
-
-
-def targets(batch: Examples) -> Losses:
-    """How many words of each sentence are to be predicted."""
-    return jnp.sum((batch["y"] != lstm.PAD).astype(jnp.float32), axis=1)
 
 
 PAPER = Hyperparameters(
@@ -102,5 +99,5 @@ TASK = Task(
     metric="accuracy",
     takes=("data_dir", "dataset", "model", "max_examples", "vocabulary"),
     datasets=("stackoverflow",),
-    models={"small-lstm": 1_397_588, "lstm": lstm.MODEL.parameters},
+    models={"small-lstm": 1_397_588, "lstm": 4_050_748},
 )

@@ -3,13 +3,15 @@
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedpa.discovery import defined, find_name, match_name, suggest
 from fedpa.errors import refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.training.problem import Problem
+
+if TYPE_CHECKING:
+    from fedpa.training.problem import Problem
 
 
 class Defaults(NamedTuple):
@@ -33,7 +35,8 @@ class Preset(NamedTuple):
 
 class Task(NamedTuple):
     summary: str
-    load: Callable[[TaskOptions], Problem]
+    load: "Callable[[TaskOptions], Problem]"
+    """Imports model, data and JAX when it is called: a list of tasks needs none of them."""
     presets: Mapping[str, Preset]
     """By name; the first is the default."""
     compared: tuple[str, ...]
@@ -50,7 +53,7 @@ class Task(NamedTuple):
 
 
 def own_task(
-    load: Callable[[TaskOptions], Problem],
+    load: "Callable[[TaskOptions], Problem]",
     defaults: Defaults,
     metric: str = "accuracy",
     takes: tuple[str, ...] = ("data_dir",),

@@ -22,9 +22,9 @@ import pytest
 from rich.cells import cell_len
 
 import fedpa
-from fedpa.experiments.cli.arguments import parse
 from fedpa.experiments.cli.commands.run import RunCommand
 from fedpa.experiments.cli.main import main
+from fedpa.experiments.cli.run_commands import parse_run_command
 from fedpa.experiments.config import resolve
 from fedpa.experiments.methods import METHODS
 
@@ -117,12 +117,12 @@ def test_terminals_without_greek_letters_are_written_to(here):
 
 def test_names_are_known_whatever_their_case_and_hyphens(here):
     words = "--method MimeLite --preset Laptop --engine DEBUG --weighting Uniform --rounds 2"
-    config = parse(RunCommand, ["Digits", *words.split()], "fedpa run").run
+    config = parse_run_command(RunCommand, ["Digits", *words.split()], "fedpa run").run
     assert (config.task, config.method, config.preset) == ("digits", "mime-lite", "laptop")
     assert (config.engine, config.hyperparameters.weighting) == ("debug", "uniform")
     Path("mine.toml").write_text('task = "DIGITS"\nmethod = "fed_pa"\n')
     words = ["--config", "mine.toml", "--sampler", "SGLD"]
-    config = resolve(parse(RunCommand, words, "fedpa run").run)
+    config = resolve(parse_run_command(RunCommand, words, "fedpa run").run)
     assert (config.task, config.method) == ("digits", "fedpa")
     assert config.hyperparameters.sampler == "sgld"
     with pytest.raises(SystemExit, match="0"):
@@ -131,9 +131,7 @@ def test_names_are_known_whatever_their_case_and_hyphens(here):
 
 @pytest.mark.filterwarnings("default:all 3 rounds")
 def test_a_comparison_without_sampling_is_warned_of_at_once(here, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "fedpa.experiments.cli.commands.compare.carried_out", lambda *_: sys.exit(7)
-    )
+    monkeypatch.setattr("fedpa.experiments.cli.commands.compare.carry_out", lambda *_: sys.exit(7))
     with pytest.raises(SystemExit, match="7"):
         main(
             ["compare", "--methods", "fedavg,fedpa,mean", "--rounds", "3", "--burn-in-rounds", "3"]
@@ -250,7 +248,7 @@ def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatc
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # the first would wait for the end of a round
 
-    monkeypatch.setattr("fedpa.experiments.cli.comparing.run_or_resume", signalled)
+    monkeypatch.setattr("fedpa.experiments.cli.comparison.run_or_resume", signalled)
     with pytest.raises(SystemExit, match="143"):
         main(["compare", "digits", *QUICK, "--out", "cmp"])
     said = capsys.readouterr().err
@@ -425,7 +423,7 @@ def test_each_sampler_learns_the_digits_at_its_defaults(tmp_path, sampler):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sampler", "hcm"], "sampler = 'hcm': "),
+        (["--sampler", "hcm"], "sampler = 'hcm': unknown sampler"),
         (["--temperature", "1"], "temperature = 1.0: does not apply to sampler iasg"),
         (["--sampler", "sgld", "--friction", "0.1"], "friction = 0.1: does not apply to sampler"),
         (["--sampler", "nuts", "--integration-steps", "5"], "integration_steps = 5: does not"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedpa.errors import FedpaError
-from fedpa.experiments.cli import tuning
+from fedpa.experiments.cli import comparison
 from fedpa.experiments.cli.commands import compare
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.sweeps.search import Trial
@@ -26,7 +26,7 @@ def no_training(tmp_path, monkeypatch):
     """Its runs are there at once; FedPA's second seed ended after 8 rounds."""
     monkeypatch.chdir(tmp_path)
 
-    def carried_out(planned, *_):
+    def carry_out(planned, *_):
         for plan in planned:
             short = (plan.config.method, plan.config.seed) == ("fedpa", 1)
             rounds = 8 if short else plan.config.rounds
@@ -34,7 +34,7 @@ def no_training(tmp_path, monkeypatch):
                 made_run(plan.out, plan.config.method, plan.config.seed, rounds)
         return [run_directory.read_metrics(plan.out) for plan in planned]
 
-    monkeypatch.setattr(compare, "carried_out", carried_out)
+    monkeypatch.setattr(compare, "carry_out", carry_out)
     monkeypatch.setattr(compare, "check_planned", lambda *_: None)  # what is there is made up
 
 
@@ -98,23 +98,23 @@ def _pretended(monkeypatch):
         watch.begin(trials[0], False)
         return trials
 
-    monkeypatch.setattr(tuning, "sweep", sweep)
+    monkeypatch.setattr(comparison, "sweep", sweep)
     return seen
 
 
 def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
     ran = {}
-    carried_out = compare.carried_out
+    carried_out = compare.carry_out
 
     def remembered(planned, *rest):
         ran.update({plan.config.method: plan.config for plan in planned})
         return carried_out(planned, *rest)
 
-    monkeypatch.setattr(compare, "carried_out", remembered)
+    monkeypatch.setattr(compare, "carry_out", remembered)
     words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]
     words += ["--validation-share", "0.1"]
     main([*words, "--tune", "3,0.5,1", "--tune-rounds", "7", "--out", "cmp"])
-    assert {s.base.seed for s in pretended.values()} == {tuning.SEED}
+    assert {s.base.seed for s in pretended.values()} == {comparison.SEED}
     assert {s.base.rounds for s in pretended.values()} == {7}
     assert {method: dict(s.space) for method, s in pretended.items()} == {
         "fedavg": {"server_learning_rate": (0.5, 1.0, 3.0)},
@@ -155,11 +155,11 @@ def test_rates_are_chosen_by_the_loss_if_told(capsys):
 
 def test_where_all_rates_diverge_lower_ones_are_tried():
     trials = [Trial(n, {"r": v}, "finished", None, {}) for n, v in enumerate((1.0, 3.0, 9.0))]
-    assert tuning.beyond(trials, "r") == pytest.approx(0.333)
+    assert comparison.find_next_rate(trials, "r") == pytest.approx(0.333)
     found = Trial(3, {"r": 0.333}, "finished", 0.2, {})
-    assert tuning.beyond([found, *trials], "r") == pytest.approx(0.111)
+    assert comparison.find_next_rate([found, *trials], "r") == pytest.approx(0.111)
     better = Trial(4, {"r": 0.111}, "finished", 0.1, {})
-    assert tuning.beyond([better, found, *trials], "r") is None
+    assert comparison.find_next_rate([better, found, *trials], "r") is None
 
 
 def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
@@ -192,4 +192,4 @@ def test_a_directory_alone_goes_on_with_its_comparison(capsys):
 @pytest.mark.parametrize("text", ["", "1", "0.3,1,x", "1,1", "0,1", "-1,2", "nan,1", "inf,1"])
 def test_multiples_that_are_none_are_refused(text):
     with pytest.raises(FedpaError, match="tune = "):
-        tuning.multiples_of(text)
+        comparison.read_multiples(text)

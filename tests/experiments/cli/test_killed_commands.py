@@ -16,13 +16,13 @@ from tests.experiments.report.made_runs import made_run
 KILLED_AT_EVERY_STEP = """
 import json, os, pathlib, signal, sys, tempfile, warnings
 import fedpa.experiments.cli.main, fedpa.training.run_directory
-from fedpa.experiments.cli import partitioning
+from fedpa.experiments.cli import partition
 from fedpa.experiments.cli.commands import data, export, report
 
-partitioning._figure = lambda *_: None
-partitioning.rendered = lambda figure, kind: b"picture"
+partition._figure = lambda *_: None
+partition.render_figure = lambda figure, kind: b"picture"
 report.page = lambda found: "page"
-report.figures = lambda found: {"curves.png": b"png", "curves.pdf": b"pdf"}
+report.draw_figures = lambda found: {"curves.png": b"png", "curves.pdf": b"pdf"}
 warnings.simplefilter("ignore")  # JAX on forking: the children don't use it
 words, steps = json.loads(sys.argv[1]), 0
 

@@ -5,18 +5,19 @@ import time
 
 import numpy as np
 import pytest
+from fedpa.data.cache import progress
 from matplotlib.image import imread
 from rich.console import Console
 
-from fedpa.data.cache import progress
-from fedpa.experiments.report.figures import rendered
-from fedpa.experiments.report.file_progress import in_bytes, shown_on
+from fedpa.experiments.report.figures import render_figure
+from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.partition_figure import draw_partition
+from fedpa.experiments.report.summary import format_bytes
 
 
 def test_plain_lines_at_start_and_end():
     out = io.StringIO()
-    with shown_on(Console(file=out, width=100)):
+    with show_file_progress(Console(file=out, width=100)):
         with progress("downloading a.tar") as tell:
             tell(500_000, 11_600_000)
             tell(11_600_000, 11_600_000)
@@ -35,7 +36,7 @@ def test_plain_lines_at_start_and_end():
 def test_a_bar_on_a_terminal():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    with shown_on(console), progress("downloading a.tar") as tell:
+    with show_file_progress(console), progress("downloading a.tar") as tell:
         tell(500_000, 11_600_000)
         wait_for(out, "500 kB of 11.6 MB")
         with progress("indexing a.h5") as tell_too:
@@ -55,7 +56,7 @@ def wait_for(out, words):
     ("number", "shown"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (3_450_000_000, "3.45 GB")]
 )
 def test_bytes_as_a_person_would_say(number, shown):
-    assert in_bytes(number) == shown
+    assert format_bytes(number) == shown
 
 
 def texts(figure):
@@ -68,7 +69,7 @@ def test_pictures_of_every_size(tmp_path, clients, labels):
     names = [f"c{i}" for i in range(clients)]
     figure = draw_partition(counts, names, [str(i) for i in range(labels)], "title")
     for kind in ("png", "pdf"):
-        (tmp_path / f"a.{kind}").write_bytes(rendered(figure, kind))
+        (tmp_path / f"a.{kind}").write_bytes(render_figure(figure, kind))
     assert imread(tmp_path / "a.png").shape[1] > 500
     assert ("c0" in texts(figure)) == (clients <= 30)
     if clients == 10:

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from fedpa.experiments.cli.main import _one_line
 from fedpa.experiments.report import live
-from fedpa.experiments.report.live import Pace, Seen, after, fitting, paced, seconds_left, watched
+from fedpa.experiments.report.live import Pace, Seen, after, fitting, paced, seconds_left, watch_run
 from fedpa.training.callbacks import Event
 
 NAMES = [f"f{n:04}_{n % 50:02}" for n in range(1000)]
@@ -99,7 +99,7 @@ def event(t, rounds, accuracy=None, *, cohort=(), **kwargs):
 
 
 def test_the_view_has_what_matters(terminal):
-    with watched(terminal.console, "FedPA[5]", 30, metric="accuracy") as callback:
+    with watch_run(terminal.console, "FedPA[5]", 30, metric="accuracy") as callback:
         callback(event(1, 30, 0.25, cohort=NAMES[:3]))
         callback(event(2, 30, 0.75, cohort=NAMES[:3]))
         callback(event(3, 30, 0.5, phase="sampling", cohort=NAMES[:1000]))
@@ -114,14 +114,14 @@ def test_the_view_has_what_matters(terminal):
 
 
 def test_without_a_metric_there_is_no_best(narrow):
-    with watched(narrow.console, "FedPA", 3) as callback:
+    with watch_run(narrow.console, "FedPA", 3) as callback:
         callback(event(1, 3, 0.5))
         assert narrow.look()[1:] == ["  metrics   loss 0.5000  accuracy 0.5000"]
     assert "best" not in narrow.seen()[0]
 
 
 def test_rejected_clients_are_stated_if_there_were_any(terminal):
-    with watched(terminal.console, "FedPA", 9, metric="accuracy") as callback:
+    with watch_run(terminal.console, "FedPA", 9, metric="accuracy") as callback:
         callback(event(1, 9, 0.5))
         assert "rejected" not in "".join(terminal.look())
         callback(event(2, 9, rejected=["ann", "bob"]))
@@ -138,7 +138,7 @@ def test_a_resumed_run_goes_on_from_what_is_past(terminal):
         record(2, math.nan),
         record(3, None),
     ]
-    with watched(terminal.console, "FedPA", 6, metric="accuracy", past=past) as callback:
+    with watch_run(terminal.console, "FedPA", 6, metric="accuracy", past=past) as callback:
         heading, *details = terminal.look()
         assert "round 3/6" in heading
         assert "compiling" in heading
@@ -160,7 +160,7 @@ def test_a_resumed_run_goes_on_from_what_is_past(terminal):
 
 
 def test_time_left_is_of_the_rounds_after_compiling(terminal):
-    with watched(terminal.console, "FedPA", 10) as callback:
+    with watch_run(terminal.console, "FedPA", 10) as callback:
 
         def round_of(seconds, t, **kwargs):
             terminal.now += seconds
@@ -193,7 +193,7 @@ def test_the_pace_is_that_of_recent_rounds():
 
 def test_it_ends_as_one_line_and_runs_in_a_row_are_a_table(terminal):
     for label, best in [("FedAvg[1] ", 3), ("FedPA[100]", 12)]:
-        with watched(terminal.console, label, 12, metric="accuracy") as callback:
+        with watch_run(terminal.console, label, 12, metric="accuracy") as callback:
             for t in range(1, 13):
                 terminal.now += 5
                 callback(event(t, 12, 0.9 if t == best else 0.3, cohort=NAMES[:9]))
@@ -210,7 +210,7 @@ def test_it_ends_as_one_line_and_runs_in_a_row_are_a_table(terminal):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_exception_leaves_the_terminal_as_it_was(terminal, error):
     def fails():
-        with watched(terminal.console, "FedPA", 12, metric="accuracy") as callback:
+        with watch_run(terminal.console, "FedPA", 12, metric="accuracy") as callback:
             callback(event(7, 12, 0.5, cohort=NAMES))
             terminal.look()
             assert not terminal.cursor
@@ -227,7 +227,7 @@ def test_an_exception_leaves_the_terminal_as_it_was(terminal, error):
 
 def test_what_failed_before_the_first_round_leaves_nothing(terminal):
     def fails():
-        with watched(terminal.console, "FedPA", 12):
+        with watch_run(terminal.console, "FedPA", 12):
             assert len(terminal.look()) == 1
             raise ValueError
 
@@ -238,7 +238,7 @@ def test_what_failed_before_the_first_round_leaves_nothing(terminal):
 
 def test_there_is_room_for_what_the_terminal_writes_on_ctrl_c(terminal):
     """Without it ^C is on a line of its own, and the view's first line stays there for ever."""
-    with watched(terminal.console, "F" * 100, 12, metric="accuracy") as callback:
+    with watch_run(terminal.console, "F" * 100, 12, metric="accuracy") as callback:
         assert max(map(len, terminal.look())) <= terminal.width - 2
         callback(event(7, 12, 0.5, cohort=NAMES, rejected=NAMES))
         assert max(map(len, terminal.look())) <= terminal.width - 2
@@ -251,7 +251,7 @@ class Tty(io.StringIO):
 
 def test_warnings_appear_above_the_view(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Tty())
-    with warnings.catch_warnings(), watched(terminal.console, "FedPA", 4) as callback:
+    with warnings.catch_warnings(), watch_run(terminal.console, "FedPA", 4) as callback:
         warnings.simplefilter("always")
         warnings.showwarning = _one_line
         callback(event(1, 4, 0.5))
@@ -266,7 +266,7 @@ def test_warnings_appear_above_the_view(terminal, monkeypatch):
 
 def test_errors_that_go_to_a_file_still_do(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with watched(terminal.console, "FedPA", 4):
+    with watch_run(terminal.console, "FedPA", 4):
         print("warning: something", file=sys.stderr)
         assert "warning" not in "".join(terminal.look())
     assert sys.stderr.getvalue() == "warning: something\n"
@@ -276,7 +276,9 @@ def test_errors_that_go_to_a_file_still_do(terminal, monkeypatch):
 def test_nothing_wraps_whatever_the_width(width, monkeypatch):
     terminal = Terminal(width, monkeypatch)  # which fails if it does
     names = ["a client with a name that is longer than most terminals are wide " * 3] * 3
-    with watched(terminal.console, "FedPA-SGLD[3×10 steps], seed 3", 1500, metric="f1") as callback:
+    with watch_run(
+        terminal.console, "FedPA-SGLD[3×10 steps], seed 3", 1500, metric="f1"
+    ) as callback:
         values = {f"eval/metric_{n}": 10.0**n for n in range(-9, 9)} | {"eval/f1": math.nan}
         told = record(1499, 0.5, rejected=names) | values
         callback(Event(1499, 1500, None, None, told, names))
@@ -288,7 +290,7 @@ def test_nothing_wraps_whatever_the_width(width, monkeypatch):
 
 def test_with_little_room_words_go_before_they_are_cut(monkeypatch):
     terminal = Terminal(44, monkeypatch)
-    with watched(terminal.console, "FedPA[5]", 60) as callback:
+    with watch_run(terminal.console, "FedPA[5]", 60) as callback:
         callback(event(1, 60))
         callback(event(2, 60))
         assert terminal.look() == ["FedPA[5]  round  2/60  burn-in   0:00:00"]
@@ -326,7 +328,7 @@ def plain():
 
 def test_lines_keep_the_latest_metrics_in_sight():
     console = plain()
-    with watched(console, "FedPA[b]", 4, metric="loss") as callback:
+    with watch_run(console, "FedPA[b]", 4, metric="loss") as callback:
         for t in range(1, 5):
             told = {"phase": "burn-in", "train/rejected": int(t == 3)}
             if t % 2 == 0:
@@ -347,7 +349,7 @@ def test_lines_keep_the_latest_metrics_in_sight():
 def test_about_ten_lines_and_the_last_round(rounds, done):
     console = plain()
     past = [record(t, 0.5) for t in range(1, done + 1)]
-    with watched(console, "FedPA", rounds, metric="accuracy", past=past) as callback:
+    with watch_run(console, "FedPA", rounds, metric="accuracy", past=past) as callback:
         for t in range(done + 1, rounds + 1):
             callback(event(t, rounds, 0.1))
         assert f"round {rounds}/{rounds}" in console.file.getvalue()  # not only when it is over
@@ -363,7 +365,7 @@ def test_a_run_that_ends_early_says_where(error):
     console = plain()
 
     def ends():
-        with watched(console, "FedPA", 1000) as callback:
+        with watch_run(console, "FedPA", 1000) as callback:
             for t in range(1, 151):
                 callback(event(t, 1000))
             if error:
@@ -378,7 +380,7 @@ def test_a_run_that_ends_early_says_where(error):
 def test_a_dumb_terminal_gets_lines():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, _environ={"TERM": "dumb"}, width=80)
-    with watched(console, "FedPA", 1) as callback:
+    with watch_run(console, "FedPA", 1) as callback:
         callback(event(1, 1))
     assert file.getvalue() == "FedPA  round 1/1  burn-in\n"
 
@@ -386,7 +388,7 @@ def test_a_dumb_terminal_gets_lines():
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_quiet_shows_nothing(is_terminal):
     file = io.StringIO()
-    with watched(
+    with watch_run(
         Console(file=file, force_terminal=is_terminal), "FedPA", 2, quiet=True
     ) as callback:
         assert callback(event(1, 2, 0.5, rejected=["ann"])) is None

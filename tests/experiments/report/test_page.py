@@ -12,13 +12,18 @@ from fedpa.errors import FedpaError
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.methods import METHODS, reads_setting
-from fedpa.experiments.report.found_runs import differing, find_runs, grouped
+from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.found_runs import find_runs, group_runs, list_differences
 from fedpa.experiments.report.page import json_in_page, page
 from fedpa.experiments.report.page_charts import MOST_MARKS, charts, marks_shown
 from fedpa.experiments.report.panels import learning_curves, over_clients
-from fedpa.experiments.report.parts import parts
-from fedpa.experiments.report.results import Results
-from fedpa.experiments.report.results_text import latex, latex_text, markdown
+from fedpa.experiments.report.tables import (
+    Results,
+    escape_latex,
+    format_latex,
+    format_markdown,
+    make_results,
+)
 from tests.experiments.cli.test_cli import refused_here
 from tests.experiments.report.made_runs import made_comparison, made_run
 
@@ -91,7 +96,7 @@ def test_a_comparison_is_one_small_page_that_loads_nothing():
 
 def test_curves_are_those_of_the_paper():
     made_comparison(Path("cmp"))
-    part = parts(grouped(find_runs([Path("cmp")])))[0]
+    part = compare_groups(group_runs(find_runs([Path("cmp")])))[0]
     assert part.curves.switches == (16,)
     assert part.curves.targets == part.scale.targets
     chart = charts([part.curves], ["FedAvg[5]", "FedPA[5]", "mean-scaled[5]"])[0]
@@ -170,14 +175,14 @@ def cut_comparison():
 
 def test_a_cut_run_is_compared_at_the_rounds_all_have():
     text, _ = reported(cut_comparison())
-    part = parts(grouped(find_runs([Path("cmp")])))[0]
-    fedavg, fedpa = part.results.rows
+    part = compare_groups(group_runs(find_runs([Path("cmp")])))[0]
+    fedavg, fedpa = make_results(part).rows
     assert fedavg[0] == "FedAvg[5]"
     assert fedpa[0] == "FedPA[5] (at round 8 of 12, 1 unfinished)"
     # Made with the same noise: at the same rounds they are the same.
     assert fedpa[3] == "+0.0000 ± 0.0000"
     assert float(fedpa[2].split()[0]) < float(fedavg[2].split()[0])
-    for written in (latex(part.results), markdown(part.results)):
+    for written in (format_latex(make_results(part)), format_markdown(make_results(part))):
         assert "FedPA[5] (at round 8 of 12, 1 unfinished)" in written
         assert "the last that all seeds have" in written
         assert "two seeds make a very wide one" in written
@@ -192,9 +197,9 @@ def test_what_met_other_cohorts_has_no_difference():
     made_run(Path("cmp/c"), "mean", seed=1)
     made_run(Path("cmp/d"), "mean-scaled", settings={"task_options": {"data_dir": "/moved"}})
     made_run(Path("cmp/e"), "mb-sgd", settings={"task_options": {"eval_examples": 5}})
-    part = parts(grouped(find_runs([Path("cmp")])))[0]
-    assert [row[3] for row in part.results.rows] == ["", "–", "–", "+0.0000", "–"]
-    caption = part.results.caption
+    part = compare_groups(group_runs(find_runs([Path("cmp")])))[0]
+    assert [row[3] for row in make_results(part).rows] == ["", "–", "–", "+0.0000", "–"]
+    caption = make_results(part).caption
     assert "no difference from FedAvg[5]: FedPA[5] differs in clients_per_round" in caption
     assert "mean[5] has other seeds" in caption
     assert "differs in task_options.eval_examples" in caption
@@ -249,7 +254,7 @@ def test_the_same_method_with_other_settings_is_another():
         for seed in (0, 1):
             settings = {"hyperparameters": {"rho": rho}}
             made_run(Path(f"cmp/{rho}-{seed}"), seed=seed, settings=settings)
-    groups = grouped(find_runs([Path("cmp")]))
+    groups = group_runs(find_runs([Path("cmp")]))
     assert [(g.label, len(g.runs)) for g in groups] == [
         ("FedPA[5] (rho=0.1)", 2),
         ("FedPA[5] (rho=1)", 2),
@@ -273,7 +278,7 @@ def test_seeds_are_in_order_however_they_were_named():
         made_run(Path(f"fedavg-{seed}"), "fedavg", seed)
         made_run(Path(f"fedpa-{seed}"), "fedpa", seed)
     names = ["fedpa-10", "fedavg-0", "fedpa-0", "fedavg-10", "fedavg-1", "fedpa-1"]
-    groups = grouped(find_runs([Path(name) for name in names]))
+    groups = group_runs(find_runs([Path(name) for name in names]))
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 10], [0, 1, 10]]
     assert "less FedAvg[5]" in shown(reported(*names)[0])
 
@@ -281,7 +286,7 @@ def test_seeds_are_in_order_however_they_were_named():
 def test_a_seed_that_comes_twice_is_not_two_seeds():
     made_run(Path("before/fedpa-0"))
     made_run(Path("after/fedpa-0"))
-    groups = grouped(find_runs([Path("before"), Path("after"), Path("before/fedpa-0")]))
+    groups = group_runs(find_runs([Path("before"), Path("after"), Path("before/fedpa-0")]))
     assert [g.label for g in groups] == ["FedPA[5] (before)", "FedPA[5] (after)"]
 
 
@@ -289,7 +294,7 @@ def test_percentiles_over_clients():
     spread = {"eval/accuracy_p10": 0.2, "eval/accuracy_p50": 0.5, "eval/accuracy_p90": 0.8}
     at_end = {"test/accuracy_p10": 0.25, "test/accuracy_p50": 0.55, "test/accuracy_p90": 0.85}
     made_run(Path("cmp/fedpa-0"), more=spread | at_end)
-    panel = over_clients(grouped(find_runs([Path("cmp")])))[0]
+    panel = over_clients(group_runs(find_runs([Path("cmp")])))[0]
     assert set(panel.series[0].low.values) == {0.2}
     assert set(panel.series[0].line.values) == {0.5}
     assert set(panel.series[0].high.values) == {0.8}
@@ -326,7 +331,7 @@ def own_run(directory, seed, text=""):
 
 
 def labels(*directories):
-    return [(g.label, len(g.runs)) for g in grouped(find_runs([Path(d) for d in directories]))]
+    return [(g.label, len(g.runs)) for g in group_runs(find_runs([Path(d) for d in directories]))]
 
 
 def test_seeds_of_a_model_of_ones_own_have_one_label():
@@ -345,12 +350,15 @@ def test_a_model_of_ones_own_is_labelled_by_what_it_says_of_itself():
         own_run(f"cmp/a-{seed}", seed, "method = 'mime_lite'")
         own_run(f"cmp/b-{seed}", seed, "method = 'fedpa'\n[hyperparameters]\nepochs = 3\nrho = 0.1")
         own_run(f"cmp/c-{seed}", seed, "method = 'fedpa'\n[hyperparameters]\nepochs = 3\nrho = 1.0")
+        chosen = "method = 'fedpa'\n[hyperparameters]\nepochs = 3\nrho = 'oas'"
+        own_run(f"cmp/c2-{seed}", seed, chosen)
         own_run(f"cmp/d-{seed}", seed, "method = 'fedpa'\nlabel = 'ours'\nprogram = 'a'")
         own_run(f"cmp/e-{seed}", seed, "method = 'fedpa'\nlabel = 'ours'\nprogram = 'b'")
     assert labels("cmp") == [
         ("MimeLite", 2),
         ("FedPA[3] (rho=0.1)", 2),
         ("FedPA[3] (rho=1)", 2),
+        ("FedPA[3] (rho=oas)", 2),
         ("ours (cmp 1)", 2),
         ("ours (cmp 2)", 2),
     ]
@@ -361,7 +369,7 @@ def test_settings_that_a_method_does_not_use_are_not_listed():
     made_run(Path("cmp/fedavg"), "fedavg", settings=settings)  # as other versions may have written
     made_run(Path("cmp/fedpa"), "fedpa", settings={"hyperparameters": {"rho": 0.3}})
     made_run(Path("cmp/mean"), "mean")
-    found = differing(grouped(find_runs([Path("cmp")])))
+    found = list_differences(group_runs(find_runs([Path("cmp")])))
     assert found["hyperparameters.rho"] == ["–", "0.3", "–"]
     assert not {"hyperparameters.server_tau", "hyperparameters.proximal"} & set(found)
 
@@ -391,13 +399,13 @@ def test_long_runs_stay_within_the_size():
     assert sum(len(t["x"]) for t in marks) <= MOST_MARKS + len(marks)
     lines = [t for t in data["charts"][0]["data"] if t["meta"]["role"] == "line"]
     assert {t["x"][-1] for t in lines} == {1500}
-    groups = grouped(find_runs([Path("cmp")]))
-    every = marks_shown(learning_curves(groups, parts(groups)[0].scale))
+    groups = group_runs(find_runs([Path("cmp")]))
+    every = marks_shown(learning_curves(groups, compare_groups(groups)[0].scale))
     assert f"one in {every} has its ×" in shown(text)
 
 
 def test_a_page_that_gets_too_large_has_less_in_it_or_is_refused(monkeypatch):
-    found = parts(grouped(find_runs([made_comparison(Path("cmp"), seeds=1)])))
+    found = compare_groups(group_runs(find_runs([made_comparison(Path("cmp"), seeds=1)])))
     monkeypatch.setattr("fedpa.experiments.report.page_charts.MOST_POINTS", 0)
 
     def within(size):
@@ -469,13 +477,14 @@ def test_damaged_runs_among_others_are_left_out_and_named(capsys):
     Path("cmp/d/summary.json").write_text("[1]")
     with pytest.warns(UserWarning, match="is left out") as said:
         runs = find_runs([Path("cmp")])
-    assert [(run.directory.name, run.finished) for run in runs] == [("d", False), ("e", True)]
+    assert [(run.directory.name, run.finished) for run in runs] == [("e", True)]
     assert [str(w.message).partition(" is left out")[0] for w in said] == [
         "cmp/a",
         "cmp/b",
         "cmp/c",
+        "cmp/d",
     ]
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         assert f"cmp/{name}/" in refused(f"cmp/{name}", capsys=capsys)
 
 
@@ -517,19 +526,19 @@ def test_the_same_runs_give_the_same_page():
 
 
 def test_markdown():
-    assert markdown(SAMPLE) == (
+    assert format_markdown(SAMPLE) == (
         "| method | final accuracy |\n| --- | ---: |\n| A_1 & 100% | 0.9 ± 0.1 |\n| [B\\|x] | – |\n"
         "\n95% of A_1\n"
     )
 
 
 def test_latex():
-    lines = latex(SAMPLE).splitlines()
+    lines = format_latex(SAMPLE).splitlines()
     assert lines[1] == r"% 95\% of A\_1"  # a comment that can become a caption
     assert lines[2] == r"\begin{tabular}{lr}"
     assert r"A\_1 \& 100\% & 0.9 $\pm$ 0.1 \\" in lines
     assert r"{}[B|x] & -- \\" in lines
-    assert latex_text("\\{~^#$}") == (
+    assert escape_latex("\\{~^#$}") == (
         r"\textbackslash{}\{\textasciitilde{}\textasciicircum{}\#\$\}"
     )
 
@@ -537,8 +546,8 @@ def test_latex():
 def test_latex_has_as_many_cells_in_every_row():
     made_run(Path("cmp/a"), "fedavg", done=8)
     made_run(Path("cmp/b"), settings={"method": "100%_of & #1\nA\\B{c}", "clients_per_round": 5})
-    (part,) = parts(grouped(find_runs([Path("cmp")])))
-    lines = latex(part.results).splitlines()
+    (part,) = compare_groups(group_runs(find_runs([Path("cmp")])))
+    lines = format_latex(make_results(part)).splitlines()
     begin = next(k for k, line in enumerate(lines) if line.startswith("\\begin"))
     columns = re.fullmatch(r"\\begin\{tabular\}\{(l r*)\}".replace(" ", ""), lines[begin])[1]
     table = [line for line in lines[begin:] if line.endswith("\\\\")]

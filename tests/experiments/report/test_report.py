@@ -1,6 +1,6 @@
 import csv
-import errno
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from fedpa.experiments.report.bootstrap import interval_of_mean, student_quantile
-from fedpa.experiments.report.curves import draw_curves
-from fedpa.experiments.report.figures import line_of
-from fedpa.experiments.report.published import PUBLISHED
+from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.figures import draw_curves, line_of, render_figure
+from fedpa.experiments.report.found_runs import FoundRun, Group, Scale
 from fedpa.experiments.report.summary import (
     Curve,
     curve,
@@ -23,7 +23,14 @@ from fedpa.experiments.report.summary import (
     split_shown,
     switch_round,
 )
-from fedpa.experiments.report.table import Measured, as_csv, less, on_test, printed, rows
+from fedpa.experiments.report.tables import (
+    PUBLISHED,
+    format_csv,
+    format_difference,
+    format_test,
+    make_table,
+)
+from fedpa.training.history import History
 
 
 def history(values, switch=None):
@@ -38,14 +45,33 @@ def history(values, switch=None):
     ]
 
 
-def measured(**runs):
-    return [Measured(method, own, range(len(own))) for method, own in runs.items()]
+def group(method, histories, seeds=None, rounds=20, **settings):
+    """Runs that were to have so many rounds."""
+    own = {"rounds": rounds, "method": method, **settings}
+    runs = [
+        FoundRun(Path(), Path(), own | {"seed": seed}, {}, History(run), True, None)
+        for seed, run in zip(seeds or range(len(histories)), histories, strict=True)
+    ]
+    return Group("digits", method, runs)
 
 
-def as_printed(table, width=120, rounds=20, reference=None, published=()):
+def compared(groups, targets=(), last=5, reference=None):
+    scale = Scale("accuracy", tuple(targets), last)
+    return compare_groups(groups, reference, scale)[0]
+
+
+def of(rounds=20, **runs):
+    return [group(method, own, rounds=rounds) for method, own in runs.items()]
+
+
+def as_printed(comparison, width=120, published=()):
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(printed(table, "title", "accuracy", 5, rounds, reference, published))
+    console.print(make_table(comparison, "title", published))
     return console.export_text()
+
+
+def as_table(comparison):
+    return list(csv.DictReader(io.StringIO(format_csv(comparison))))
 
 
 def test_final_is_the_mean_of_the_last_rounds():
@@ -77,9 +103,9 @@ def test_the_switch_is_found():
 
 
 def test_table_in_both_forms():
-    runs = measured(A=[history([0.5] * 20), history([0.7] * 20)], B=[history([0.1] * 20)])
-    table = rows(runs, "accuracy", [0.6], last=5)
-    parsed = list(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))
+    runs = of(A=[history([0.5] * 20), history([0.7] * 20)], B=[history([0.1] * 20)])
+    table = compared(runs, [0.6])
+    parsed = as_table(table)
     assert float(parsed[0]["accuracy"]) == pytest.approx(0.6)
     wide = interval_of_mean([0.5, 0.7])
     assert float(parsed[0]["accuracy_low"]) == pytest.approx(wide.low, abs=1e-6)
@@ -98,62 +124,64 @@ def test_table_in_both_forms():
 def test_differences_are_paired_by_seed():
     """Seeds differ a lot, the methods little: the difference has a narrow interval all the same."""
     base = [0.2, 0.5, 0.8]
-    runs = measured(
+    runs = of(
         A=[history([value] * 20) for value in base],
         B=[history([value + 0.01] * 20) for value in base],
     )
-    one, other = rows(runs, "accuracy", [], 5, reference=0)
+    table = compared(runs, reference="A")
+    one, other = table.rows
     assert one.difference is None
     assert other.difference.mean == pytest.approx(0.01)
     assert other.difference.interval.half < 1e-9
     assert other.interval.half > 0.1
     published = PUBLISHED["emnist"]
-    text = as_printed([one, other], width=80, reference="A", published=published)
+    text = as_printed(table, width=80, published=published)
     assert "+0.0100" in text
     assert text.count("(published)") == len(published)
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_one_seed_has_no_interval_and_the_table_says_so():
-    (row,) = rows(measured(A=[history([0.5] * 20)]), "accuracy", [], 5)
-    assert row.interval is None
-    assert "one seed: no interval" in " ".join(as_printed([row]).split())
+    table = compared(of(A=[history([0.5] * 20)]))
+    assert table.rows[0].interval is None
+    assert "one seed: no interval" in " ".join(as_printed(table).split())
 
 
 def test_seeds_of_unequal_length_are_averaged_at_the_rounds_all_have():
     climbing = list(np.linspace(0, 1, 12))
-    runs = measured(A=[history(climbing), history(climbing[:8])])
-    (row,) = rows(runs, "accuracy", [], last=2)
+    table = compared(of(A=[history(climbing), history(climbing[:8])], rounds=12), last=2)
+    (row,) = table.rows
     assert row.round == 8
     assert row.final == pytest.approx(np.mean(climbing[6:8]))
     assert row.interval.half == pytest.approx(0)
     assert row.seconds == 8 * 0.5
-    text = " ".join(as_printed([row], rounds=12).split())
+    text = " ".join(as_printed(table).split())
     assert "(at round 8 of 12)" in text
     assert "the last that all seeds have" in text
-    assert next(csv.DictReader(io.StringIO(as_csv([row], "accuracy"))))["round"] == "8"
+    assert as_table(table)[0]["round"] == "8"
 
 
 def test_a_seed_without_a_round_leaves_nothing_to_average():
-    (row,) = rows(measured(A=[history([0.5] * 12), []]), "accuracy", [0.4], last=2)
+    table = compared(of(A=[history([0.5] * 12), []], rounds=12), [0.4], last=2)
+    (row,) = table.rows
     assert np.isnan(row.final)
     assert row.round == 0
-    assert "nan" not in as_printed([row], rounds=12)
+    assert "nan" not in as_printed(table)
 
 
 def test_differences_are_of_the_same_rounds():
     """Climbing alike: cut, the one is no worse than the other."""
     climbing = list(np.linspace(0, 1, 12))
-    runs = measured(A=[history(climbing)] * 3, B=[history(climbing), *[history(climbing[:8])] * 2])
-    table = rows(runs, "accuracy", [], 2, reference=0)
-    assert table[1].difference.mean == pytest.approx(0)
-    assert (table[1].round, table[1].difference.round) == (8, 8)
-    assert less(table[1]).startswith("+0.0000 ± ")  # the row says already that it is at round 8
-    table = rows(runs, "accuracy", [], 2, reference=1)
-    assert less(table[0]).endswith("(at round 8)")
-    assert table[0].final > table[1].final
-    parsed = list(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))
-    assert [row["difference_round"] for row in parsed] == ["8", ""]
+    runs = of(A=[history(climbing)] * 3, B=[history(climbing), *[history(climbing[:8])] * 2])
+    row = compared(runs, last=2, reference="A").rows[1]
+    assert row.difference.mean == pytest.approx(0)
+    assert (row.round, row.difference.round) == (8, 8)
+    # The row says already that it is at round 8.
+    assert format_difference(row).startswith("+0.0000 ± ")
+    table = compared(runs, last=2, reference="B")
+    assert format_difference(table.rows[0]).endswith("(at round 8)")
+    assert table.rows[0].final > table.rows[1].final
+    assert [row["difference_round"] for row in as_table(table)] == ["8", ""]
 
 
 def test_rounds_that_only_one_evaluated_do_not_count():
@@ -161,24 +189,24 @@ def test_rounds_that_only_one_evaluated_do_not_count():
     for record in seldom:
         if record["round"] % 5:
             del record["eval/accuracy"]
-    _, row = rows(measured(A=[often], B=[seldom]), "accuracy", [], 6, reference=0)
+    _, row = compared(of(A=[often], B=[seldom]), last=6, reference="A").rows
     assert row.difference.mean == pytest.approx(0)
     assert (row.round, row.difference.round) == (10, 10)
 
 
 def test_what_can_not_be_paired_is_not():
     runs = [history([0.5] * 12)] * 2
-    table = rows(
+    table = compared(
         [
-            Measured("A", runs, [0, 1], {"clients_per_round": "10"}),
-            Measured("B", runs, [0, 2], {"clients_per_round": "10"}),
-            Measured("C", runs, [0, 1], {"clients_per_round": "20"}),
-            Measured("D", [[], []], [0, 1], {"clients_per_round": "10"}),
+            group("A", runs, [0, 1], clients_per_round=10),
+            group("B", runs, [0, 2], clients_per_round=10),
+            group("C", runs, [0, 1], clients_per_round=20),
+            group("D", [[], []], [0, 1], clients_per_round=10),
         ],
-        *("accuracy", [], 5, 0),
+        reference="A",
     )
-    assert [less(row) for row in table] == ["", "–", "–", "–"]
-    text = " ".join(as_printed(table, rounds=12, reference="A").split())
+    assert [format_difference(row) for row in table.rows] == ["", "–", "–", "–"]
+    text = " ".join(as_printed(table).split())
     assert "no difference from A: B has other seeds" in text
     assert "no difference from A: C differs in clients_per_round" in text
     assert "no difference from A: D has no evaluated round in common" in text
@@ -188,13 +216,13 @@ def test_the_test_split_says_of_which_rounds_it_is():
     ends = [history([0.5] * n) for n in (8, 12)]
     for run in ends:
         run[-1]["test/accuracy"] = 0.6
-    (row,) = rows(measured(A=ends), "accuracy", [], 5)
-    assert on_test(row) == "0.6000 (rounds 8 to 12)"
+    (row,) = compared(of(A=ends)).rows
+    assert format_test(row) == "0.6000 (rounds 8 to 12)"
 
 
 def test_published_rows_are_empty_where_the_paper_says_nothing():
-    table = rows(measured(A=[history([0.5] * 20)]), "accuracy", [0.25, 0.86], 5)
-    shown = printed(table, "title", "accuracy", 5, 20, None, PUBLISHED["emnist"])
+    table = compared(of(A=[history([0.5] * 20)]), [0.25, 0.86])
+    shown = make_table(table, "title", PUBLISHED["emnist"])
     unknown, known = ([*column.cells] for column in shown.columns[3:5])
     assert unknown[1:] == [""] * 5
     assert known[1:] == ["1291", "–", "1360", "–", "92"]
@@ -239,40 +267,26 @@ def test_seeds_of_unequal_length_have_a_mean_where_all_are():
     assert mean.values.tolist() == [0.5, 1.5]
 
 
-def test_curves_are_drawn(tmp_path):
-    path = tmp_path / "curves.png"
-    histories = {"A": [history(np.linspace(0, 1, 30), switch=9)], "B": [history([0.3] * 30)]}
-    draw_curves(histories, "accuracy", (0.5,), "title", path)
-    image = imread(path)
+def drawn(target=0.5, **runs):
+    comparison = compared(of(**runs), [target])
+    return imread(io.BytesIO(render_figure(draw_curves(comparison, "title"), "png")))
+
+
+def test_curves_are_drawn():
+    image = drawn(A=[history(np.linspace(0, 1, 30), switch=9)], B=[history([0.3] * 30)])
     assert image.shape[1] > 900
     colours = {tuple(np.round(c[:3] * 255).astype(int)) for c in image.reshape(-1, image.shape[2])}
     assert (0, 114, 178) in colours  # both lines are there
     assert (213, 94, 0) in colours
 
 
-def test_the_names_of_many_methods_stand_below_the_curves(tmp_path):
+def test_the_names_of_the_methods_stand_below_the_curves():
     """Among the curves, a dozen would cover them."""
-    few, many = tmp_path / "few.png", tmp_path / "many.png"
     low = [history([0.3] * 30)]
-    draw_curves({"FedAvg": low}, "accuracy", (0.9,), "title", few)
-    draw_curves({f"method {k}": low for k in range(12)}, "accuracy", (0.9,), "title", many)
-    assert imread(many).shape[0] > imread(few).shape[0] + 100
-    above_the_line = imread(many)[100:500, 700:1000, :3]
+    few, many = drawn(0.9, FedAvg=low), drawn(0.9, **{f"method {k}": low for k in range(12)})
+    assert many.shape[0] > few.shape[0] + 80
+    above_the_line = many[100:500, 700:1000, :3]
     assert (above_the_line > 0.99).all()
-
-
-def test_curves_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "curves.png"
-    path.write_bytes(b"before")
-    monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        draw_curves({"A": [history([0.3] * 12)]}, "accuracy", (), "title", path)
-    assert path.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def full_disk(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_the_curve_says_whose_examples_it_is_of():
@@ -286,12 +300,10 @@ def test_the_curve_says_whose_examples_it_is_of():
 
 def test_the_table_has_the_test_split_of_the_last_round():
     first, last = history([0.1, 0.2])
-    table = rows(measured(A=[[first, last | {"test/accuracy": 0.75}]]), "accuracy", (), 1)
-    assert table[0].test == 0.75
-    assert (
-        next(csv.DictReader(io.StringIO(as_csv(table, "accuracy"))))["test_accuracy"] == "0.750000"
-    )
-    assert np.isnan(rows(measured(A=[[first, last]]), "accuracy", (), 1)[0].test)
+    table = compared(of(A=[[first, last | {"test/accuracy": 0.75}]]), last=1)
+    assert table.rows[0].test == 0.75
+    assert as_table(table)[0]["test_accuracy"] == "0.750000"
+    assert np.isnan(compared(of(A=[[first, last]]), last=1).rows[0].test)
 
 
 def test_no_two_of_many_methods_look_alike():

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.studies import timing
 from fedpa.experiments.studies.study import Settings, as_csv, read_csv, where
 
@@ -98,7 +98,7 @@ def printed(rows):
 
 @pytest.mark.long
 def test_the_file_is_enough_to_draw_and_to_report(rows):
-    assert rendered(timing.draw(rows), "png").startswith(b"\x89PNG")
+    assert render_figure(timing.draw(rows), "png").startswith(b"\x89PNG")
     text = printed(rows)
     assert "…" not in text.replace(" … ", "")  # no cell is cut at 80 columns
     for said in ("FedAvg", "recurrence", "Gram", "dense", "sampling", "at most 26 %"):
@@ -118,7 +118,7 @@ def test_published_times_and_goals_stand_beside_the_measured(rows):
     assert "published" in text
     assert "93 (+16 %)" in text
     assert "not measured" not in text
-    assert rendered(timing.draw(renamed), "png") != rendered(timing.draw(rows), "png")
+    assert render_figure(timing.draw(renamed), "png") != render_figure(timing.draw(rows), "png")
 
 
 @pytest.mark.long

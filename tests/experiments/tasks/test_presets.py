@@ -62,7 +62,9 @@ def test_models_have_the_sizes_that_are_told():
     small = jax.eval_shape(lambda key: NextWordLSTM(10_000, *SIZES["small-lstm"], key=key), KEY)
     told = tasks()["stackoverflow-nwp"].models["small-lstm"]
     assert sum(leaf.size for leaf in jax.tree.leaves(small)) == told
-    assert tasks()["cifar100"].models["small-resnet"] == models()["small-resnet"].parameters
+    for task in tasks().values():
+        for name in set(task.models) - {"small-lstm"}:
+            assert task.models[name] == models()[name].parameters
 
 
 KEY = jax.random.key(0)
@@ -112,5 +114,5 @@ def test_unknown_models_are_refused(task):
 
 
 def test_unknown_presets_are_refused():
-    with pytest.raises(FedpaError, match=r"preset = 'paper': .*laptop"):
+    with pytest.raises(FedpaError, match="preset = 'paper': unknown preset"):
         default_config("digits", "fedpa", "paper")

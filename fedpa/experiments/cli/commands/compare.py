@@ -15,36 +15,35 @@ from rich.console import Console
 from fedpa.atomic_write import write_atomically
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import only, parse, refuse_unused, shown, without
-from fedpa.experiments.cli.comparing import Planned, carried_out, check_planned
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.tuning import (
+from fedpa.experiments.cli.arguments import format_path, read_only_options, remove_options, say
+from fedpa.experiments.cli.comparison import (
     TUNING,
+    Planned,
+    carry_out,
     check_places,
+    check_planned,
     check_validation,
-    multiples_of,
-    printed_choices,
-    searches,
-    tuned,
-    with_best,
+    make_choices_table,
+    plan_searches,
+    read_multiples,
+    tune_rates,
+    use_best,
 )
+from fedpa.experiments.cli.run_commands import load_problem, parse_run_command, refuse_unused
 from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
-from fedpa.experiments.report.curves import draw_curves
-from fedpa.experiments.report.found_runs import find_runs, grouped
+from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.figures import draw_curves, render_figure
+from fedpa.experiments.report.found_runs import Scale, find_runs, group_runs
 from fedpa.experiments.report.page import page
-from fedpa.experiments.report.parts import parts
-from fedpa.experiments.report.published import PUBLISHED
-from fedpa.experiments.report.table import Histories, Measured, as_csv, printed, rows
+from fedpa.experiments.report.tables import PUBLISHED, format_csv, make_table
 from fedpa.experiments.run import check_run
-from fedpa.experiments.shared_burn_in import is_all_burn_in, shared
+from fedpa.experiments.shared_burn_in import find_shared_burn_in, is_all_burn_in
 from fedpa.experiments.sweeps.sweep import SWEEP, Sweep
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
-
-SUMMARY = "run several methods on one task and compare them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     argv = _words(argv)
     if any(word.split("=")[0] == "--method" for word in argv):
         raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
-    command = parse(CompareCommand, argv, "fedpa compare")
+    command = parse_run_command(CompareCommand, argv, "fedpa compare")
     check_integer("seeds", command.seeds, 1)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
@@ -114,7 +113,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
         raise refuse("published", True, f"the paper has no results for task {command.run.task}")
-    problems = {options: loaded(config) for options, config in _by_options(configs).items()}
+    problems = {options: load_problem(config) for options, config in _by_options(configs).items()}
     for config in configs.values():
         check_run(config, problems[config.task_options])
     if sweeps:
@@ -126,22 +125,18 @@ def main(argv: Sequence[str], console: Console) -> None:
     if sweeps:
         check_places(sweeps, out)
         _remember(out, argv)
-        going_on = f"`fedpa compare --out {shlex.quote(shown(out))}` goes on"
-        choices = tuned(sweeps, out, problems, jobs, console, command.quiet, going_on)
-        console.print(printed_choices(choices, labels))
+        going_on = f"`fedpa compare --out {shlex.quote(format_path(out))}` goes on"
+        choices = tune_rates(sweeps, out, problems, jobs, console, command.quiet, going_on)
+        console.print(make_choices_table(choices, labels))
         configs = {
-            (name, seed): resolve(with_best(config, choices[name]))
+            (name, seed): resolve(use_best(config, choices[name]))
             for (name, seed), config in configs.items()
         }
     planned = _planned(configs, labels, command.seeds, out)
     check_planned(planned, out, problems)
     _remember(out, argv)
-    found = carried_out(planned, out, problems, jobs, console, command.quiet)
-    histories: dict[str, list[list[dict[str, object]]]] = {}
-    for (name, _), history in zip(configs, found, strict=True):
-        histories.setdefault(labels[name], []).append(list(history))
-    places = [plan.out for plan in planned]  # in the table's order: colours are the same
-    _report(command, histories, reference, labels, places, out, console)
+    carry_out(planned, out, problems, jobs, console, command.quiet)
+    _report(command, [plan.out for plan in planned], reference, labels, out, console)
 
 
 def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
@@ -158,7 +153,7 @@ def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
 def _planned(
     configs: Mapping[tuple[str, int], RunConfig], labels: Mapping[str, str], seeds: int, out: Path
 ) -> list[Planned]:
-    first_rounds = shared(configs)
+    first_rounds = find_shared_burn_in(configs)
     return [
         Planned(
             labels[name] if seeds == 1 else f"{labels[name]}, seed {seed}",
@@ -172,14 +167,14 @@ def _planned(
 
 def _remember(out: Path, argv: Sequence[str]) -> None:
     """The words, to go on by."""
-    words = {"words": without(argv, _ELSEWHERE)}
+    words = {"words": remove_options(argv, _ELSEWHERE)}
     with run_directory.writing(out):
         write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
 
 
 def _words(argv: Sequence[str]) -> list[str]:
     """`--out DIR` alone goes on with the comparison that lies there."""
-    place = only(argv, _ELSEWHERE).get("--out") if argv else None
+    place = read_only_options(argv, _ELSEWHERE).get("--out") if argv else None
     if place is None:
         return list(argv)
     path = Path(place) / run_directory.COMPARISON
@@ -212,50 +207,49 @@ def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sw
         return {}
     if command.tune_rounds is not None:
         check_integer("tune_rounds", command.tune_rounds, 1)
-    return searches(given, multiples_of(command.tune), command.tune_rounds, command.tune_by)
+    return plan_searches(given, read_multiples(command.tune), command.tune_rounds, command.tune_by)
 
 
 def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
-    config = parse(CompareCommand, argv, "fedpa compare", method=name).run
+    config = parse_run_command(CompareCommand, argv, "fedpa compare", method=name).run
     own = drop_others(name, config.hyperparameters, among)
     return RunConfig(**{**vars(config), "hyperparameters": own})
 
 
 def _report(
     command: CompareCommand,
-    histories: Histories,
+    runs: Sequence[Path],
     reference: str | None,
     labels: Mapping[str, str],
-    places: Sequence[Path],
     out: Path,
     console: Console,
 ) -> None:
+    """Read the runs once; table, curves and page are made of that."""
     task = task_named(command.run.task)
     name, preset = preset_named(command.run.task, command.run.preset)
-    against = None if reference is None else labels[reference]
-    place = None if against is None else list(histories).index(against)
-    numbers = range(command.run.seed, command.run.seed + command.seeds)
-    measured = [Measured(label, runs, numbers) for label, runs in histories.items()]
-    table = rows(measured, task.metric, preset.targets, preset.last, place)
-    rounds = command.run.rounds
+    groups = [
+        group._replace(label=labels[group.runs[0].settings["method"]])
+        for group in group_runs(find_runs(runs))
+    ]
+    scale = Scale(task.metric, preset.targets, preset.last)
+    (comparison,) = compare_groups(groups, reference, scale)
     seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
-    title = f"{command.run.task}, {rounds} rounds, {seeds}"
+    title = f"{command.run.task}, {command.run.rounds} rounds, {seeds}"
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
-    last = min(preset.last, rounds)
     # Printed first: whatever becomes of the files, the numbers are seen.
-    console.print(printed(table, title, task.metric, last, rounds, against, published, name))
-    found = parts(grouped(find_runs(places)), reference)
+    console.print(make_table(comparison, title, published, name))
     with run_directory.writing(out):
-        write_atomically(out / run_directory.TABLE, as_csv(table, task.metric).encode())
-        draw_curves(histories, task.metric, preset.targets, title, out / run_directory.CURVES)
-        write_atomically(out / run_directory.REPORT, page(found).encode())
-    for text in (
-        f"written to {shown(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
+        write_atomically(out / run_directory.TABLE, format_csv(comparison).encode())
+        curves = render_figure(draw_curves(comparison, title), "png")
+        write_atomically(out / run_directory.CURVES, curves)
+        write_atomically(out / run_directory.REPORT, page([comparison]).encode())
+    say(
+        console,
+        f"written to {format_path(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
         f"{run_directory.REPORT}, one directory per run",
-        f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}",
-    ):
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+    )
+    say(console, f"to look at in a browser: {(out / run_directory.REPORT).resolve().as_uri()}")
 
 
 def _directory(command: CompareCommand) -> Path:

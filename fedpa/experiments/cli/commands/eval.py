@@ -11,14 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.experiments.report.file_progress import shown_on
-from fedpa.experiments.tasks.task import Problem
+from fedpa.experiments.cli.arguments import format_path, parse_words
+from fedpa.experiments.report.live import show_file_progress
 from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
 from fedpa.training.history import line
 from fedpa.training.loading import load, parse_round
-
-SUMMARY = "evaluate a run's model on a split of its task"
+from fedpa.training.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +35,7 @@ class EvalCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(EvalCommand, argv, "fedpa eval")
-    with shown_on(Console(stderr=True)):
+    with show_file_progress(Console(stderr=True)):
         found = load(command.directory, parse_round("params", command.params))
     if found.problem is None:
         raise FedpaError(
@@ -51,7 +49,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         record |= evaluated.values | distribution(evaluated, list(evaluated.by_client))
         print(json.dumps(json.loads(line(record))))
         return
-    console.print(_table(evaluated, f"{shown(command.directory)}, round {found.round}"))
+    console.print(_table(evaluated, f"{format_path(command.directory)}, round {found.round}"))
     console.print(
         f"{command.split}: {evaluated.examples:,} examples of {evaluated.clients:,} "
         f"{'client' if evaluated.clients == 1 else 'clients'}",

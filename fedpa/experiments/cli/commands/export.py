@@ -8,10 +8,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedpa.experiments.cli.arguments import parse_words, shown
+from fedpa.experiments.cli.arguments import format_path, parse_words, say
 from fedpa.training.loading import export, parse_round
-
-SUMMARY = "write a run's parameters to a .npz or .safetensors file"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +30,4 @@ def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ExportCommand, argv, "fedpa export")
     which = parse_round("params", command.params)
     t = export(command.directory, command.file, which, command.overwrite)
-    console.print(
-        f"parameters of round {t} written to {shown(command.file)}",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    say(console, f"parameters of round {t} written to {format_path(command.file)}")

@@ -12,8 +12,6 @@ from rich.text import Text
 from fedpa.experiments.cli.arguments import parse_words
 from fedpa.experiments.methods import METHODS, NamedMethod
 
-SUMMARY = "list methods: what they send, keep and cost"
-
 
 @dataclasses.dataclass(frozen=True)
 class MethodsCommand:

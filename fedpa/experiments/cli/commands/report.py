@@ -9,15 +9,13 @@ import tyro
 from rich.console import Console
 
 from fedpa.errors import refuse
-from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.experiments.report.found_runs import check_tasks, find_runs, grouped
+from fedpa.experiments.cli.arguments import format_path, parse_words, say
+from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.figures import FIGURES, draw_figures
+from fedpa.experiments.report.found_runs import check_tasks, find_runs, group_runs
 from fedpa.experiments.report.page import page
-from fedpa.experiments.report.panel_figures import FIGURES, figures
-from fedpa.experiments.report.parts import parts
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.training.run_directory import check_writable, writing
-
-SUMMARY = "make a page of runs: curves, tables, diagnostics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +46,21 @@ def main(argv: Sequence[str], console: Console) -> None:
     runs = find_runs(command.directories)
     if not command.mixed:
         check_tasks(runs)
-    found = parts(grouped(runs), command.reference)
+    found = compare_groups(group_runs(runs), command.reference)
     files = {command.out: page(found).encode()}
     if command.figures:
-        files |= {_beside(command.out, name): content for name, content in figures(found).items()}
+        files |= {
+            _beside(command.out, name): content for name, content in draw_figures(found).items()
+        }
     with writing(command.out), stage_files(command.out) as staged:
         for path, content in files.items():
             (staged / path.name).write_bytes(content)
         # The page comes last: where it is, its figures are.
         publish(staged, [path.name for path in reversed(files)])
-    told = f"written {shown(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
+    told = f"written {format_path(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
     beside = ", ".join(path.name for path in files if path != command.out)
     text = f"{told}, beside it {beside}" if beside else told
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say(console, text)
 
 
 def _check_out(command: ReportCommand) -> None:

@@ -10,18 +10,14 @@ from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
 from fedpa.experiments.cli.arguments import parse_words
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.outcome import tell
-from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.cli.run_commands import handle_interrupts_of, load_problem, print_outcome
 from fedpa.experiments.methods import label_method
-from fedpa.experiments.report.live import watched
+from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.run import resume, resumed_config
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import read_last_checkpoint
 from fedpa.training.stopping import max_minutes
-
-SUMMARY = "go on with a run that was interrupted, or give it more rounds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +48,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     join(command.processes)
     out = command.directory
     config = resumed_config(out, command.rounds)
-    problem = loaded(config)
+    problem = load_problem(config)
     if not is_first():
         resume(out, rounds=command.rounds, anyway=command.anyway, problem=problem)
         return
@@ -65,8 +61,8 @@ def main(argv: Sequence[str], console: Console) -> None:
         )
         console.print(f"going on {where}", highlight=False)
     with (
-        resumable(out) as signals,
-        watched(
+        handle_interrupts_of(out) as signals,
+        watch_run(
             console,
             label_method(config.method, config.hyperparameters),
             config.rounds,
@@ -87,4 +83,4 @@ def main(argv: Sequence[str], console: Console) -> None:
         if result.stopped is not None:
             more = "it was stopped, as one of more rounds would have been"
         console.print(f"finished already, nothing was changed: {more}", highlight=False)
-    tell(console, config, out, result, command.quiet)
+    print_outcome(console, config, out, result, command.quiet)

@@ -9,20 +9,22 @@ import tyro
 from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
-from fedpa.experiments.cli.arguments import parse, refuse_unused
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.outcome import tell
-from fedpa.experiments.cli.resumable import resumable
+from fedpa.experiments.cli.run_commands import (
+    handle_interrupts_of,
+    load_problem,
+    parse_run_command,
+    print_outcome,
+    refuse_unused,
+)
 from fedpa.experiments.config import RunConfig, resolve, write_toml
 from fedpa.experiments.estimate import estimate
 from fedpa.experiments.methods import label_method
-from fedpa.experiments.report.live import watched
+from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.run import check_run, run
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
+from fedpa.training.problem import Problem
 from fedpa.training.stopping import max_minutes
-
-SUMMARY = "train one method on one task"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class RunCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse(RunCommand, argv, "fedpa run")
+    command = parse_run_command(RunCommand, argv, "fedpa run")
     limit = [max_minutes(command.max_minutes)] if command.max_minutes is not None else []
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
@@ -56,7 +58,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     if command.out is not None and is_first():
         run_directory.check_free(command.out, command.overwrite)
     # Before anything is made: the data may not be there, or not have what is asked for.
-    problem = loaded(config)
+    problem = load_problem(config)
     check_run(config, problem)
     if command.dry_run:
         _dry_run(config, problem, console)
@@ -68,8 +70,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     label = label_method(config.method, config.hyperparameters)
     metric = task_named(config.task).metric
     with (
-        resumable(out) as signals,
-        watched(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,
+        handle_interrupts_of(out) as signals,
+        watch_run(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,
     ):
         result = run(
             config,
@@ -78,7 +80,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             callbacks=[signals, *limit, progress],
             problem=problem,
         )
-    tell(console, config, out, result, command.quiet)
+    print_outcome(console, config, out, result, command.quiet)
 
 
 def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:

@@ -14,9 +14,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from fedpa.discovery import find_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
-from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.experiments.cli.directories import left_as_found
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.experiments.studies.study import (
     STAMP,
@@ -29,8 +28,6 @@ from fedpa.experiments.studies.study import (
     studies,
 )
 from fedpa.training.run_directory import check_free
-
-SUMMARY = "measure and draw the paper's synthetic studies"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +69,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     _check(command, chosen)
     out = command.out
     assert out is not None
-    with left_as_found(out):
+    with remove_if_empty(out):
         _make_writable(out)
         for name, study in chosen.items():
             directory = out / name if command.name == "all" else out
@@ -174,7 +171,7 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         if command.redraw is None:
             raise
         raise refuse("redraw", str(command.redraw), "has not all rows of the study") from None
-    files = {f"{name}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    files = {f"{name}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
     files |= extras
     files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
     try:
@@ -186,21 +183,15 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
     for finding in findings:
         console.print(finding, highlight=False)
-    console.print(
-        f"written to {shown(out)}: {', '.join(files)} ({time.perf_counter() - started:.0f} s)",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    seconds = time.perf_counter() - started
+    say(console, f"written to {format_path(out)}: {', '.join(files)} ({seconds:.0f} s)")
 
 
 @contextlib.contextmanager
 def _telling(console: Console, name: str) -> Iterator[Callable[[float, str], None]]:
     """Progress by fraction: a bar on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
-        yield lambda fraction, text: console.print(
-            f"{name}  {fraction:4.0%}  {text}", highlight=False, markup=False, soft_wrap=True
-        )
+        yield lambda fraction, text: say(console, f"{name}  {fraction:4.0%}  {text}")
         return
     columns = (
         TextColumn("{task.description}"),

@@ -12,12 +12,16 @@ from rich.console import Console
 
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import is_given, only, option, parse, refuse_unused, shown
-from fedpa.experiments.cli.loading import loaded
-from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.cli.arguments import format_path, is_given, option, read_only_options, say
+from fedpa.experiments.cli.run_commands import (
+    handle_interrupts,
+    load_problem,
+    parse_run_command,
+    refuse_unused,
+)
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS, check_own
-from fedpa.experiments.report.figures import rendered
+from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.run import check_run
 from fedpa.experiments.sweeps.paper import (
     STAGES,
@@ -53,13 +57,13 @@ from fedpa.experiments.sweeps.sweep import (
     sweep,
 )
 from fedpa.experiments.tasks.grids import grid_of
-from fedpa.experiments.tasks.task import Problem, preset_named, task_named
+from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
+from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS
 
-SUMMARY = "search for a method's hyperparameters on a task"
 _GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}
 """Options with which one goes on with a sweep → how many words follow each."""
 
@@ -98,13 +102,13 @@ class SweepCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse(SweepCommand, argv, "fedpa sweep")
+    command = parse_run_command(SweepCommand, argv, "fedpa sweep")
     check_own(command.run.method, command.run.hyperparameters)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     remarks: list[str] = []
     stages = None
-    if "--out" in only(argv, _GOING_ON):
+    if "--out" in read_only_options(argv, _GOING_ON):
         stages, settings = _found(command)
     elif command.paper:
         stages = _stages(command, argv, remarks)
@@ -116,42 +120,42 @@ def main(argv: Sequence[str], console: Console) -> None:
             check_stages_place(command.out, stages)
         else:
             check_place(command.out, settings)
-    problem = loaded(settings.base)
+    problem = load_problem(settings.base)
     _check_runs([settings] if stages is None else list(stages), problem)
     remarks += _on_test(settings.base, problem)
     out = command.out or run_directory.fresh_directory(f"{settings.base.task}-sweep")
     if not command.quiet:
         for remark in remarks:
-            _say(console, remark)
+            say(console, remark)
 
     jobs = command.jobs or default_jobs(problem)
-    going_on = f"`fedpa sweep --out {shlex.quote(shown(out))}` goes on"
+    going_on = f"`fedpa sweep --out {shlex.quote(format_path(out))}` goes on"
 
     def perform(settings: Sweep, place: Path) -> list[Trial]:
         if not command.quiet:
             method = settings.base.method
             many = f"{settings.search.trials} trials of {method}"
-            _say(console, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
+            say(console, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
             if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
-                _say(console, "with 1 epoch there is one sample, and rho changes nothing")
+                say(console, "with 1 epoch there is one sample, and rho changes nothing")
         with _watching(console, settings, problem, command.quiet, jobs) as watch:
             watch = watch._replace(begin=_also(watch, look))
             found = sweep(settings, place, problem, jobs=jobs, watch=watch, anyway=command.anyway)
         _report(console, settings, place, problem, found, command.quiet)
         return found
 
-    with interruptible(lambda: f": {going_on}", going_on) as look:
+    with handle_interrupts(lambda: f": {going_on}", going_on) as look:
         if stages is None:
             perform(settings, out)
         else:
             run_stages(stages, out, perform)
     if command.quiet:
-        _say(console, shown(out))
+        say(console, format_path(out))
         return
     files = f"{BEST}, {TABLE}, {PICTURE}, {TRIALS}/"
     below = f" (in {' and '.join(STAGES)}; {BEST} of the second)" if stages is not None else ""
-    _say(console, f"written to {shown(out)}: {files}{below}")
-    _say(console, f"`fedpa run --config {shown(out / BEST)}` runs the best again")
+    say(console, f"written to {format_path(out)}: {files}{below}")
+    say(console, f"`fedpa run --config {format_path(out / BEST)}` runs the best again")
 
 
 def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Sweep:
@@ -197,7 +201,7 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
         raise refuse(
             "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
         )
-    fedavg = parse(SweepCommand, argv, "fedpa sweep", method="fedavg").run
+    fedavg = parse_run_command(SweepCommand, argv, "fedpa sweep", method="fedavg").run
     if command.space is not None:
         space = read_space(command.space)
         _refuse_fixed(space, argv)
@@ -284,7 +288,7 @@ def _watching(
 
     def begin(trial: Trial, again: bool) -> Sequence[Callback]:
         if again:
-            _say(console, f"{named(trial)}: was interrupted, goes on")
+            say(console, f"{named(trial)}: was interrupted, goes on")
         if status is None:
             return ()
         status.update(f"{named(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
@@ -297,7 +301,7 @@ def _watching(
         return [show]
 
     def end(trial: Trial, all: Sequence[Trial]) -> None:
-        _say(console, f"{named(trial)}  {_outcome(trial, find_best(all))}")
+        say(console, f"{named(trial)}  {_outcome(trial, find_best(all))}")
 
     with status or contextlib.nullcontext():
         yield Watch(begin, end)
@@ -324,18 +328,14 @@ def _report(
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
     picture = draw_sensitivity(settings.space, trials, metric, title)
     with run_directory.writing(out):
-        write_atomically(out / PICTURE, rendered(picture, "png"))
+        write_atomically(out / PICTURE, render_figure(picture, "png"))
     if quiet:
         return
     top = find_best(trials)
     if top is None:
-        _say(console, "no trial has a value: there is no best")
+        say(console, "no trial has a value: there is no best")
         return
     console.print(sensitivity_table(settings.space, trials, metric))
     last = min(preset_named(base.task, base.preset)[1].last, base.rounds)
-    _say(console, f"best: trial {top.number}, {describe_point(top.params)}")
-    _say(console, f"{metric} {top.value:.4f} (mean of the last {last} rounds)")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say(console, f"best: trial {top.number}, {describe_point(top.params)}")
+    say(console, f"{metric} {top.value:.4f} (mean of the last {last} rounds)")

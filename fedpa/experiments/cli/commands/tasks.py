@@ -12,8 +12,6 @@ from fedpa.experiments.catalogue import found
 from fedpa.experiments.cli.arguments import parse_words
 from fedpa.experiments.tasks.task import Task, tasks
 
-SUMMARY = "list tasks, their models and presets, and the data they need"
-
 
 @dataclasses.dataclass(frozen=True)
 class TasksCommand:

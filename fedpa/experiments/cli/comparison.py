@@ -1,12 +1,18 @@
-"""Each method of a comparison at a rate of its own, chosen on validation from multiples of it.
+"""The runs of a comparison: each method's rate chosen, if asked for, then all runs carried out.
 
-The same multiples for each, of the server's rate, or of the client's where the method fixes the
-server's. Where the best is at an end of what was tried, the next one beyond it is tried, too, up to
-`MOST_BEYOND` times: no method should lose by where its grid ended. Where none gives a number, lower
-ones are tried. Rates are chosen with a seed that the comparison does not have.
+Rates are chosen on validation from multiples of each method's own. The same multiples for each, of
+the server's rate, or of the client's where the method fixes the server's. Where the best is at an
+end of what was tried, the next one beyond it is tried, too, up to `MOST_BEYOND` times: no method
+should lose by where its grid ended. Where none gives a number, lower ones are tried. Rates are
+chosen with a seed that the comparison does not have.
 """
 
+import concurrent.futures
 import dataclasses
+import hashlib
+import itertools
+import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.cli.resumable import interruptible
+from fedpa.experiments.cli.arguments import format_path
+from fedpa.experiments.cli.run_commands import handle_interrupts
 from fedpa.experiments.config import RunConfig, resolve
-from fedpa.experiments.report.table import number
+from fedpa.experiments.report.live import watch_run
+from fedpa.experiments.report.tables import format_number
+from fedpa.experiments.run import check_goes_on, run_or_resume
 from fedpa.experiments.shared_burn_in import is_all_burn_in
 from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
 from fedpa.experiments.sweeps.space import format_value
@@ -31,9 +40,14 @@ from fedpa.experiments.sweeps.sweep import (
     sweep,
 )
 from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Problem, task_named
+from fedpa.experiments.tasks.task import task_named
+from fedpa.experiments.workers import workers
 from fedpa.metrics.metric import lower_is_better
+from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
+from fedpa.training.checkpoint import list_checkpoints
+from fedpa.training.problem import Problem
+from fedpa.training.run_directory import is_run, read_run, wait_for_lock
 
 TUNING = "tuning"
 """Where the sweeps are, one for each method."""
@@ -53,7 +67,7 @@ class Tuned(NamedTuple):
     """By which they were chosen: valid/accuracy."""
 
 
-def multiples_of(text: str) -> tuple[float, ...]:
+def read_multiples(text: str) -> tuple[float, ...]:
     """`0.3,1,3` as numbers."""
     try:
         found = tuple(float(word) for word in text.split(","))
@@ -64,7 +78,7 @@ def multiples_of(text: str) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
-def searches(
+def plan_searches(
     given: Sequence[RunConfig],
     multiples: Sequence[float],
     rounds: int | None,
@@ -126,7 +140,7 @@ def check_places(sweeps: Mapping[str, Sweep], out: Path) -> None:
         check_place(out / TUNING / name, settings)
 
 
-def tuned(
+def tune_rates(
     sweeps: Mapping[str, Sweep],
     out: Path,
     problems: Mapping[TaskOptions, Problem],
@@ -137,7 +151,7 @@ def tuned(
 ) -> dict[str, Tuned]:
     """Each method's trials; those that are done are not done again."""
     found: dict[str, Tuned] = {}
-    with interruptible(lambda: f" while choosing rates: {going_on}", going_on) as look:
+    with handle_interrupts(lambda: f" while choosing rates: {going_on}", going_on) as look:
         for name, settings in sweeps.items():
             (rate,) = settings.space
             options = resolve(settings.base).task_options
@@ -160,7 +174,7 @@ def tuned(
                 place = out / TUNING / (f"{name}+{part}" if part else name)
                 trials += sweep(settings, place, problem, jobs=jobs, watch=watch)
                 trials.sort(key=lambda trial, rate=rate: trial.params[rate])  # type: ignore[misc]
-                further = beyond(trials, rate)
+                further = find_next_rate(trials, rate)
                 if further is None:
                     break
                 space = {rate: (further,)}
@@ -173,7 +187,7 @@ def tuned(
     return found
 
 
-def beyond(trials: Sequence[Trial], rate: str) -> float | None:
+def find_next_rate(trials: Sequence[Trial], rate: str) -> float | None:
     """The next rate after the best, if that is at an end: as far from it as it is from the last.
 
     Where none is best, since all diverged, the next below the lowest.
@@ -190,7 +204,7 @@ def trials_equal(one: Trial | None, other: Trial) -> bool:
     return one is not None and one.params == other.params
 
 
-def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
+def use_best(config: RunConfig, choice: Tuned) -> RunConfig:
     """The method's run at the rate that was best."""
     top = find_best(choice.trials)
     assert top is not None
@@ -198,7 +212,7 @@ def with_best(config: RunConfig, choice: Tuned) -> RunConfig:
     return dataclasses.replace(config, hyperparameters=chosen)
 
 
-def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
+def make_choices_table(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
     """The grid, as a person reads it."""
     metric = next(iter(choices.values())).metric
     sign = -1 if lower_is_better(metric) else 1
@@ -220,7 +234,132 @@ def printed_choices(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> 
         for trial in choice.trials:
             at_end = any(trials_equal(trial, end) for end in ends)
             mark = "" if not trials_equal(top, trial) else ("*!" if at_end else "*")
-            value = "–" if trial.value is None else number(sign * trial.value, ".4f")
+            value = "–" if trial.value is None else format_number(sign * trial.value, ".4f")
             cells.append(f"{format_value(trial.params[choice.rate])}:\u00a0{value}{mark}")
         view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
     return view
+
+
+class Planned(NamedTuple):
+    label: str
+    config: RunConfig
+    out: Path
+    burn_in: RunConfig | None
+    """The run that makes its first rounds, where others begin with the same."""
+
+
+def carry_out(
+    planned: Sequence[Planned],
+    out: Path,
+    problems: Mapping[TaskOptions, Problem],
+    jobs: int,
+    console: Console,
+    quiet: bool,
+) -> None:
+    """Run what is not finished yet."""
+    stages = _stages(planned, out)
+    going_on = f"`fedpa compare --out {shlex.quote(format_path(out))}` goes on"
+
+    def how_far() -> str:
+        done = sum(run_directory.read_summary(plan.out) is not None for plan in planned)
+        return f", {done} of {len(planned)} runs are finished: {going_on}"
+
+    with handle_interrupts(how_far, going_on) as look:
+        for stage in stages:
+            if jobs > 1 and len(stage) > 1:
+                _side_by_side(stage, jobs, console, quiet)
+            else:
+                _in_turn(stage, problems, console, quiet, look)
+
+
+def check_planned(
+    planned: Sequence[Planned], out: Path, problems: Mapping[TaskOptions, Problem]
+) -> None:
+    """Refuse runs of other settings that lie there, before anything is written."""
+    for run in itertools.chain(*_stages(planned, out)):
+        check_goes_on(run.config, run.out, problems[run.config.task_options])
+
+
+def _stages(planned: Sequence[Planned], out: Path) -> "tuple[list[_Run], list[_Run]]":
+    first = _burn_ins(planned, out)
+    return list(first.values()), [_after(plan, first) for plan in planned]
+
+
+class _Run(NamedTuple):
+    label: str
+    config: RunConfig
+    out: Path
+    branch: Path | None
+
+
+def _burn_ins(planned: Sequence[Planned], out: Path) -> dict[str, _Run]:
+    """The runs that make the first rounds of several others that have not begun yet."""
+    found: dict[str, _Run] = {}
+    for plan in planned:
+        begun = bool(list_checkpoints(plan.out))
+        if plan.burn_in is not None and not begun and repr(plan.burn_in) not in found:
+            # By its settings: other methods, or another burn-in, leave it as it is.
+            digest = hashlib.sha256(repr(plan.burn_in).encode()).hexdigest()[:8]
+            place = out / run_directory.BURN_IN / f"{plan.burn_in.seed}-{digest}"
+            label = f"first {plan.burn_in.rounds} rounds, seed {plan.burn_in.seed}"
+            found[repr(plan.burn_in)] = _Run(label, plan.burn_in, place, None)
+    return found
+
+
+def _after(plan: Planned, first: Mapping[str, _Run]) -> _Run:
+    made = first.get(repr(plan.burn_in))
+    branch = None if made is None else made.out
+    return _Run(plan.label, plan.config, plan.out, branch)
+
+
+def _in_turn(
+    runs: Sequence[_Run],
+    problems: Mapping[TaskOptions, Problem],
+    console: Console,
+    quiet: bool,
+    look: Callback,
+) -> None:
+    width = max((len(run.label) for run in runs), default=0)
+    for run in runs:
+        over = is_run(run.out) and read_run(run.out).is_finished(run.config.rounds)
+        past = run_directory.past(run.out, run.branch)
+        with watch_run(
+            console,
+            f"{run.label:<{width}}",
+            run.config.rounds,
+            metric=task_named(run.config.task).metric,
+            past=past,
+            quiet=quiet or over,
+        ) as progress:
+            _perform(run, problems[run.config.task_options], [progress, look])
+
+
+def _side_by_side(runs: Sequence[_Run], jobs: int, console: Console, quiet: bool) -> None:
+    """So many at a time, in processes that load the task for themselves."""
+    with workers(jobs) as submit:
+        pending = {submit(_alone, run, run.config): run for run in runs}
+        for future in concurrent.futures.as_completed(pending):
+            run = pending[future]
+            try:
+                ended = future.result()
+            except FedpaError as error:
+                raise FedpaError(f"{run.label}: {error}") from None
+            if not ended:
+                raise KeyboardInterrupt
+            if not quiet:
+                console.print(f"{run.label}: done", highlight=False)
+
+
+def _alone(run: _Run, problem: Problem, look: Callback) -> bool:
+    return _perform(run, problem, [look])
+
+
+def _perform(run: _Run, problem: Problem, callbacks: Sequence[Callback]) -> bool:
+    """Whether it came to its end."""
+    wait_for_lock(run.out)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "all .* rounds are burn-in")  # said for all runs at once
+        fit = run_or_resume(
+            run.config, run.out, callbacks=callbacks, problem=problem, branch=run.branch
+        )
+    return fit.finished

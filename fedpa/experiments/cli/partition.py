@@ -26,11 +26,10 @@ from fedpa.data.statistics import sizes_of, table_of
 from fedpa.discovery import find_name, match_name
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.experiments.catalogue import CIFAR, cifar_files
-from fedpa.experiments.cli.arguments import parse_words, shown
-from fedpa.experiments.cli.directories import left_as_found
-from fedpa.experiments.report.data_tables import splits_table
-from fedpa.experiments.report.figures import rendered
-from fedpa.experiments.report.file_progress import shown_on
+from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
+from fedpa.experiments.cli.commands.data import splits_table
+from fedpa.experiments.report.figures import render_figure
+from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.partition_figure import draw_partition
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.training.run_directory import check_free
@@ -118,7 +117,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     out = command.out
     assert out is not None
     started = time.perf_counter()
-    with shown_on(Console(stderr=True)):
+    with show_file_progress(Console(stderr=True)):
         splits = _read(command)
         dealt = _dealt(command, splits)
         label = _label(command, dealt["train"].arrays)
@@ -134,12 +133,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             highlight=False,
         )
     seconds = time.perf_counter() - started
-    console.print(
-        f"written to {shown(out)}: {', '.join(files)} ({seconds:.0f} s)",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    say(console, f"written to {format_path(out)}: {', '.join(files)} ({seconds:.0f} s)")
 
 
 def _check(command: PartitionCommand) -> None:
@@ -302,9 +296,9 @@ def _write(
     """All of it, or nothing."""
     figure = _figure(command, dealt["train"], label, name)
     files = [f"{name}_{split}.h5" for split in dealt]
-    pictures = {f"{PICTURE}.{kind}": rendered(figure, kind) for kind in ("png", "pdf")}
+    pictures = {f"{PICTURE}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
     try:
-        with left_as_found(out), stage_files(out / STAGED) as staged:
+        with remove_if_empty(out), stage_files(out / STAGED) as staged:
             for split, file in zip(dealt, files, strict=True):
                 write_partition(staged / file, dealt[split])
             for file, content in pictures.items():
@@ -362,4 +356,4 @@ def _facts(
         for split, one in dealt.items()
     }
     summary = f"by {command.scheme}, seed {command.seed}"
-    return {"name": name, "summary": summary, "found": shown(out), "splits": splits}
+    return {"name": name, "summary": summary, "found": format_path(out), "splits": splits}

@@ -1,0 +1,220 @@
+"""What the commands that train have in common: their settings, their data, their end."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from fedpa.errors import FedpaError, NoUsableClientError, refuse
+from fedpa.experiments.cli.arguments import format_path, is_given, option, parse_words, say
+from fedpa.experiments.config import RunConfig, default_config, read_toml
+from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
+from fedpa.experiments.methods import METHODS
+from fedpa.experiments.report.live import show_file_progress
+from fedpa.experiments.report.summary import at_the_end, curve, final
+from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.experiments.workers import WAITING
+from fedpa.metrics.streaming import PERCENTILES
+from fedpa.training import run_directory
+from fedpa.training.callbacks import Callback, Event
+from fedpa.training.checkpoint import list_checkpoints
+from fedpa.training.evaluation import curve_split
+from fedpa.training.loop import Fit
+from fedpa.training.problem import Problem
+
+C = TypeVar("C")
+ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
+"""A timer's; not on Windows."""
+GRACE = 2.0
+"""Seconds that a round has to end in peace."""
+
+
+def parse_run_command(
+    command: type[C], argv: Sequence[str], prog: str, method: str | None = None
+) -> C:
+    """Parse `argv` into a command dataclass with a field `run: RunConfig`.
+
+    Values come, last wins, from the task's defaults for the method, the file given by `--config`,
+    and the words themselves. `method` overrides the one named.
+    """
+    # A first pass finds out which task, method and file are meant; the second has their defaults.
+    words = [word for word in argv if word not in ("-h", "--help")]
+    first: Any = parse_words(command, words, prog, _over(command, RunConfig()))
+    if first.config is not None:
+        base = read_toml(first.config)
+        _refuse_others(first, base)
+    else:
+        base = default_config(first.run.task, method or first.run.method, first.run.preset)
+    parsed: Any = parse_words(command, argv, prog, _over(command, base))
+    if method is not None:
+        parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
+    return parsed
+
+
+def _over(command: type[C], base: RunConfig) -> C:
+    """The command with these defaults; its `run` may be a `RunConfig` that hides some options."""
+    kind = typing.get_type_hints(command)["run"]
+    return command(run=kind(**vars(base)))  # type: ignore[call-arg]
+
+
+def _refuse_others(first: Any, base: RunConfig) -> None:
+    """A file is of one task and preset: half of another's settings are nobody's."""
+    plain = RunConfig()
+    for field in ("task", "preset"):
+        named, of_file = getattr(first.run, field), getattr(base, field)
+        if named not in (getattr(plain, field), of_file):
+            raise refuse(field, named, f"{first.config} is of {field} {of_file}: leave one out")
+
+
+def refuse_unused(
+    given: Sequence[RunConfig], resolved: Sequence[RunConfig], argv: Sequence[str]
+) -> None:
+    """An option of the algorithm on the command line that none of the methods reads.
+
+    given, resolved: each method's run, before and after what it fixes itself is put in.
+    """
+
+    def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
+        if field in SAMPLING_FIELDS and not METHODS[before.method].samples:
+            return False
+        same = getattr(before.hyperparameters, field) == getattr(after.hyperparameters, field)
+        return bool(same)
+
+    for field in (field.name for field in dataclasses.fields(Hyperparameters)):
+        if is_given(field, argv) and not any(
+            reads(before, after, field) for before, after in zip(given, resolved, strict=True)
+        ):
+            names = ", ".join(config.method for config in given)
+            raise FedpaError(f"{option(field)} does not apply to {names}: leave it out")
+
+
+def load_problem(config: RunConfig) -> Problem:
+    """The task's data and model; unpacking and indexing are shown on standard error."""
+    with show_file_progress(Console(stderr=True)):
+        problem = task_named(config.task).load(config.task_options)
+    curve_split(problem, config.task_options)  # refuses a split that is not there
+    return problem
+
+
+@contextlib.contextmanager
+def handle_interrupts_of(out: Path) -> Iterator[Callback]:
+    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to go on, and end the command."""
+
+    def how_far() -> str:
+        return f" {_how_far(out)}: {explain_resuming(out)}" if run_directory.is_run(out) else ""
+
+    with handle_interrupts(how_far, explain_resuming(out)) as look:
+        yield look
+
+
+@contextlib.contextmanager
+def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
+    """The same for any work that can be gone on with.
+
+    how_far: what is said behind "interrupted".
+    going_on: what to do once an error is mended.
+
+    Gives a callback for the run, which ends it after its round. An exception that a signal raises
+    anywhere may come between taking a lock and knowing it, and then threads wait for ever; or where
+    Python can't pass it on (in JAX's part of garbage collection), and is lost. So that is done only
+    to a round that takes long, or when the signal comes again.
+    """
+    received: list[int] = []
+    begun = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        received.append(number)
+        if len(received) > 2:
+            os._exit(128 + number)  # files are whole at any time
+        if len(received) == 2 or ALARM is None:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+    def too_long(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    def look(event: Event) -> None:
+        nonlocal begun
+        begun = True
+        if received:
+            raise KeyboardInterrupt
+
+    # A signal that is ignored (`nohup`) stays so.
+    kept = {
+        number: signal.signal(number, interrupt)
+        for number in WAITING
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    if ALARM is not None:
+        kept[ALARM] = signal.signal(ALARM, too_long)
+    try:
+        yield look
+    except KeyboardInterrupt:  # by now the run has saved what it has
+        print(f"interrupted{how_far()}", file=sys.stderr)
+        while kept:  # the process ends: one more Ctrl-C has nothing left to say
+            signal.signal(kept.popitem()[0], signal.SIG_IGN)
+        sys.exit(128 + (received[0] if received else signal.SIGINT))
+    except FedpaError as error:
+        if not begun or isinstance(error, NoUsableClientError):  # resumed, it would fail again
+            raise
+        raise FedpaError(f"{error}; once that is mended, {going_on}") from None
+    finally:
+        if ALARM is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def explain_resuming(out: Path) -> str:
+    return f"`fedpa resume {format_path(out)}` goes on"
+
+
+def _how_far(out: Path) -> str:
+    done = list_checkpoints(out)
+    return f"after round {done[-1]}" if done else "before the first round was done"
+
+
+def print_outcome(
+    console: Console, config: RunConfig, out: Path, result: Fit, quiet: bool = False
+) -> None:
+    """The numbers, why it ended, and where everything is; `quiet`: the directory alone."""
+    if quiet:
+        say(console, format_path(out))
+        return
+    rounds = len(result.history)
+    if result.stopped is not None:
+        say(console, f"ended after round {rounds}: {result.stopped}")
+    if not result.finished:
+        say(console, f"{rounds} of {config.rounds} rounds are done: {explain_resuming(out)}")
+        return
+    metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
+    value = final(curve(result.history, f"eval/{metric}"), last)
+    say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
+    say(console, _tested(result.history, metric))
+    target = config.stopping.target
+    if target is not None and result.stopped is None:
+        say(console, f"the target {target:g} was not reached")
+    best = (run_directory.read_summary(out) or {}).get("best")
+    if best and best["round"] != rounds:
+        say(
+            console,
+            f"best {best['metric']} {best['value']:.4f} in round {best['round']}: "
+            f"`fedpa eval {format_path(out)} --params best` tests it",
+        )
+    say(console, f"written to {format_path(out)}")
+
+
+def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """The model at the end on the whole test split, and who is left behind."""
+    said = f"test {metric} {at_the_end(history, f'test/{metric}'):.4f}"
+    lower, middle, upper = (at_the_end(history, f"test/{metric}_p{p}") for p in PERCENTILES)
+    if middle == middle:
+        said += f" (clients: 10 % at most {lower:.3f}, half {middle:.3f}, 90 % {upper:.3f})"
+    return said

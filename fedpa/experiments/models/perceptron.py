@@ -1,0 +1,40 @@
+"""The perceptron of the task `digits`: 64 pixels, 32 hidden units, 10 classes; ReLU between."""
+
+import functools
+
+import equinox as eqx
+import jax
+import optax
+
+from fedpa.experiments.models.model import Model
+from fedpa.objectives.layer_inputs import layer_input, over_examples
+from fedpa.types import Examples, Key, Losses
+
+HIDDEN = 32
+
+
+def init(key: Key) -> eqx.nn.MLP:
+    """Draw a model of the layers' default initialization."""
+    return eqx.nn.MLP(64, 10, HIDDEN, depth=1, key=key)
+
+
+def logits(params: eqx.nn.MLP, x: jax.Array) -> jax.Array:
+    """Logits of images n×64."""
+    return over_examples(functools.partial(_logits, params))(x)
+
+
+def _logits(params: eqx.nn.MLP, image: jax.Array) -> jax.Array:
+    """`params(image)`, its layers shown."""
+    hidden, output = params.layers
+    h = layer_input(image, hidden.weight, hidden.bias, out_first=True)
+    h = layer_input(jax.nn.relu(hidden(h)), output.weight, output.bias, out_first=True)
+    return output(h)
+
+
+def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
+    """Cross-entropy of each example of {"x": images, "y": labels}."""
+    del key
+    return optax.softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"])
+
+
+MODEL = Model("digits: dense 32, dense 10", init, parameters=2_410)

@@ -1,0 +1,88 @@
+"""What the commands import before they have something to compute, and without the laboratory."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedpa.__main__ import EXTRA
+from fedpa.experiments.cli import commands
+
+HEAVY = ("jax", "equinox", "optax", "optuna", "matplotlib", "plotly", "h5py", "sklearn")
+LABORATORY = ("matplotlib", "plotly", "optuna", "h5py", "sklearn", "tyro", "orbax", "tensorboardX")
+COMMAND = """
+import sys, time
+from fedpa.__main__ import main
+main(sys.argv[1:])
+print("imported:", *sys.modules)
+print("seconds:", time.process_time())
+if sys.platform == "linux":
+    print("kilobytes:", open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+"""
+
+
+def run(code, *words):
+    """A process of its own."""
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["methods"], ["tasks"]], ids=" ".join)
+def test_commands_that_list_things_import_nothing_heavy(words):
+    """On an idle machine at most 0.4 s; here others run, so that a second is allowed."""
+    child = run(COMMAND, *words)
+    assert child.returncode == 0, child.stderr
+    said = child.stdout.splitlines()
+    found = {line.split(":")[0]: line.split()[1:] for line in said if ":" in line}
+    assert not {name.split(".")[0] for name in found["imported"]} & set(HEAVY)
+    assert float(found["seconds"][0]) < 1.0
+    if sys.platform == "linux":
+        assert int(found["kilobytes"][0]) < 80_000
+
+
+def test_the_library_imports_nothing_of_the_laboratory():
+    child = run("import sys, fedpa; fedpa.fit; print(*sys.modules)")
+    assert child.returncode == 0, child.stderr
+    assert not {name.split(".")[0] for name in child.stdout.split()} & set(LABORATORY)
+
+
+def test_readers_need_only_their_own_packages():
+    code = "import sys\nsys.modules['h5py'] = None\nfrom fedpa.data.readers import open_npz"
+    child = run(code)
+    assert child.returncode == 0, child.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["methods"], ["run", "digits"], ["data", "list"]])
+def test_missing_packages_are_one_line_that_says_what_installs_them(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = f"import sys\nsys.modules.update(dict.fromkeys({EXTRA!r}))\n"
+    child = run(block + COMMAND, *words)
+    if words == ["--help"]:  # needs none of them
+        assert child.returncode == 0, child.stderr
+        return
+    assert child.returncode == 2
+    assert len(child.stderr.splitlines()) == 1
+    assert "pip install 'fedpa[experiments]'" in child.stderr
+
+
+def test_every_command_is_listed_and_has_its_file():
+    from importlib import import_module
+    from pkgutil import iter_modules
+
+    assert list(commands.COMMANDS) == sorted(info.name for info in iter_modules(commands.__path__))
+    for name in commands.COMMANDS:
+        assert callable(import_module(f"{commands.__name__}.{name}").main)
+
+
+COMPUTES = """
+import sys, fedpa
+fedpa.configure = lambda: sys.exit(7)
+from fedpa.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_commands_that_compute_set_jax_up_first(name):
+    child = run(COMPUTES, name, "--help")
+    assert child.returncode == (7 if commands.COMMANDS[name].computes else 0), child.stderr
