@@ -213,7 +213,7 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     (out / "mean-scaled-1" / "summary.json").unlink()
     before = (out / "table.csv").read_text()
     with monkeypatch.context() as patched:  # interrupted where it is about to take over the rounds
-        patched.setattr(import_module("fedpa.experiments.run"), "branched", _interrupted)
+        patched.setattr(import_module("fedpa.training.run"), "_branch", _interrupted)
         with pytest.raises(SystemExit, match="130"):
             main([*words, "--seeds", "2", "--out", "cmp", "--jobs", "1"])
     assert "interrupted, 2 of 4 runs are finished: `fedpa" in capsys.readouterr().err
