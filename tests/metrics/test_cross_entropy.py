@@ -7,7 +7,7 @@ import optax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.experiments.models.kernels.dense import dense
+from fedpa.experiments.models.lstm import dense
 from fedpa.metrics.classification import cross_entropy
 
 

@@ -24,6 +24,7 @@ from fedpa.experiments.models.kernels.convolution import (
 from fedpa.experiments.models.kernels.group_norm import group_norm
 from fedpa.metrics.classification import cross_entropy
 from fedpa.objectives.convolution_inputs import convolution_input
+from fedpa.objectives.layer_inputs import layer_input
 from fedpa.precision import widened
 from fedpa.types import Examples, Key, Losses, Scalar
 
@@ -97,6 +98,14 @@ class Block(eqx.Module):
 def convolution(x: Images, kernel: Kernel, stride: int = 1) -> Smaller:
     """A layer of these networks: zeros around the image, no bias."""
     return convolve(convolution_input(x, kernel, None, stride, "SAME"), kernel, stride, "SAME")
+
+
+def classify(network: Any, h: Images) -> Float[Array, "n classes"]:
+    """The logits of a network with these parts, from what its stem makes of the pictures."""
+    for block in network.blocks:
+        h = block(h)
+    h = jnp.mean(jax.nn.relu(network.final_norm(h)), axis=(1, 2))
+    return layer_input(h, network.weight, network.bias) @ network.weight + network.bias[None]
 
 
 def he_normal(key: Key, k: int, channels: int, width: int) -> Kernel:

@@ -19,12 +19,12 @@ from fedpa.experiments.models.model import Model
 from fedpa.experiments.models.residual import (
     Block,
     GroupNorm,
+    classify,
     convolution,
     he_normal,
     loss,
     regularizer,
 )
-from fedpa.objectives.layer_inputs import layer_input
 from fedpa.types import Key
 
 __all__ = ["MODEL", "ResNet18", "loss", "regularizer"]
@@ -61,10 +61,7 @@ class ResNet18(eqx.Module):
         h = self.stem_norm(convolution(h, self.stem, 2))
         # ReLU commutes with a maximum: after the pool there is a quarter to do.
         h = jax.nn.relu(overlapping_max_pool(h))
-        for block in self.blocks:
-            h = block(h)
-        h = jnp.mean(jax.nn.relu(self.final_norm(h)), axis=(1, 2))
-        return layer_input(h, self.weight, self.bias) @ self.weight + self.bias[None]
+        return classify(self, h)
 
 
 MODEL = Model(

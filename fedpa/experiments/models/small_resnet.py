@@ -16,12 +16,12 @@ from fedpa.experiments.models.model import Model
 from fedpa.experiments.models.residual import (
     Block,
     GroupNorm,
+    classify,
     convolution,
     he_normal,
     loss,
     regularizer,
 )
-from fedpa.objectives.layer_inputs import layer_input
 from fedpa.types import Key
 
 __all__ = ["MODEL", "SmallResNet", "loss", "regularizer"]
@@ -53,10 +53,7 @@ class SmallResNet(eqx.Module):
         """Logits of pictures; with a key, of random crops of them as in training."""
         h = seen(x, key).astype(self.stem.dtype)
         h = jax.nn.relu(self.stem_norm(convolution(h, self.stem, 2)))
-        for block in self.blocks:
-            h = block(h)
-        h = jnp.mean(jax.nn.relu(self.final_norm(h)), axis=(1, 2))
-        return layer_input(h, self.weight, self.bias) @ self.weight + self.bias[None]
+        return classify(self, h)
 
 
 MODEL = Model(

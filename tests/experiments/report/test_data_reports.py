@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from fedpa.data.cache import progress
 from matplotlib.image import imread
 from rich.console import Console
 
+from fedpa.data.cache import progress
 from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.partition_figure import draw_partition

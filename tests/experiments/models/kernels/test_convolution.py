@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
+from fedpa.experiments.models.cnn import dropout
 from fedpa.experiments.models.kernels.convolution import (
     by_patches,
     by_xla,
@@ -17,7 +18,6 @@ from fedpa.experiments.models.kernels.convolution import (
     max_pool,
     overlapping_max_pool,
 )
-from fedpa.experiments.models.kernels.dropout import dropout
 from tests.compiling import QUICK
 
 
