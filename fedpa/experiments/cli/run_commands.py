@@ -37,16 +37,23 @@ GRACE = 2.0
 
 
 def parse_run_command(
-    command: type[C], argv: Sequence[str], prog: str, method: str | None = None
+    command: type[C], argv: Sequence[str], prog: str, method: str | None = None, first: Any = None
 ) -> C:
-    """Parse `argv` into a command dataclass with a field `run: RunConfig`.
+    """Parse words into a command dataclass with a field `run: RunConfig`.
 
     Values come, last wins, from the task's defaults for the method, the file given by `--config`,
-    and the words themselves. `method` overrides the one named.
+    and the words themselves.
+
+    Args:
+        command: The dataclass.
+        argv: The words.
+        prog: What messages call the command.
+        method: Overrides the one named.
+        first: The same words as they were parsed before, for another method.
     """
-    # A first pass finds out which task, method and file are meant; the second has their defaults.
-    words = [word for word in argv if word not in ("-h", "--help")]
-    first: Any = parse_words(command, words, prog, _over(command, RunConfig()))
+    if first is None:  # finds out which task, method and file are meant; then has their defaults
+        words = [word for word in argv if word not in ("-h", "--help")]
+        first = parse_words(command, words, prog, _over(command, RunConfig()))
     if first.config is not None:
         base = read_toml(first.config)
         _refuse_others(first, base)

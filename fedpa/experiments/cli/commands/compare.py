@@ -100,7 +100,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     task = task_named(command.run.task)
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
-    given = [_of_method(name, argv, names) for name in names]
+    given = [_assemble(name, command, argv, names) for name in names]
     if command.tune is not None:
         given = [_on_test(config) for config in given]
     configs = {
@@ -210,9 +210,11 @@ def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sw
     return plan_searches(given, read_multiples(command.tune), command.tune_rounds, command.tune_by)
 
 
-def _of_method(name: str, argv: Sequence[str], among: Sequence[str]) -> RunConfig:
+def _assemble(
+    name: str, command: CompareCommand, argv: Sequence[str], among: Sequence[str]
+) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
-    config = parse_run_command(CompareCommand, argv, "fedpa compare", method=name).run
+    config = parse_run_command(CompareCommand, argv, "fedpa compare", name, command).run
     own = drop_others(name, config.hyperparameters, among)
     return RunConfig(**{**vars(config), "hyperparameters": own})
 

@@ -201,7 +201,7 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
         raise refuse(
             "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
         )
-    fedavg = parse_run_command(SweepCommand, argv, "fedpa sweep", method="fedavg").run
+    fedavg = parse_run_command(SweepCommand, argv, "fedpa sweep", "fedavg", command).run
     if command.space is not None:
         space = read_space(command.space)
         _refuse_fixed(space, argv)
