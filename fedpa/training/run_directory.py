@@ -169,7 +169,7 @@ def _remove(paths: list[Path]) -> None:
 
 
 def is_run(out: Path) -> bool:
-    """Whether the directory contains a run of fedpa: other programs have a config.toml, too."""
+    """Whether the directory contains a run: other programs have files config.toml, too."""
     try:
         return ENVIRONMENT in tomllib.loads((out / CONFIG).read_text("utf-8"))
     except (OSError, ValueError):
