@@ -37,12 +37,12 @@ class EvaluationOptions(Protocol):
 
 
 def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
-    """Call `evaluate` every so many rounds, and after the last: `eval/<name>`."""
+    """Call `evaluate` every `every` rounds, and after the last: `eval/<name>`."""
     return at_rounds(lambda params: evaluated(evaluate, params), every)
 
 
 def at_rounds(measure: Callable[[Any], Mapping[str, Any]], every: Any) -> Callback:
-    """Measure every so many rounds, and after the last."""
+    """Measure every `every` rounds, and after the last."""
     check_integer("eval_every", every, 1)
 
     def callback(event: Event) -> Mapping[str, Any] | None:

@@ -23,7 +23,7 @@ def path_name(path: Any, root: str = "") -> str:
 
 
 def name_arrays(tree: Any, root: str = "") -> dict[str, Any]:
-    """The tree's arrays. Two with one name are refused: nobody could tell them apart again."""
+    """The tree's arrays. Two of the same name are refused: files could not hold both."""
     found: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_array(leaf):

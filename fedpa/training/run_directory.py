@@ -89,7 +89,7 @@ def read_run(out: Path) -> Recorded:
 
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
-    """Make a directory `runs/<time>-<name>` that nobody else has."""
+    """Make a directory `runs/<time>-<name>` of its own."""
     # A task of one's own may be module:NAME, and not every file system takes a colon.
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace(':', '.')}"
     for suffix in ["", *(f"-{k}" for k in range(2, 1000))]:
@@ -169,7 +169,7 @@ def _remove(paths: list[Path]) -> None:
 
 
 def is_run(out: Path) -> bool:
-    """Whether a run of ours lies there: others have files called config.toml, too."""
+    """Whether the directory contains a run: other programs have files config.toml, too."""
     try:
         return ENVIRONMENT in tomllib.loads((out / CONFIG).read_text("utf-8"))
     except (OSError, ValueError):
@@ -245,7 +245,7 @@ def _no_run(out: Path) -> str:
 
 
 def write_metrics(out: Path, history: History) -> None:
-    """All of `metrics.jsonl` anew."""
+    """Write all of `metrics.jsonl` again."""
     with writing(out):
         text = "".join(line(record) for record in history)
         write_atomically(out / METRICS, text.encode())
@@ -277,7 +277,7 @@ def past(out: Path, branch: Path | None = None) -> History:
         if place is not None and done:
             try:
                 return History(read_metrics(place, torn=True)[: done[-1]])
-            except (OSError, ValueError):  # written anew from the checkpoint, whatever is in it
+            except (OSError, ValueError):  # written again from the checkpoint, whatever is in it
                 return History()
     return History()
 
@@ -357,7 +357,7 @@ def lock_directory(out: Path) -> Iterator[None]:
 
 
 def wait_for_lock(out: Path) -> None:
-    """Until nobody holds the directory any more; refused if that takes long."""
+    """Wait until no process holds the directory; refused if that takes long."""
     end = time.monotonic() + PATIENCE
     while (out / LOCK).exists() and os.access(out / LOCK, os.W_OK):
         try:

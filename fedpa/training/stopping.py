@@ -32,7 +32,7 @@ class StoppingOptions:
     """When a run ends before its last round."""
 
     patience: int | None = None
-    """Early stopping: end after so many evaluations in a row that were no better than the best."""
+    """Early stopping: end after this many evaluations in a row no better than the best."""
     stop_metric: str | None = None
     """What early stopping watches; the task's metric if not given, on validation if there is any:
     valid/accuracy, else eval/accuracy."""

@@ -41,8 +41,8 @@ def _opened(
     """An MLflow run, the same one whenever the run is resumed; metrics by step, the round.
 
     A request that fails is tried again for as long as `MLFLOW_HTTP_REQUEST_MAX_RETRIES` says, by
-    default four minutes: enough for a server to come back. Only while opening, when somebody may be
-    sitting there and the address may be wrong, is it tried less often.
+    default four minutes: enough for a server to come back. Only while opening, when a person may be
+    waiting and the address may be wrong, is it tried less often.
     """
     mlflow = import_library("mlflow", "fedpa[mlflow]")
     with _unless_set(MLFLOW_HTTP_REQUEST_MAX_RETRIES="2"):

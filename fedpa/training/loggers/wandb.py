@@ -89,7 +89,7 @@ def _told(summary: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _settings(wandb: Any) -> Any:
-    """Bounded patience, where this version of wandb can have it and nobody else chose."""
+    """Bounded patience, where this version of wandb can have it and no other was chosen."""
     able = "finish_timeout" in getattr(wandb.Settings, "model_fields", {})
     chosen = "WANDB_FINISH_TIMEOUT" in os.environ
     return wandb.Settings(finish_timeout=PATIENCE) if able and not chosen else None
