@@ -9,7 +9,6 @@ EXTRA = (
     "matplotlib",
     "optuna",
     "plotly",
-    "pooch",
     "sklearn",
     "tensorboardX",
     "threadpoolctl",

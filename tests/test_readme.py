@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpa.__main__ import EXTRA
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -28,6 +30,19 @@ def test_examples_run_as_a_user_would_run_them(code, tmp_path):
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_own_model_needs_the_library_s_dependencies_alone(tmp_path):
+    """Recorded, too: what `fedpa[experiments]` installs can't be imported."""
+    (code,) = [code for code in EXAMPLES if "fedpa.fit(" in code]
+    blocked = f"import sys\nsys.modules.update(dict.fromkeys({EXTRA!r}))\n"
+    recorded = code.replace("rounds=30,", "rounds=12, out='run',")
+    assert recorded != code
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + recorded], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_there_is_an_example_of_ones_own_model():

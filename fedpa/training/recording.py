@@ -12,6 +12,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +56,12 @@ def check_recording(options: RecordingOptions) -> None:
 
 
 def _logger_names(options: RecordingOptions) -> list[str]:
-    """TensorBoard always, then those asked for."""
+    """TensorBoard where tensorboardX is installed, then those asked for."""
     words = [word.strip() for word in (options.log or "").split(",") if word.strip()]
     asked = [match_name(word, loggers()) or word for word in words]
-    return ["tensorboard", *(name for name in asked if name != "tensorboard")]
+    if "tensorboard" not in asked and find_spec("tensorboardX") is not None:
+        asked = ["tensorboard", *asked]
+    return asked
 
 
 class Recorder(NamedTuple):

@@ -11,11 +11,10 @@ from fedpa.experiments.cli import commands
 HEAVY = ("jax", "equinox", "optax", "optuna", "matplotlib", "plotly", "h5py", "sklearn")
 LABORATORY = ("matplotlib", "plotly", "optuna", "h5py", "sklearn", "tyro", "orbax", "tensorboardX")
 COMMAND = """
-import sys, time
+import sys
 from fedpa.__main__ import main
 main(sys.argv[1:])
 print("imported:", *sys.modules)
-print("seconds:", time.process_time())
 if sys.platform == "linux":
     print("kilobytes:", open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
@@ -29,13 +28,11 @@ def run(code, *words):
 
 @pytest.mark.parametrize("words", [["--help"], ["methods"], ["tasks"]], ids=" ".join)
 def test_commands_that_list_things_import_nothing_heavy(words):
-    """On an idle machine at most 0.4 s; here others run, so that a second is allowed."""
     child = run(COMMAND, *words)
     assert child.returncode == 0, child.stderr
     said = child.stdout.splitlines()
     found = {line.split(":")[0]: line.split()[1:] for line in said if ":" in line}
     assert not {name.split(".")[0] for name in found["imported"]} & set(HEAVY)
-    assert float(found["seconds"][0]) < 1.0
     if sys.platform == "linux":
         assert int(found["kilobytes"][0]) < 80_000
 
