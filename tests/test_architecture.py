@@ -25,7 +25,7 @@ LIBRARY = [
     {"flower"},
 ]
 LABORATORY = [
-    {"hyperparameters", "download"},
+    {"hyperparameters", "download", "staged_files"},
     {"methods", "catalogue"},
     {"models"},
     {"tasks"},

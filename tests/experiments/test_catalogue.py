@@ -273,7 +273,7 @@ def test_cifar_is_dealt_once_for_each_seed_and_then_read_lazily(tmp_path, small_
     kept = list((tmp_path / "cache").rglob("fed_cifar100_*.h5"))
     assert len(kept) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(cifar100, "write_pachinko", None)  # not dealt again
+        patch.setattr(cifar, "write_pachinko", None)  # not dealt again
         again = open_dataset("fed_cifar100", tmp_path / "d").train
     np.testing.assert_array_equal(again.examples(again.ids[3])["image"], client["image"])
     other = open_dataset("fed_cifar100", tmp_path / "d", seed=1).train

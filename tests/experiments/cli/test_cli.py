@@ -369,7 +369,7 @@ def test_a_refusal_as_a_process(tmp_path):
 
 @pytest.mark.long
 def test_the_wheel_runs_outside_the_checkout(tmp_path):
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run(
         [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(root)],

@@ -208,11 +208,12 @@ def test_what_met_other_cohorts_has_no_difference():
 def test_runs_that_begin_to_sample_in_different_rounds_are_warned_of(tmp_path):
     """A control without the burn-in of FedPA is none."""
     directories = [made_run(tmp_path / "fedavg", "fedavg"), made_run(tmp_path / "fedpa", "fedpa")]
-    assert "begin to sample" not in parts(grouped(find_runs(directories)))[0].results.caption
+    (part,) = compare_groups(group_runs(find_runs(directories)))
+    assert "begin to sample" not in make_results(part).caption
     directories.append(made_run(tmp_path / "mean", "mean", more={"phase": "sampling"}))
     with pytest.warns(UserWarning, match=r"round 1: mean\[5\]; round 16: FedPA\[5\]"):
-        (part,) = parts(grouped(find_runs(directories)))
-    assert "begin to sample in different rounds" in part.results.caption
+        (part,) = compare_groups(group_runs(find_runs(directories)))
+    assert "begin to sample in different rounds" in make_results(part).caption
 
 
 def test_the_reference_can_be_chosen(capsys):

@@ -13,7 +13,7 @@ from fedpa.experiments.cli.commands import study as command
 from fedpa.experiments.studies import bias_variance, ess, toy
 from fedpa.experiments.studies.study import distinct, read_csv, studies, where
 
-STUDIES = Path(__file__).parents[2] / "docs" / "studies"
+STUDIES = Path(__file__).parents[3] / "docs" / "studies"
 
 
 def final(rows, problem, method):

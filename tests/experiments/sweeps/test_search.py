@@ -39,6 +39,8 @@ LISTS = {"epochs": (1, 2, 5), "rho": (0.01, 0.1, 1.0)}
 MIXED = {"epochs": Interval(1, 9), "rho": Interval(0.01, 1.0, True), "server_tau": (0.1, 0.2)}
 BASE = default_config("digits", "fedpa")
 
+pytestmark = pytest.mark.filterwarnings("ignore:samples = 1")  # some points have one epoch
+
 
 def settings(kind, space, trials=None, seed=0, prune=False):
     return Sweep(BASE, space, choose_search(kind, space, trials, seed, prune))
