@@ -1,11 +1,11 @@
-"""The user's own directories: where data sets are kept, and what can be made anew."""
+"""The user's own directories: where data sets are kept, and what can be made again."""
 
 import os
 from pathlib import Path
 
 
 def cache() -> Path:
-    """What can be made anew: compiled programs, unpacked archives, indices."""
+    """What can be made again: compiled programs, unpacked archives, indices."""
     return _base("XDG_CACHE_HOME", ".cache")
 
 

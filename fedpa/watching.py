@@ -27,7 +27,7 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 def watch(step: Any, **values: Any) -> None:
-    """Show a step's values to whoever watches."""
+    """Show a step's values to the watcher, if there is one."""
     watcher = _watcher.get()
     if watcher is not None and not isinstance(step, jax.core.Tracer):
         watcher(int(step), values)

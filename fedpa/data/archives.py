@@ -23,7 +23,7 @@ OPENERS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".tgz": gzip.open,
     ".xz": lzma.open,
-    ".lzma": lzma.open,  # the legacy format, and xz under that name: told apart by the first bytes
+    ".lzma": lzma.open,  # the legacy format, and xz under that name: the first bytes tell which
     ".tar": lambda raw: raw,
 }
 ARCHIVES = (".tar.bz2", ".tar.gz", ".tgz", ".tar.xz", ".tar")
@@ -111,7 +111,7 @@ def _taken(one: "_Once", look_only: bool) -> Path:
 
 
 class _Once(NamedTuple):
-    """A file as it lies there, or compressed: unpacked when it is asked for."""
+    """A file as it is, or compressed: unpacked when it is asked for."""
 
     path: Path
     packed: bool

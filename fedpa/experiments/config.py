@@ -65,7 +65,7 @@ class RunConfig:
     seed: int = 0
     """One seed, one result, bit for bit."""
     eval_every: int = 1
-    """Evaluate every so many rounds, and after the last."""
+    """Evaluate every this many rounds, and after the last."""
     test_at_end: bool = True
     """Evaluate all of the test split after the last round."""
     min_success: float = 0.0

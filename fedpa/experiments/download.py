@@ -42,7 +42,7 @@ def download(url: str, path: Path, checksum: str, patience: Patience = Patience(
 
     checksum: "sha256:…" or "md5:…". Bytes gather in `<name>.part`, which a later call continues;
     the file has its name only when it is whole. A `path` that is there already is kept if its
-    checksum is right, and refused otherwise: it may be somebody's own.
+    checksum is right, and refused otherwise: it may be the user's own.
     """
     _kind(checksum)
     check_url("url", url)

@@ -83,7 +83,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
 
 
 def _alike(name: str, data: FederatedData, state: Any, number: int) -> Cohort:
-    """A cohort of so many clients like the one named."""
+    """A cohort of `number` clients like the one named."""
     ids = [f"{name} {index}" for index in range(number)]
     examples, n = check_when_read(data).examples(name), data.num_examples(name)
     keys = jax.random.split(jax.random.key(0), number)

@@ -157,7 +157,7 @@ class Hyperparameters:
     precision_decay: float | None = None
     """β of global-precision: what is left of the old average when new sketches come (0.95^k)."""
     precision_block: int | None = None
-    """Larger layers have a block-diagonal precision, in blocks of at most so many inputs (2048)."""
+    """Larger layers have a block-diagonal precision, in blocks of at most this many inputs (2048)."""
     precision_rank: int | Literal["exact"] | None = None
     """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
 

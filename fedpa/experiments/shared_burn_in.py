@@ -31,7 +31,7 @@ def is_all_burn_in(config: RunConfig) -> bool:
 
 
 def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
-    """So many rounds of FedAvg with these settings."""
+    """`rounds` rounds of FedAvg with these settings."""
     h = drop_others(BEGINS_AS, config.hyperparameters, among=[config.method])
     return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 

@@ -48,7 +48,7 @@ def default_jobs(problem: Problem) -> int:
 
 @contextlib.contextmanager
 def workers(jobs: int) -> Iterator[Submit]:
-    """Processes of their own for so many runs at a time.
+    """Processes of their own for `jobs` runs at a time.
 
     Signals are the command's business: it tells its workers, which save their last round and stop.
     If it is killed they end at once; their runs are resumed like others.

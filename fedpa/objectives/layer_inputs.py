@@ -255,7 +255,7 @@ def _number(parameter: Any, leaves: Sequence[Any]) -> int:
 
 
 def _outputs(shape: tuple[int, ...], inputs: int, out_first: bool) -> int:
-    """r of a weight that takes so many inputs, in its first axes (or, `out_first`, its last)."""
+    """r of a weight that takes `features` inputs, in its first axes (or, `out_first`, its last)."""
     axes = shape[::-1] if out_first else shape
     for length in range(1, len(axes) + 1):
         if math.prod(axes[:length]) == inputs:

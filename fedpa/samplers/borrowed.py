@@ -12,5 +12,5 @@ import jax
 
 def blackjax(module: str) -> Any:
     """The module of this name below `blackjax`."""
-    with jax.ensure_compile_time_eval():  # its constants must be numbers, whoever imports it
+    with jax.ensure_compile_time_eval():  # its constants must be numbers, wherever it is imported
         return importlib.import_module(f"blackjax.{module}")

@@ -107,7 +107,7 @@ def check_free(out: Path, overwrite: bool | None) -> None:
         instead = "choose another directory" + ("" if overwrite is None else " or give --overwrite")
         if is_run(out):
             raise FedpaError(
-                f"out = {str(out)!r}: already holds a run: `fedpa resume {out}` goes on with it; "
+                f"out = {str(out)!r}: already contains a run: `fedpa resume {out}` continues it; "
                 f"{instead}"
             )
         if _contents(out) or any((out / name).exists() for name in _FILES):

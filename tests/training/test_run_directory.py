@@ -100,7 +100,7 @@ def test_a_resolved_number_of_samples_does_not_hold_against_other_epochs(finishe
 def test_a_directory_with_a_run_is_refused_unless_overwritten(finished, tmp_path):
     out, _ = finished
     before = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(FedpaError, match="already holds a run"):
+    with pytest.raises(FedpaError, match="already contains a run"):
         run(SMALL, out)
     assert (out / "metrics.jsonl").read_bytes() == before
     sampling = dataclasses.replace(SMALL.hyperparameters, burn_in_rounds=0)

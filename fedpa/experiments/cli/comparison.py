@@ -335,7 +335,7 @@ def _in_turn(
 
 
 def _side_by_side(runs: Sequence[_Run], jobs: int, console: Console, quiet: bool) -> None:
-    """So many at a time, in processes that load the task for themselves."""
+    """`jobs` at a time, in processes that load the task for themselves."""
     with workers(jobs) as submit:
         pending = {submit(_alone, run, run.config): run for run in runs}
         for future in concurrent.futures.as_completed(pending):

@@ -123,7 +123,7 @@ def handle_interrupts_of(out: Path) -> Iterator[Callback]:
 
 @contextlib.contextmanager
 def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
-    """The same for any work that can be gone on with.
+    """The same for any work that can be resumed.
 
     how_far: what is said behind "interrupted".
     going_on: what to do once an error is mended.

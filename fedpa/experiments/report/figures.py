@@ -18,7 +18,7 @@ from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.panels import Panel, Series
 from fedpa.experiments.report.summary import WINDOW
 
-# Okabe and Ito's palette and a line style each: told apart without colour, too.
+# Okabe and Ito's palette and a line style each: distinct without colour, too.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1))]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
@@ -30,7 +30,7 @@ WIDTH = 7.0
 
 
 def line_of(index: int) -> tuple[str, Any]:
-    """(colour, style) of the method at this place; where colours begin anew, styles are others."""
+    """(colour, style) of the method at this place; where colours repeat, styles differ."""
     style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
     return COLOURS[index % len(COLOURS)], style
 

@@ -178,7 +178,7 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
 
 
 def _history(directory: Path) -> History:
-    """The whole lines: somebody may be writing the next."""
+    """The complete lines: a process may be writing the next."""
     try:
         return run_directory.read_metrics(directory, torn=True)
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def _history(directory: Path) -> History:
 
 
 def group_runs(runs: Sequence[FoundRun]) -> list[Group]:
-    """The runs by method, told apart by label.
+    """The runs by method, each with a label of its own.
 
     A seed that comes twice, as in comparisons made before and after a change of the code, begins
     another group: two of the same are not two seeds. Seeds are in order, however they were named;

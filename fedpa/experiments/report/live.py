@@ -1,6 +1,6 @@
 """Runs and long work on files as a person watches them: live on a terminal, plain lines elsewhere.
 
-What the rounds have shown (`Seen`) and how fast they go (`Pace`) are values, made anew after every
+What the rounds have shown (`Seen`) and how fast they go (`Pace`) are values, replaced after every
 round; what is on display is a function of them. The live view ends as one line, so that several
 runs in a row read as a table.
 """
@@ -76,7 +76,7 @@ def watch_run(
     past: Sequence[Mapping[str, Any]] = (),
     quiet: bool = False,
 ) -> Iterator[Callback]:
-    """A callback that shows where a run of so many rounds stands.
+    """A callback that shows where a run of `rounds` rounds stands.
 
     metric: the name of the metric, higher being better, whose best value is shown.
     past: the records of the rounds that were done before, if the run is resumed.
@@ -89,7 +89,7 @@ def watch_run(
         return
     seen = functools.reduce(lambda s, r: after(s, r["round"], r, metric), past, Seen())
     seen = seen._replace(round=len(past))
-    # A dumb terminal can't draw a line anew: there, too, lines are printed.
+    # A dumb terminal can't redraw a line: there, too, lines are printed.
     view = _live if console.is_terminal and console.is_interactive else _lines
     with view(console, label, rounds, metric, seen) as callback:
         yield callback

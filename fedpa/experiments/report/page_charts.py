@@ -35,13 +35,13 @@ def charts(
 
 
 def points_shown(panels: Sequence[Panel], least: int = LEAST_POINTS) -> int:
-    """How many points a line has at most: its share of all, but so many at least."""
+    """How many points a line has at most: its share of all, but at least `LEAST_POINTS`."""
     lines = sum(1 + 2 * (s.low is not None) + len(s.rest) for p in panels for s in p.series)
     return max(MOST_POINTS // max(lines, 1), least)
 
 
 def dash(index: int) -> str:
-    """Of the method at this place; where colours begin anew, dashes are others."""
+    """Of the method at this place; where colours repeat, dashes differ."""
     return DASHES[(index + index // len(DASHES)) % len(DASHES)]
 
 
@@ -110,7 +110,7 @@ def _trace(
 
 
 def _thinned(c: Curve, most: int) -> Curve:
-    """At most about so many points, the last among them."""
+    """At most about `most` points, the last among them."""
     every = max(math.ceil(len(c.rounds) / most), 1)
     kept = np.arange(len(c.rounds))[::-1][::every][::-1]
     return Curve(c.rounds[kept], c.values[kept])

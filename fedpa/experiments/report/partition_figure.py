@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 from fedpa.experiments.report.figures import COLOURS, new_figure
 
 NAMED = 30
-"""Up to so many clients or labels each has its name beside it."""
+"""Up to this many clients or labels each has its name beside it."""
 NUMBERED = 16
-"""Up to so many clients and labels every cell has its number in it."""
+"""Up to this many clients and labels every cell has its number in it."""
 SHADES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#9ecbe6", "#0072B2", "#001d33"])
 
 

@@ -1,1 +1,1 @@
-"""The paper's synthetic tables and figures, measured anew: one file each, and one of our own."""
+"""The paper's synthetic tables and figures, measured again: one file each, and one of our own."""

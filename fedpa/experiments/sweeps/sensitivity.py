@@ -22,9 +22,9 @@ from fedpa.experiments.sweeps.space import Choices, Interval, Space, format_valu
 
 PICTURE = "sensitivity.png"
 PARTS = 5
-"""An interval is looked at in so many parts."""
+"""An interval is looked at in this many parts."""
 SPREAD = 20.0
-"""Numbers of which the largest is so many times the smallest are drawn on a logarithmic axis."""
+"""Numbers of which the largest is this many times the smallest are drawn on a logarithmic axis."""
 ACROSS = 3
 """Panels in a row."""
 MOST_LABELS = 7

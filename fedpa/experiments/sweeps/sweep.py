@@ -98,7 +98,7 @@ def has_stages(out: Path) -> bool:
 
 
 def read_settings(out: Path) -> Sweep:
-    """The sweep that lies there."""
+    """The sweep in this directory."""
     path = out / SWEEP
     return parse_sweep(table_of("out", path), path)
 
@@ -146,13 +146,13 @@ def check_place(out: Path, settings: Sweep) -> None:
 def check_same(
     out: Path, then: Mapping[str, Any], now: Mapping[str, Any], left_out: Sequence[str]
 ) -> None:
-    """Refuse other settings than those of the sweep that lies there."""
+    """Refuse other settings than those of the sweep in the directory."""
     changed = differences(then, now, left_out)
     if changed:
         more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         raise FedpaError(
             f"out = {str(out)!r}: holds a sweep of other settings: "
-            f"{'; '.join(changed[:MOST_NAMED])}{more}; `fedpa sweep --out {out}` goes on with it; "
+            f"{'; '.join(changed[:MOST_NAMED])}{more}; `fedpa sweep --out {out}` resumes it; "
             "for others give another directory"
         )
 
@@ -279,7 +279,7 @@ def hold_directory(out: Path, settings: Sweep) -> Iterator[None]:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
-        check_place(out, settings)  # somebody may have been there until now
+        check_place(out, settings)  # another process may have worked there until now
         write_settings(out, settings)
         yield
 
@@ -287,7 +287,7 @@ def hold_directory(out: Path, settings: Sweep) -> Iterator[None]:
 def run_trials(
     settings: Sweep, out: Path, submit: Submit, jobs: int = 1, watch: Watch = Watch()
 ) -> list[Trial]:
-    """Run the trials that are missing, so many at a time, and write down what came of each."""
+    """Run the trials that are missing, `jobs` at a time, and write down what came of each."""
     with open_journal(out) as study:
         cut = [trial for trial in read_trials(study) if trial.state == "running"]
         pending: dict[Future[Outcome | None], Trial] = {}

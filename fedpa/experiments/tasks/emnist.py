@@ -1,7 +1,7 @@
 """EMNIST-62: handwritten characters by writer (section 5, appendix D).
 
 28×28 pixels in [0, 1], the background 1.0, used as given; Reddi et al.'s convolutional network.
-Where only the digits are there (`fed_emnist_digitsonly`), ten classes are told apart.
+Where only the digits are there (`fed_emnist_digitsonly`), there are ten classes.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def load(options: TaskOptions) -> "Problem":
         raise refuse("dataset", name, f"task emnist has {', '.join(CLASSES)}")
     if options.dataset is None and name != "fed_emnist":
         warnings.warn(
-            f"fed_emnist is not here, {name} is: {CLASSES[name]} classes are told apart, not 62",
+            f"fed_emnist is not here, {name} is: {CLASSES[name]} classes, not 62",
             stacklevel=2,
         )
     splits = open_dataset(name, options.data_dir)

@@ -21,17 +21,17 @@ class TaskOptions:
     model: str | None = None
     """The task's model, where it has several (see fedpa tasks)."""
     max_examples: int | None = None
-    """A client's first so many examples are used."""
+    """At most this many examples per client."""
     vocabulary: int | None = None
-    """Words that are told apart."""
+    """Vocabulary size."""
     tags: int | None = None
-    """Tags that are told apart."""
+    """Number of tags."""
     words: int | None = None
     """Distinct words of an example that are kept."""
     groups: int | None = None
     """Groups of the group norm."""
     label_skew: float | None = None
-    """Deal the training examples to as many clients anew, with labels by Dirichlet draws of this
+    """Deal the training examples to as many clients again, with labels by Dirichlet draws of this
     concentration (0.1: most clients have one to three labels), instead of by whose they are."""
     partition_seed: int | None = None
     """Seed of the partition, where examples are dealt to clients."""

@@ -176,7 +176,7 @@ def test_run_twice_is_bit_for_bit_the_same_and_seeds_differ(here, capsys):
     assert parameters["a"] == parameters["b"] != parameters["c"]
     assert fedpa.load(here / "c").config.seed == 1
     error = refused_here("run", *QUICK, "--out", "a", capsys=capsys)
-    assert "already holds a run" in error
+    assert "already contains a run" in error
     assert "--overwrite" in error
 
 

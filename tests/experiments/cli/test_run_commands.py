@@ -102,7 +102,7 @@ def test_further_refusals(finished, unfinished, tmp_path, capsys):
         (["eval", finished, "--params", "first"], "params = 'first': must be last, best or the"),
         (["eval", finished, "--params", "3"], "no checkpoint of round 3: there are .*4"),
         (["export", finished, tmp_path / "x.pt"], r"must end in \.npz or \.safetensors"),
-        (["run", *QUICK, "--out", finished], "already holds a run: `fedpa resume .*run` goes on"),
+        (["run", *QUICK, "--out", finished], "already contains a run: `fedpa resume .*run`"),
         (["run", *QUICK, "--patience", "0"], "patience = 0: must be a whole number, at least 1"),
         (["run", *QUICK, "--stop-metric", "eval/loss"], "stop_metric = .*: needs patience"),
         (

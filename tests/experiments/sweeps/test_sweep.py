@@ -210,7 +210,7 @@ def test_other_settings_and_other_contents_are_refused(pretended, tmp_path, caps
     run = tmp_path / "run"
     run.mkdir()
     run_directory.write_config(run, {}, {"source": "x"})
-    assert "already holds a run" in said(capsys, "digits", "--out", run, code=2)
+    assert "already contains a run" in said(capsys, "digits", "--out", run, code=2)
 
 
 def real_sweep():

@@ -121,7 +121,7 @@ def test_a_mini_batch_of_sentences_counts_words(tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_emnist_takes_all_characters_before_digits_only(tmp_path):
     tiny.hdf5(tmp_path / "data", "fed_emnist_digitsonly", lambda n, s: tiny.emnist(n, s, 10))
-    with pytest.warns(UserWarning, match="10 classes are told apart, not 62"):
+    with pytest.warns(UserWarning, match="10 classes, not 62"):
         problem = task_named("emnist").load(TaskOptions("data"))
     assert problem.dataset == "fed_emnist_digitsonly"
     assert jax.eval_shape(problem.init, jax.random.key(0)).biases[1].shape == (10,)

@@ -78,9 +78,9 @@ class CompareCommand:
     """Runs at a time, in processes of their own; if not given, 1 for models whose programs use all
     cores, half of the cores for small ones."""
     out: Path | None = None
-    """Directory to write to; a fresh runs/<time>-<task>-compare if not given. A comparison that
-    lies there is gone on with: what is finished is kept, what was cut resumed, what is missing
-    run."""
+    """Directory to write to; a fresh runs/<time>-<task>-compare if not given. If the
+    directory contains a comparison, it is continued: finished runs are kept, interrupted runs
+    resumed, missing runs started."""
     config: Path | None = None
     """A config.toml to start from; options on the command line win over it."""
     overwrite: bool = False
@@ -173,7 +173,7 @@ def _remember(out: Path, argv: Sequence[str]) -> None:
 
 
 def _words(argv: Sequence[str]) -> list[str]:
-    """`--out DIR` alone goes on with the comparison that lies there."""
+    """`--out DIR` alone resumes the comparison in that directory."""
     place = read_only_options(argv, _ELSEWHERE).get("--out") if argv else None
     if place is None:
         return list(argv)

@@ -32,7 +32,7 @@ class ResumeCommand:
     rounds: int | None = None
     """How many rounds it shall have in all; more than it was to have extend it."""
     max_minutes: float | None = None
-    """Stop after so many minutes, to be resumed later."""
+    """Stop after this many minutes, to be resumed later."""
     quiet: bool = False
     """Show no progress and print only the run's directory."""
     anyway: bool = False

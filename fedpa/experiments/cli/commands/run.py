@@ -41,7 +41,7 @@ class RunCommand:
     dry_run: bool = False
     """Print the resolved configuration and what a round will cost, and stop."""
     max_minutes: float | None = None
-    """Stop after so many minutes, to be resumed later."""
+    """Stop after this many minutes, to be resumed later."""
     quiet: bool = False
     """Show no progress and print only the run's directory."""
     processes: Annotated[Processes, tyro.conf.OmitArgPrefixes] = dataclasses.field(

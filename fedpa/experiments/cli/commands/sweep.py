@@ -65,7 +65,7 @@ from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS
 
 _GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}
-"""Options with which one goes on with a sweep → how many words follow each."""
+"""Options with which a sweep is resumed → how many words follow each."""
 
 
 @dataclasses.dataclass(frozen=True)
