@@ -91,7 +91,7 @@ def from_first(decide: Callable[[], bool]) -> bool:
 
 
 def _await_coordinator(coordinator: str, timeout: int) -> None:
-    """Wait until a process listens at the address. The runtime itself would end the process, not raise."""
+    """Wait for the coordinator: the runtime itself would end the process, not raise."""
     host, _, port = coordinator.rpartition(":")
     deadline = time.monotonic() + timeout
     while True:

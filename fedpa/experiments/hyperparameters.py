@@ -157,9 +157,9 @@ class Hyperparameters:
     precision_decay: float | None = None
     """β of global-precision: what is left of the old average when new sketches come (0.95^k)."""
     precision_block: int | None = None
-    """Larger layers have a block-diagonal precision, in blocks of at most this many inputs (2048)."""
+    """Larger layers have a block-diagonal precision, in blocks of at most this size (2048)."""
     precision_rank: int | Literal["exact"] | None = None
-    """Columns of a sketch, if fewer than a layer has outputs; exact: no sketches at any price."""
+    """Columns of a sketch, if fewer than a layer has outputs; exact sends the full matrix."""
 
     def __post_init__(self) -> None:
         """Spell the sampler as it is known; `resolve_hyperparameters` refuses an unknown one."""
