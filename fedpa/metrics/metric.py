@@ -36,6 +36,15 @@ def ratio(part: float, whole: float, undefined: float = math.nan) -> float:
     return float(part) / float(whole) if whole else undefined
 
 
+LOWER = ("loss", "perplexity", "error", "mse", "rmse", "mae", "nll", "brier", "ece")
+"""Words of a metric's name that say that lower is better."""
+
+
 def lower_is_better(name: str) -> bool:
-    """Of the metrics that come with the library; `name` may have a split before it, eval/loss."""
-    return name.rpartition("/")[2] in ("loss", "perplexity")
+    """Whether a metric's name says so: eval/loss, valid/test_mse; `Best(metric, lower=…)` decides.
+
+    Example:
+        >>> lower_is_better("eval/mse"), lower_is_better("eval/accuracy_p10")
+        (True, False)
+    """
+    return any(word in LOWER for word in name.rpartition("/")[2].lower().split("_"))

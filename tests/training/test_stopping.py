@@ -85,6 +85,8 @@ def test_directions():
     assert lower_is_better("eval/loss")
     assert lower_is_better("valid/perplexity")
     assert not lower_is_better("eval/accuracy_p10")
+    for name in ("eval/mse", "eval/RMSE", "valid/test_error", "eval/nll"):
+        assert lower_is_better(name)
     assert followed(stop_at("eval/loss", 0.3, 1), [0.5, 0.29], "eval/loss")[0] == 2
     assert followed(stop_at(METRIC, 0.3, 1, lower=True), [0.5, 0.29])[0] == 2
 
