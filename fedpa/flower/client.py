@@ -75,18 +75,20 @@ def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
     """
     app = ClientApp(mods=list(mods))
 
-    @functools.lru_cache(maxsize=4)
-    def load_node(settings: tuple[Any, ...], holding: Holding, population: float) -> Node:
-        whole = load(dict(settings), holding, population)
-        return whole._replace(clients=select_clients(holding, whole.clients))
-
     def node_of(context: Context, population: float) -> Node:
         settings = tuple(sorted(context.run_config.items()))
-        return load_node(settings, read_holding(context.node_config), population)
+        return _load_node(load, settings, read_holding(context.node_config), population)
 
     app.query()(_report_errors(functools.partial(_answer_query, node_of)))
     app.train()(_report_errors(functools.partial(_answer_train, node_of)))
     return app
+
+
+# Of the module, not of the app: Flower's simulation sends the app to other processes.
+@functools.lru_cache(maxsize=4)
+def _load_node(load: Load, settings: tuple[Any, ...], holding: Holding, population: float) -> Node:
+    whole = load(dict(settings), holding, population)
+    return whole._replace(clients=select_clients(holding, whole.clients))
 
 
 def make_node(

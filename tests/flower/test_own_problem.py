@@ -96,3 +96,10 @@ def test_rounds_over_nodes_are_those_of_fit(tmp_path, method):
     assert [record["train/rejected"] for record in found.metrics] == [0, 0, 0]
     assert found.metrics[-1]["eval/accuracy"] > 0.4
     assert found.config["engine"] == "flower"
+
+
+def test_an_app_can_be_sent_to_the_processes_of_the_simulation():
+    """Ray pickles it; a cache inside of it could not be."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle", reason="the simulation needs Ray")
+    app = client_app(lambda settings, holding, population: None)
+    assert cloudpickle.loads(cloudpickle.dumps(app)) is not app
