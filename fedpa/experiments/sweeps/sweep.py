@@ -189,7 +189,7 @@ def goal(metric: str) -> str:
 def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | None:
     """Train to the end, from wherever it is; None if a callback broke it off, to be resumed.
 
-    Settings under which clients fail have no value, and the search goes on without them.
+    Settings under which clients fail have no value, and the search continues without them.
     """
     pruned = [make_pruning(job.past, job.metric, job.config.rounds)] if job.prune else []
     try:
