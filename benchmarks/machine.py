@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedpa.cores import cores
+from fedpa.engines.configuration import count_cores
 
 
 def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
-        "cores": cores(),
+        "cores": count_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -32,7 +32,7 @@ class Others:
         busy = _busy()
         if busy is None or self.busy is None:
             return None
-        available = cores() * (time.perf_counter() - self.started)
+        available = count_cores() * (time.perf_counter() - self.started)
         return max(0.0, (busy - self.busy - (_own() - self.own)) / available)
 
 

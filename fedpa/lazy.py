@@ -1,10 +1,11 @@
-"""Packages whose names are imported when they are asked for.
+"""Packages whose names are imported when they are asked for, and components found by their file.
 
 A node that trains with another library (`fedpa.numpy_client`) has no JAX, and a command that shows
 its help does not wait for it.
 """
 
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -55,3 +56,17 @@ class _LazyPackage(ModuleType):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._homes]
+
+
+def find_components(package: str, attribute: str) -> dict[str, Any]:
+    """Find what a package's files define under one name, by the file's name with dashes.
+
+    Adding a component is adding a file: it touches no other.
+    """
+    components = {}
+    path = importlib.import_module(package).__path__
+    for name in sorted(info.name for info in pkgutil.iter_modules(path)):
+        module = vars(importlib.import_module(f"{package}.{name}"))
+        if attribute in module:
+            components[name.replace("_", "-")] = module[attribute]
+    return components

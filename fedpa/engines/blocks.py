@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fedpa.algorithms.fedopt import Message
-from fedpa.cores import cores
+from fedpa.engines.configuration import count_cores
 from fedpa.engines.engine import Cohort, num_bytes
 
 MOST_CAPACITIES = 3
@@ -55,7 +55,7 @@ def should_vectorize(message: Message, cohort: Cohort) -> bool:
 
 
 def one_at_a_time(message: Message, cohort: Cohort) -> Width:
-    return Width(1, max(cores() // CORES_PER_CLIENT, 1))
+    return Width(1, max(count_cores() // CORES_PER_CLIENT, 1))
 
 
 def side_by_side(message: Message, cohort: Cohort) -> Width:
@@ -63,7 +63,7 @@ def side_by_side(message: Message, cohort: Cohort) -> Width:
     clients = len(cohort.ids)
     if jax.default_backend() != "cpu":
         return Width(min(clients, 4 * MOST_LANES), 1)
-    workers = cores()
+    workers = count_cores()
     number = workers * math.ceil(clients / (workers * MOST_LANES))
     number = max(min(number, clients // FEWEST_LANES), 1)
     return Width(math.ceil(clients / number), workers)

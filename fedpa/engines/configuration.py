@@ -48,3 +48,10 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
 def cache_directory() -> Path:
     """The user's cache directory for compiled programs."""
     return cache() / "compiled"
+
+
+def count_cores() -> int:
+    """Count the CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

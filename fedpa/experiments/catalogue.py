@@ -14,8 +14,7 @@ import fedpa
 from fedpa import places
 from fedpa.data import archives
 from fedpa.data.cache import fill_directory, stamp
-from fedpa.discovery import suggest
-from fedpa.errors import DataError, FedpaError, check_integer, refuse
+from fedpa.errors import DataError, FedpaError, check_integer, refuse, suggest
 from fedpa.experiments.download import check_url
 
 if TYPE_CHECKING:

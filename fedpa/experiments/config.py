@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import tomli_w
 import tyro
 
-from fedpa.discovery import find_name, match_name
 from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.engine import check_options
-from fedpa.errors import FedpaError, explain, refuse
+from fedpa.errors import FedpaError, convert_value, explain, find_name, match_name, refuse
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
     Hyperparameters,
@@ -28,7 +27,6 @@ from fedpa.training.loop import check_counts, check_share
 from fedpa.training.recording import RecordingOptions, check_recording
 from fedpa.training.run_directory import ENVIRONMENT
 from fedpa.training.stopping import StoppingOptions, check_stopping
-from fedpa.typed_settings import typed
 
 
 def _listed(what: str, summaries: dict[str, str]) -> str:
@@ -234,5 +232,5 @@ def _replace(base: Any, values: dict[str, Any], where: str) -> Any:
                 raise refuse(f"{where}: {name}", value, "must be a table of settings")
             changes[name] = _replace(getattr(base, name), value, f"{where} [{name}]")
         else:
-            changes[name] = typed(hints[name], value, f"{where}: {name}")
+            changes[name] = convert_value(hints[name], value, f"{where}: {name}")
     return dataclasses.replace(base, **changes)

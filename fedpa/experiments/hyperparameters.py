@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import tyro
 
 import fedpa
-from fedpa.discovery import find_name, match_name
-from fedpa.errors import refuse
+from fedpa.errors import find_name, match_name, refuse
 
 if TYPE_CHECKING:
     from fedpa.algorithms.local_training import LocalTraining, SamplerFactory

@@ -14,8 +14,8 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from fedpa.cores import cores
 from fedpa.engines import configure
+from fedpa.engines.configuration import count_cores
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.tasks.options import TaskOptions
@@ -43,7 +43,7 @@ def default_jobs(problem: Problem) -> int:
     shapes = eqx.filter_eval_shape(problem.init, jax.random.key(0))
     leaves = jax.tree.leaves(eqx.filter(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct)))
     parameters = sum(leaf.size for leaf in leaves)
-    return 1 if parameters > SMALL else max(cores() // 2, 1)
+    return 1 if parameters > SMALL else max(count_cores() // 2, 1)
 
 
 @contextlib.contextmanager

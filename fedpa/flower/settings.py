@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpa.data.federated import FederatedData
-from fedpa.errors import FedpaError, check_integer, check_number, explain, refuse
-from fedpa.typed_settings import typed
+from fedpa.errors import FedpaError, check_integer, check_number, convert_value, explain, refuse
 
 OWN = "app."
 """Begins the names of settings that are the app's, not ours."""
@@ -94,7 +93,7 @@ def _read(kind: Any, table: Mapping[str, Any], where: str, others: bool) -> Any:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name in hints:
-            values[name] = typed(hints[name], value, f"{where}: {key}")
+            values[name] = convert_value(hints[name], value, f"{where}: {key}")
         elif not others and not key.startswith(OWN):
             raise unknown_setting(where, key, list(hints))
     return kind(**values)

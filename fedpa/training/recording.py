@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.discovery import match_name
-from fedpa.errors import FedpaError, check_integer
+from fedpa.errors import FedpaError, check_integer, match_name
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import prune_checkpoints, save_checkpoint
 from fedpa.training.history import History, Record, line

@@ -15,8 +15,8 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.cores import cores
 from fedpa.engines import EngineOptions, device_memory
+from fedpa.engines.configuration import count_cores
 from fedpa.engines.distributed import Processes, join
 from tests.engines.federation import built, train
 
@@ -125,7 +125,7 @@ def test_processes_are_checked(given, says):
 
 
 def test_cores():
-    assert 1 <= cores() <= os.cpu_count()
+    assert 1 <= count_cores() <= os.cpu_count()
 
 
 INTERRUPTED = """

@@ -242,5 +242,5 @@ def test_the_estimate_is_measured():
 
 
 def test_typed_values():
-    assert configuration.typed(float, 3, "x") == 3.0
-    assert jnp.asarray(configuration.typed(float | None, 2.5, "x")) == 2.5
+    assert configuration.convert_value(float, 3, "x") == 3.0
+    assert jnp.asarray(configuration.convert_value(float | None, 2.5, "x")) == 2.5

@@ -18,9 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import tyro
 from rich.console import Console
 
-from fedpa.discovery import match_name
-from fedpa.errors import FedpaError, refuse
-from fedpa.typed_settings import describe_type
+from fedpa.errors import FedpaError, describe_type, match_name, refuse
 
 C = TypeVar("C")
 

@@ -11,8 +11,7 @@ from typing import Any
 from rich.console import Console
 
 import fedpa
-from fedpa.discovery import match_name, suggest
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, match_name, suggest
 from fedpa.experiments.cli.commands import COMMANDS
 
 

@@ -23,8 +23,7 @@ from fedpa.data.readers.cifar import ALPHA, BETA, CLIENTS, EACH, read_cifar100, 
 from fedpa.data.readers.hdf5 import write_partition
 from fedpa.data.readers.table import read_central
 from fedpa.data.statistics import sizes_of, table_of
-from fedpa.discovery import find_name, match_name
-from fedpa.errors import FedpaError, check_integer, explain, refuse
+from fedpa.errors import FedpaError, check_integer, explain, find_name, match_name, refuse
 from fedpa.experiments.catalogue import CIFAR, cifar_files
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands.data import splits_table

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedpa.discovery import defined
+from fedpa.lazy import find_components
 from fedpa.types import Key
 
 
@@ -17,4 +17,4 @@ class Model(NamedTuple):
 
 def models() -> dict[str, Model]:
     """The benchmarks' models by name: what the files of this package define as MODEL."""
-    return defined("fedpa.experiments.models", "MODEL")
+    return find_components("fedpa.experiments.models", "MODEL")

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpa.discovery import match_name
-from fedpa.errors import refuse
+from fedpa.errors import match_name, refuse
 from fedpa.experiments.report.bootstrap import Interval, interval_of_mean
 from fedpa.experiments.report.found_runs import Group, Scale, choose_scale, describe_unequal_burn_in
 from fedpa.experiments.report.panels import Panel, diagnostics, learning_curves, over_clients

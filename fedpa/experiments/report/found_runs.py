@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa.algorithms.fedopt import SAMPLING, stage
-from fedpa.discovery import match_name
-from fedpa.errors import FedpaError, explain, refuse
+from fedpa.errors import FedpaError, convert_value, explain, match_name, refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.methods import METHODS, label_method, reads_setting
 from fedpa.experiments.report.summary import WINDOW
@@ -25,7 +24,6 @@ from fedpa.training import run_directory
 from fedpa.training.history import History
 from fedpa.training.loggers.logger import flatten
 from fedpa.training.run_directory import ENVIRONMENT
-from fedpa.typed_settings import typed
 
 OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""
@@ -165,7 +163,7 @@ def _read(directory: Path, origin: Path) -> FoundRun | None:
     for name, value in fields.items():
         field = name.removeprefix(_SETTINGS)
         if name.startswith(_SETTINGS) and field in _HINTS and not isinstance(value, str):
-            typed(_HINTS[field], value, f"{directory / run_directory.CONFIG}: {name}")
+            convert_value(_HINTS[field], value, f"{directory / run_directory.CONFIG}: {name}")
     return FoundRun(
         directory,
         origin,
@@ -269,7 +267,7 @@ def _hyperparameters(run: FoundRun) -> Hyperparameters:
 def _typed_setting(field: str, value: Any) -> Any:
     """None for what the command has no setting for: `fedpa.fit` takes rho="oas", too."""
     try:
-        return None if value is None else typed(_HINTS[field], value, field)
+        return None if value is None else convert_value(_HINTS[field], value, field)
     except FedpaError:
         return None
 

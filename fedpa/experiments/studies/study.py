@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.discovery import defined
 from fedpa.errors import FedpaError, explain
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, STYLES
+from fedpa.lazy import find_components
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
@@ -56,7 +56,7 @@ class Study(NamedTuple):
 
 def studies() -> dict[str, Study]:
     """All studies: every file of this package that defines `STUDY`, by its name with dashes."""
-    return defined("fedpa.experiments.studies", "STUDY")
+    return find_components("fedpa.experiments.studies", "STUDY")
 
 
 def size(quick: bool) -> str:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedpa.discovery import find_name
-from fedpa.errors import FedpaError, check_integer, explain, refuse
+from fedpa.errors import FedpaError, check_integer, explain, find_name, refuse
 from fedpa.experiments.sweeps.space import Interval, Params, Space, is_whole, point, size
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Answer, Event, Remembering, Stop

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.config import RunConfig, resolve, table_of, typed
+from fedpa.errors import FedpaError, convert_value, refuse
+from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.shared_burn_in import is_all_burn_in
 
@@ -76,7 +76,7 @@ def _values(name: str, value: Any, where: str) -> Choices | Interval:
         raise refuse(field, value, "must be a list of values, or {low = …, high = …}")
     if not value:
         raise refuse(field, list(value), "is empty: give at least one value")
-    choices = tuple(typed(_HINTS[name], choice, field) for choice in value)
+    choices = tuple(convert_value(_HINTS[name], choice, field) for choice in value)
     for choice in choices:
         if choices.count(choice) > 1:
             raise refuse(field, list(value), f"has {choice!r} twice")
@@ -101,8 +101,10 @@ def _interval(name: str, table: Mapping[str, Any], field: str) -> Interval:
             raise refuse(field, dict(table), f"lacks {key}: {{low = 0.001, high = 0.1}}")
     if not is_number(name):
         raise refuse(field, dict(table), "is no number: give a list of values")
-    low, high = (typed(_HINTS[name], table[key], f"{field}: {key}") for key in ("low", "high"))
-    log = typed(bool, table.get("log", False), f"{field}: log")
+    low, high = (
+        convert_value(_HINTS[name], table[key], f"{field}: {key}") for key in ("low", "high")
+    )
+    log = convert_value(bool, table.get("log", False), f"{field}: log")
     if any(isinstance(end, str) or not math.isfinite(end) for end in (low, high)) or low >= high:
         raise refuse(field, dict(table), "low must be below high, and both finite")
     if log and low <= 0:

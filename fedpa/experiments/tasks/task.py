@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedpa.discovery import defined, find_name, match_name, suggest
-from fedpa.errors import refuse
+from fedpa.errors import find_name, match_name, refuse, suggest
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
+from fedpa.lazy import find_components
 
 if TYPE_CHECKING:
     from fedpa.training.problem import Problem
@@ -72,7 +72,7 @@ def tasks() -> dict[str, Task]:
 
     A task of your own is not listed: its name is its module's (`task_named`).
     """
-    return defined("fedpa.experiments.tasks", "TASK")
+    return find_components("fedpa.experiments.tasks", "TASK")
 
 
 def task_named(name: str) -> Task:

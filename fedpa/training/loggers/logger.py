@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa.atomic_write import write_atomically
-from fedpa.discovery import defined, find_name
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, find_name, refuse
+from fedpa.lazy import find_components
 
 MEMORY = "loggers.json"
 """By what loggers find their run again when it is resumed."""
@@ -40,7 +40,7 @@ class Logger(NamedTuple):
 
 def loggers() -> dict[str, Logger]:
     """Every logger by name: the files of this package that define `LOGGER`."""
-    return defined("fedpa.training.loggers", "LOGGER")
+    return find_components("fedpa.training.loggers", "LOGGER")
 
 
 def check_loggers(names: Sequence[str]) -> None:

@@ -13,8 +13,7 @@ import tyro
 from rich.console import Console
 
 from fedpa.atomic_write import write_atomically
-from fedpa.discovery import find_name, match_name
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse
 from fedpa.experiments.cli.arguments import format_path, read_only_options, remove_options, say
 from fedpa.experiments.cli.comparison import (
     TUNING,

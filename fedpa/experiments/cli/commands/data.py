@@ -15,8 +15,7 @@ from rich.table import Table
 from fedpa import places
 from fedpa.data.readers.cifar import read_cifar100
 from fedpa.data.statistics import Sizes, num_labels, sizes
-from fedpa.discovery import find_name, match_name, suggest
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, find_name, match_name, suggest
 from fedpa.experiments.catalogue import (
     CIFAR,
     DATA_SETS,

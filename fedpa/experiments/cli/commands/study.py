@@ -12,8 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fedpa.discovery import find_name
-from fedpa.errors import FedpaError, check_integer, explain, refuse
+from fedpa.errors import FedpaError, check_integer, explain, find_name, refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
