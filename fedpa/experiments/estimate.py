@@ -18,7 +18,7 @@ from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import task_named
-from fedpa.metrics.streaming import streamed
+from fedpa.metrics.streaming import make_evaluator
 from fedpa.training.evaluation import evaluated_splits
 from fedpa.training.problem import Problem, bind, some_examples
 
@@ -60,7 +60,9 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     kind = find_kind(cohort)
     options, evaluation = config.task_options, 0.0
     for split in evaluated_splits(problem, options).values():
-        evaluate = streamed(problem.metric, split, problem.eval_batch_size, options.eval_examples)
+        evaluate = make_evaluator(
+            problem.metric, split, problem.eval_batch_size, options.eval_examples
+        )
         evaluation += _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
     seconds, memory = {}, {}

@@ -31,7 +31,7 @@ from fedpa.flower.client import example_shapes, make_node, message_shapes
 from fedpa.flower.engine import RunFacts, flower, with_tokens
 from fedpa.flower.roster import Roster
 from fedpa.flower.settings import Connection, read_connection
-from fedpa.metrics.streaming import streamed
+from fedpa.metrics.streaming import make_evaluator
 from fedpa.server.aggregation import total_weight
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
@@ -85,7 +85,7 @@ def make_run(
     if weighting is None:
         known = about(method)
         weighting = "examples" if known is None else known.settings().get("weighting", "examples")
-    evaluate = streamed(problem.metric, problem.test, problem.eval_batch_size)
+    evaluate = make_evaluator(problem.metric, problem.test, problem.eval_batch_size)
     more = options.pop("callbacks", ())
 
     def train(

@@ -1,9 +1,7 @@
 """What is measured of a model."""
 
-from fedpa.metrics.classification import classifier
+from fedpa.metrics.classification import classifier, next_words, tagger
 from fedpa.metrics.metric import Counts, Metric
-from fedpa.metrics.next_word import next_words
-from fedpa.metrics.streaming import streamed
-from fedpa.metrics.tags import tagger
+from fedpa.metrics.streaming import make_evaluator
 
-__all__ = ["Counts", "Metric", "classifier", "next_words", "streamed", "tagger"]
+__all__ = ["Counts", "Metric", "classifier", "make_evaluator", "next_words", "tagger"]

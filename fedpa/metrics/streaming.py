@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """For each real row the position of its client; rows beyond them are padding."""
 
 
-class Evaluated(NamedTuple):
+class Evaluation(NamedTuple):
     values: dict[str, float]
     """Over all examples."""
     by_client: dict[str, np.ndarray]
@@ -39,15 +39,15 @@ class Evaluated(NamedTuple):
     examples: int
 
 
-def streamed(
+def make_evaluator(
     metric: Metric, data: FederatedData, batch_size: int, most: int | None = None
-) -> Callable[[Any], Evaluated]:
-    """params → the metric on `most` examples of the federation (all, if not given).
+) -> Callable[[Any], Evaluation]:
+    """Build the function params → the metric on `most` examples of the federation; default: all.
 
     Those of the first clients, in a shuffled order that is always the same: in the order of their
     names clients are often alike.
     """
-    data, chosen = check_when_read(data), _first(data, most)
+    data, chosen = check_when_read(data), _choose_clients(data, most)
     total = sum(taken for _, taken in chosen)
     if not total:
         raise DataError(f"none of the {len(data.ids)} clients to evaluate on has an example")
@@ -62,54 +62,55 @@ def streamed(
             k: real @ v.astype(real.dtype) for k, v in counts.vectors.items()
         }
 
-    def evaluate(params: Any) -> Evaluated:
+    def evaluate(params: Any) -> Evaluation:
         sums: dict[str, np.ndarray] = {}
         vectors: dict[str, np.ndarray] = {}
         batches = _batches(data, chosen, size)
         # What is evaluated again and again is read once; all of a federation is measured once.
-        for batch in batches if most is None else kept or _kept(batches, kept):
+        for batch in batches if most is None else kept or _keep(batches, kept):
             rows = len(batch.owners)
             each, summed = jax.device_get(measure(params, batch.examples, jnp.asarray(rows)))
             for name, numbers in each.items():
-                total = sums.setdefault(name, np.zeros(len(chosen)))
-                np.add.at(total, batch.owners, numbers[:rows].astype(np.float64))
+                by_client = sums.setdefault(name, np.zeros(len(chosen)))
+                np.add.at(by_client, batch.owners, numbers[:rows].astype(np.float64))
             for name, vector in summed.items():
                 vectors[name] = vectors.get(name, 0.0) + vector.astype(np.float64)
-        return _evaluated(metric, sums, vectors, [taken for _, taken in chosen])
+        overall = metric.values({name: float(each.sum()) for name, each in sums.items()})
+        return Evaluation(
+            overall | metric.overall(vectors),
+            _values_by_client(metric, sums, [taken for _, taken in chosen]),
+            sum(taken > 0 for _, taken in chosen),
+            total,
+        )
 
     return evaluate
 
 
-def distribution(evaluated: Evaluated, names: Sequence[str]) -> dict[str, float]:
+def compute_percentiles(evaluation: Evaluation, names: Sequence[str]) -> dict[str, float]:
     """`<name>_p10`, `_p50`, `_p90` over the clients that have the metric, if there are several."""
-    found = {}
+    percentiles = {}
     for name in names:
-        values = evaluated.by_client.get(name, np.array([]))
+        values = evaluation.by_client.get(name, np.array([]))
         values = values[~np.isnan(values)]
         if len(values) > 1:
             for p in PERCENTILES:
-                found[f"{name}_p{p}"] = float(np.percentile(values, p))
-    return found
+                percentiles[f"{name}_p{p}"] = float(np.percentile(values, p))
+    return percentiles
 
 
-def _evaluated(
-    metric: Metric,
-    sums: Mapping[str, np.ndarray],
-    vectors: Mapping[str, np.ndarray],
-    sizes: Sequence[int],
-) -> Evaluated:
-    overall = metric.values({name: float(total.sum()) for name, total in sums.items()})
-    overall |= metric.overall(vectors)
+def _values_by_client(
+    metric: Metric, sums: Mapping[str, np.ndarray], sizes: Sequence[int]
+) -> dict[str, np.ndarray]:
     by_client: dict[str, np.ndarray] = {}
     for place, n in enumerate(sizes):
         if n:
             own = metric.values({name: float(total[place]) for name, total in sums.items()})
             for name, value in own.items():
                 by_client.setdefault(name, np.full(len(sizes), np.nan))[place] = value
-    return Evaluated(overall, by_client, sum(n > 0 for n in sizes), sum(sizes))
+    return by_client
 
 
-def _first(data: FederatedData, most: int | None) -> list[tuple[str, int]]:
+def _choose_clients(data: FederatedData, most: int | None) -> list[tuple[str, int]]:
     """Clients and how many of their examples are taken: all, or `most` of shuffled clients."""
     if most is None:
         return [(name, data.num_examples(name)) for name in data.ids]
@@ -125,30 +126,27 @@ def _first(data: FederatedData, most: int | None) -> list[tuple[str, int]]:
 
 def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) -> Iterator[Batch]:
     """Batches of `size` rows across clients; the last is padded by repeating its first row."""
-    waiting: list[Any] = []
-    owners: list[np.ndarray] = []
+    waiting: list[Batch] = []
     rows = 0
     for place, examples in _read(data, chosen):
-        waiting.append(examples)
         taken = chosen[place][1]
-        owners.append(np.full(taken, place))
+        waiting.append(Batch(examples, np.full(taken, place)))
         rows += taken
         if rows >= size:
-            together = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
-            whose = np.concatenate(owners)
+            whole = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
             for start in range(0, rows - size + 1, size):
-                end = start + size
-                cut = jax.tree.map(lambda x, start=start, end=end: x[start:end], together)
-                yield Batch(cut, whose[start:end])
-            left = rows % size
-            waiting = [jax.tree.map(lambda x, left=left: x[len(x) - left :], together)]
-            owners, rows = [whose[len(whose) - left :]], left
+                yield _cut(whole, slice(start, start + size))
+            waiting = [_cut(whole, slice(rows - rows % size, rows))]
+            rows %= size
     if rows:
-        together = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
-        padded = jax.tree.map(
-            lambda x: np.concatenate([x, np.repeat(x[:1], size - rows, axis=0)]), together
-        )
-        yield Batch(padded, np.concatenate(owners))
+        last = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
+        # The first row again and again, behind the others.
+        padding = np.arange(size) * (np.arange(size) < rows)
+        yield Batch(jax.tree.map(lambda x: x[padding], last.examples), last.owners)
+
+
+def _cut(batch: Batch, rows: slice) -> Batch:
+    return jax.tree.map(lambda x: x[rows], batch)
 
 
 def _read(data: FederatedData, chosen: Sequence[tuple[str, int]]) -> Iterator[tuple[int, Any]]:
@@ -165,24 +163,26 @@ def _read(data: FederatedData, chosen: Sequence[tuple[str, int]]) -> Iterator[tu
             )
         return jax.tree.map(lambda x: x[:taken], examples)
 
-    places = [place for place, (_, taken) in enumerate(chosen) if taken]
     with ThreadPoolExecutor(1, thread_name_prefix="fedpa-evaluation") as pool:
-        ahead = pool.submit(read, places[0]) if places else None
-        for place, following in zip(places, [*places[1:], None], strict=True):
-            assert ahead is not None
-            examples = ahead.result()
-            ahead = pool.submit(read, following) if following is not None else None
+        readings = (
+            (place, pool.submit(read, place)) for place, (_, taken) in enumerate(chosen) if taken
+        )
+        ahead = next(readings, None)
+        while ahead is not None:
+            place, examples = ahead[0], ahead[1].result()
+            ahead = next(readings, None)
             yield place, examples
 
 
-def _kept(batches: Iterator[Batch], kept: list[Batch]) -> Iterator[Batch]:
+def _keep(batches: Iterator[Batch], kept: list[Batch]) -> Iterator[Batch]:
     """The batches, and in `kept` all of them once they have been seen, if they are small enough."""
-    seen: list[Batch] | None = []
+    seen: list[Batch] = []
     size = 0
     for batch in batches:
-        if seen is not None:
-            size += sum(x.nbytes for x in jax.tree.leaves(batch.examples))
+        size += sum(x.nbytes for x in jax.tree.leaves(batch.examples))
+        if size <= KEPT_UP_TO:
             seen.append(batch)
-            seen = None if size > KEPT_UP_TO else seen
+        else:
+            seen.clear()
         yield batch
-    kept.extend(seen or ())
+    kept.extend(seen)

@@ -2,11 +2,16 @@
 
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData, client_data
-from fedpa.objectives.convolution_inputs import convolution_input
-from fedpa.objectives.layer_inputs import layer_input, observing, over_examples, table_input
+from fedpa.objectives.layer_inputs import (
+    convolution_input,
+    layer_input,
+    observing,
+    over_examples,
+    table_input,
+)
+from fedpa.objectives.least_squares import Federation, make_regression
 from fedpa.objectives.objective import Objective, client_loss, log_posterior, per_example
 from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
-from fedpa.objectives.regression_families import Federation, make_regression
 from fedpa.objectives.sparse_table import SparseTable
 
 __all__ = [

@@ -11,7 +11,8 @@ blackjax's integrator makes the step (with its step size √η, momentum v/√η
 `sghmc` kernel is not used: it draws the momentum with the key it then splits for the steps' noise,
 and keeps to one mini-batch for a whole trajectory.
 
-At η > 0 a small friction amplifies the gradients' noise (`fedpa.samplers.covariances`).
+At η > 0 a small friction amplifies the gradients' noise: where f_i has curvature λ and that noise
+variance c, θ's variance is (2T/n + ηc/α)(2 − α)/(λ(4 − 2α − ηλ)).
 """
 
 import jax

@@ -3,7 +3,8 @@
     θ ← θ − η ∇̂f_i(θ) + √(2ηT/n_i) ξ,   ξ ~ N(0, I)
 
 Local SGD at rate η with noise that makes its stationary law p_i(θ) ∝ exp(−(n_i/T) f_i(θ)) as
-η → 0. At η > 0 it is too wide (`fedpa.samplers.covariances`).
+η → 0. At η > 0 it is too wide: where f_i has curvature λ and the gradients' noise variance c, its
+variance is (2T/n + ηc)/(λ(2 − ηλ)).
 """
 
 from fedpa.objectives.objective import Objective

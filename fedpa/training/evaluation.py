@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import check_integer, refuse
-from fedpa.metrics.streaming import PERCENTILES, distribution, streamed
+from fedpa.metrics.streaming import PERCENTILES, compute_percentiles, make_evaluator
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.problem import Problem
 
@@ -148,11 +148,11 @@ def curve_split(problem: Problem, options: EvaluationOptions) -> str:
 
 
 def _measured(problem: Problem, data: Any, metric: str, most: int | None) -> Evaluate:
-    evaluate = streamed(problem.metric, data, problem.eval_batch_size, most)
+    evaluate = make_evaluator(problem.metric, data, problem.eval_batch_size, most)
 
     def values(params: Any) -> dict[str, float]:
-        evaluated = evaluate(params)
-        return evaluated.values | distribution(evaluated, [metric])
+        evaluation = evaluate(params)
+        return evaluation.values | compute_percentiles(evaluation, [metric])
 
     return values
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.metrics import next_words, tagger
-from fedpa.metrics.guessing import most_frequent_label, most_frequent_tags, most_frequent_word
+from tests.metrics.guessing import most_frequent_label, most_frequent_tags, most_frequent_word
 from tests.metrics.summing import values
 
 

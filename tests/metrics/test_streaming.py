@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedpa.data import FederatedData, from_mapping
 from fedpa.errors import DataError
 from fedpa.metrics.metric import Counts, Metric
-from fedpa.metrics.streaming import distribution, streamed
+from fedpa.metrics.streaming import compute_percentiles, make_evaluator
 
 
 def measure(params, batch):
@@ -39,7 +39,7 @@ def federation(sizes):
 )
 def test_batches_change_nothing(sizes, batch_size, most):
     clients = federation(sizes)
-    found = streamed(METRIC, from_mapping(clients), batch_size, most)(jnp.asarray(2.0))
+    found = make_evaluator(METRIC, from_mapping(clients), batch_size, most)(jnp.asarray(2.0))
     order = np.random.default_rng(0).permutation(len(sizes)).tolist()
     left, taken = most, {}
     for place in order:
@@ -63,7 +63,7 @@ def test_a_second_evaluation_reads_nothing():
         return clients[name]
 
     data = FederatedData(list(clients), lambda name: len(clients[name]["x"]), examples)
-    evaluate = streamed(METRIC, data, 2, most=99)
+    evaluate = make_evaluator(METRIC, data, 2, most=99)
     first = evaluate(jnp.asarray(1.0))
     assert sorted(read) == ["000", "001"]
     assert evaluate(jnp.asarray(1.0)).values == first.values
@@ -77,7 +77,9 @@ def test_one_program_for_all_batches(monkeypatch):
         traced.append(1)
         return measure(params, batch)
 
-    evaluate = streamed(METRIC._replace(measure=counting), from_mapping(federation([7, 2, 8])), 4)
+    evaluate = make_evaluator(
+        METRIC._replace(measure=counting), from_mapping(federation([7, 2, 8])), 4
+    )
     for scale in (1.0, 2.0):
         evaluate(jnp.asarray(scale))
     assert len(traced) == 1
@@ -87,20 +89,24 @@ def test_fewer_examples_than_announced_are_an_error():
     clients = federation([3])
     data = FederatedData(["000"], lambda name: 4, clients.__getitem__)
     with pytest.raises(DataError, match="client '000' has 3 examples where 4 were announced"):
-        streamed(METRIC, data, 2)(jnp.asarray(1.0))
+        make_evaluator(METRIC, data, 2)(jnp.asarray(1.0))
 
 
 def test_distribution_over_clients():
-    found = streamed(METRIC, from_mapping(federation([1] * 11)), 4)(jnp.asarray(1.0))
-    assert distribution(found, ["mean"]) == {"mean_p10": 1.0, "mean_p50": 5.0, "mean_p90": 9.0}
-    alone = streamed(METRIC, from_mapping(federation([5])), 4)(jnp.asarray(1.0))
-    assert distribution(alone, ["mean"]) == {}
+    found = make_evaluator(METRIC, from_mapping(federation([1] * 11)), 4)(jnp.asarray(1.0))
+    assert compute_percentiles(found, ["mean"]) == {
+        "mean_p10": 1.0,
+        "mean_p50": 5.0,
+        "mean_p90": 9.0,
+    }
+    alone = make_evaluator(METRIC, from_mapping(federation([5])), 4)(jnp.asarray(1.0))
+    assert compute_percentiles(alone, ["mean"]) == {}
 
 
 def test_nobody_to_evaluate_on_is_an_error():
     data = FederatedData(["a"], lambda name: 0, lambda name: {"x": np.zeros(0, np.float32)})
     with pytest.raises(DataError, match="none of the 1 clients to evaluate on has an example"):
-        streamed(METRIC, data, 2)
+        make_evaluator(METRIC, data, 2)
 
 
 def test_large_federations_are_not_kept(monkeypatch):
@@ -109,6 +115,6 @@ def test_large_federations_are_not_kept(monkeypatch):
     data = FederatedData(
         list(clients), lambda name: len(clients[name]["x"]), lambda n: read.append(n) or clients[n]
     )
-    evaluate = streamed(METRIC, data, 2, most=99)
+    evaluate = make_evaluator(METRIC, data, 2, most=99)
     assert evaluate(jnp.asarray(1.0)).values == evaluate(jnp.asarray(1.0)).values
     assert len(read) == 4

@@ -18,8 +18,14 @@ from fedpa.experiments.models import residual as residual_parts
 from fedpa.experiments.models.kernels.convolution import by_xla, convolve
 from fedpa.experiments.models.residual import GroupNorm
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
-from fedpa.objectives.convolution_inputs import convolution_input
-from fedpa.objectives.layer_inputs import layers_of, observe, observing, stack_layer, unstack_layer
+from fedpa.objectives.layer_inputs import (
+    convolution_input,
+    layers_of,
+    observe,
+    observing,
+    stack_layer,
+    unstack_layer,
+)
 from tests.compiling import QUICK
 
 KEY = jax.random.key(0)

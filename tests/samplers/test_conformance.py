@@ -9,12 +9,12 @@ import optax
 import pytest
 
 from fedpa.samplers import Epochs, Steps, draw, exact, hmc, iasg, nuts, sghmc, sgld
-from fedpa.samplers.covariances import (
+from tests.federations import trees_equal
+from tests.samplers.covariances import (
     averaged_covariance,
     langevin_covariance,
     underdamped_covariance,
 )
-from tests.federations import trees_equal
 from tests.samplers.gaussian import HESSIAN, check_gaussian, target
 
 TARGET = target(capacity=64)

@@ -8,7 +8,7 @@ from fedpa import FedpaError
 from fedpa.objectives import Objective, client_data
 from fedpa.objectives.minibatches import batch_in_order, epoch_order
 from fedpa.samplers import Epochs, Steps, draw, exact, iasg
-from fedpa.samplers.covariances import averaged_covariance
+from tests.samplers.covariances import averaged_covariance
 from tests.samplers.gaussian import HESSIAN, target
 
 OBJECTIVE = Objective(lambda theta, batch, key: 0.5 * (theta - batch["z"]) ** 2)

@@ -9,9 +9,9 @@ import pytest
 from fedpa import FedpaError, Objective
 from fedpa.objectives import client_data, client_loss
 from fedpa.samplers import Epochs, Steps, draw, hmc, iasg, nuts, sghmc, sgld
-from fedpa.samplers.covariances import langevin_covariance, underdamped_covariance
 from tests.compiling import QUICK
 from tests.federations import trees_equal
+from tests.samplers.covariances import langevin_covariance, underdamped_covariance
 from tests.samplers.gaussian import HESSIAN, check_gaussian, target
 
 TARGET = target(capacity=64)

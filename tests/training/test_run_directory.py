@@ -13,7 +13,7 @@ from fedpa.experiments import config as configuration
 from fedpa.experiments.config import as_table, default_config, read_toml, resolve, write_toml
 from fedpa.experiments.estimate import estimate
 from fedpa.experiments.run import run
-from fedpa.metrics.streaming import streamed
+from fedpa.metrics.streaming import make_evaluator
 from fedpa.training import history, run_directory
 from tests.federations import trees_equal
 
@@ -78,7 +78,7 @@ def test_load_gives_it_back(finished):
     assert loaded.config == resolve(SMALL)
     assert loaded.metrics == fit.history
     problem = fedpa.experiments.tasks.task_named("digits").load(loaded.config.task_options)
-    found = streamed(problem.metric, problem.test, 360)(loaded.params)
+    found = make_evaluator(problem.metric, problem.test, 360)(loaded.params)
     assert found.values["accuracy"] == fit.history[-1]["eval/accuracy"]
 
 

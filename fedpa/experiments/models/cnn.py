@@ -16,8 +16,7 @@ from fedpa.experiments.models.kernels.convolution import (
     max_pool,
 )
 from fedpa.experiments.models.model import Model
-from fedpa.objectives.convolution_inputs import convolution_input
-from fedpa.objectives.layer_inputs import layer_input
+from fedpa.objectives.layer_inputs import convolution_input, layer_input
 from fedpa.types import Examples, Key, Losses
 
 DROPOUT = (0.25, 0.5)

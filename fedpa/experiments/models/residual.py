@@ -23,8 +23,7 @@ from fedpa.experiments.models.kernels.convolution import (
 )
 from fedpa.experiments.models.kernels.group_norm import group_norm
 from fedpa.metrics.classification import cross_entropy
-from fedpa.objectives.convolution_inputs import convolution_input
-from fedpa.objectives.layer_inputs import layer_input
+from fedpa.objectives.layer_inputs import convolution_input, layer_input
 from fedpa.precision import widened
 from fedpa.types import Examples, Key, Losses, Scalar
 

@@ -57,9 +57,9 @@ from fedpa.experiments.studies.study import (
 )
 from fedpa.objectives import least_squares, quadratic
 from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.least_squares import make_regression
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.objectives.quadratic import Quadratic, laplace
-from fedpa.objectives.regression_families import make_regression
 from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.sampler import draw as draw_samples

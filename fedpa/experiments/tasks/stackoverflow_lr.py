@@ -22,7 +22,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.data import map_examples
     from fedpa.data.text import WIDTH, make_bags, read_tags, read_words
     from fedpa.experiments.models import bag_of_words
-    from fedpa.metrics.tags import tagger
+    from fedpa.metrics.classification import tagger
     from fedpa.training.problem import Problem
 
     if options.dataset not in (None, "stackoverflow"):

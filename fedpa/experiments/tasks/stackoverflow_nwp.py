@@ -25,7 +25,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.data import map_examples
     from fedpa.data.text import inputs_and_targets, read_words
     from fedpa.experiments.models import lstm
-    from fedpa.metrics.next_word import next_words
+    from fedpa.metrics.classification import next_words
     from fedpa.training.problem import Problem
 
     name = options.model or "lstm"

@@ -13,7 +13,7 @@ from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.models.lstm import SPECIAL_IDS
 from fedpa.experiments.run import run
 from fedpa.experiments.tasks import task_named
-from fedpa.metrics.guessing import most_frequent_label, most_frequent_tags, most_frequent_word
+from tests.metrics.guessing import most_frequent_label, most_frequent_tags, most_frequent_word
 
 pytestmark = [
     pytest.mark.long,

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words
 from fedpa.experiments.report.live import show_file_progress
-from fedpa.metrics.streaming import PERCENTILES, Evaluated, distribution, streamed
+from fedpa.metrics.streaming import PERCENTILES, Evaluation, compute_percentiles, make_evaluator
 from fedpa.training.history import line
 from fedpa.training.loading import load, parse_round
 from fedpa.training.problem import Problem
@@ -42,39 +42,39 @@ def main(argv: Sequence[str], console: Console) -> None:
             f"{str(command.directory)!r} was made by fedpa.fit: its data and model are in your "
             "code; fedpa.load gives the parameters"
         )
-    evaluated = _evaluated(found.problem, command.split, found.params)
+    evaluation = _evaluate(found.problem, command.split, found.params)
     if command.json:
         record: dict[str, Any] = {"round": found.round, "split": command.split}
-        record |= {"clients": evaluated.clients, "examples": evaluated.examples}
-        record |= evaluated.values | distribution(evaluated, list(evaluated.by_client))
+        record |= {"clients": evaluation.clients, "examples": evaluation.examples}
+        record |= evaluation.values | compute_percentiles(evaluation, list(evaluation.by_client))
         print(json.dumps(json.loads(line(record))))
         return
-    console.print(_table(evaluated, f"{format_path(command.directory)}, round {found.round}"))
+    console.print(_table(evaluation, f"{format_path(command.directory)}, round {found.round}"))
     console.print(
-        f"{command.split}: {evaluated.examples:,} examples of {evaluated.clients:,} "
-        f"{'client' if evaluated.clients == 1 else 'clients'}",
+        f"{command.split}: {evaluation.examples:,} examples of {evaluation.clients:,} "
+        f"{'client' if evaluation.clients == 1 else 'clients'}",
         highlight=False,
     )
 
 
-def _evaluated(problem: Problem, split: str, params: object) -> Evaluated:
+def _evaluate(problem: Problem, split: str, params: object) -> Evaluation:
     splits = {"test": problem.test, "validation": problem.validation, "train": problem.clients}
     data = splits[split]
     if data is None:
         raise refuse("split", split, "the task has no validation clients: give test or train")
-    return streamed(problem.metric, data, problem.eval_batch_size)(params)
+    return make_evaluator(problem.metric, data, problem.eval_batch_size)(params)
 
 
-def _table(evaluated: Evaluated, title: str) -> Table:
+def _table(evaluation: Evaluation, title: str) -> Table:
     """Each metric over all examples, and over clients where there are several."""
     view = Table(title=title, title_justify="left")
     view.add_column("metric")
     view.add_column("all", justify="right")
-    spread = distribution(evaluated, list(evaluated.by_client))
+    spread = compute_percentiles(evaluation, list(evaluation.by_client))
     percentiles = PERCENTILES if spread else ()
     for p in percentiles:
         view.add_column(f"clients, {p} %", justify="right")
-    for name, value in evaluated.values.items():
+    for name, value in evaluation.values.items():
         cells = [spread.get(f"{name}_p{p}") for p in percentiles]
         view.add_row(
             name, f"{value:.4f}", *("" if cell is None else f"{cell:.4f}" for cell in cells)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpa.objectives.convolution_inputs import (
+from fedpa.objectives.layer_inputs import (
     Images,
     Kernel,
     Padding,

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fedpa.metrics.classification import HIGHEST
 from fedpa.metrics.metric import ratio
-from fedpa.metrics.tags import HIGHEST
 
 
 def most_frequent_label(labels: Iterable[np.ndarray], guess: int | None = None) -> float:
