@@ -21,10 +21,10 @@ from typing import Any
 
 import h5py
 import numpy as np
-import tyro
 
 from fedpa.data.readers.hdf5 import open_hdf5
 from fedpa.data.readers.sqlite import open_sqlite
+from fedpa.experiments.cli.arguments import parse_words
 
 FEATURES = ("creation_date", "tags", "title", "tokens", "type")
 """Those of StackOverflow that are text."""
@@ -177,4 +177,4 @@ GENERATE: dict[str, Callable[[Path, int], None]] = {
 }
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(parse_words(Options, sys.argv[1:], "python -m benchmarks.data"))

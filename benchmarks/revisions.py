@@ -16,17 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.own import COSTED
 from benchmarks.works import WORKS, Work, write_data, write_spec
+from fedpa.experiments.cli.arguments import parse_words
 
 SLOWER = 1.05
 WARMUP = 2
@@ -35,9 +35,9 @@ METHODS = ("fedavg", "fedpa")
 
 @dataclass
 class Options:
-    old: tyro.conf.Positional[Path]
+    old: Path = field(metadata={"positional": "OLD"})
     """Checkout of the revision to compare with."""
-    new: tyro.conf.Positional[Path] = Path()
+    new: Path = field(default=Path(), metadata={"positional": "[NEW]"})
     """Checkout of the revision that is judged."""
     rows: str = ""
     """Only rows with one of these words in their name, with commas."""
@@ -203,4 +203,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         work(json.loads(sys.argv[1]))
     else:
-        main(tyro.cli(Options, description=__doc__))
+        main(parse_words(Options, sys.argv[1:], "python -m benchmarks.revisions"))

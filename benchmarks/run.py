@@ -11,9 +11,8 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 
 from benchmarks import own, show
@@ -22,6 +21,7 @@ from benchmarks.machine import describe, matmul_peak
 from benchmarks.systems import OURS, ROOT, System, prepare, run_once
 from benchmarks.works import FEDERATED_PEERS, STEP_PEERS, WORKS, Work, write_data, write_spec
 from fedpa.errors import FedpaError
+from fedpa.experiments.cli.arguments import parse_words
 
 PEERS = (*FEDERATED_PEERS, *STEP_PEERS)
 OWN = "own"
@@ -34,7 +34,7 @@ class Options:
     """Which works, with commas; `own` is what concerns only us."""
     peers: str = ",".join(PEERS)
     """Which peers, with commas; empty for none."""
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    quick: bool = False
     """Fewer rounds and repetitions: a few minutes."""
     repeats: int | None = None
     """Processes of every system on every work: 5, quick 1."""
@@ -166,6 +166,6 @@ def _available(peer: str, console: Console) -> bool:
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Options, description=__doc__))
+        main(parse_words(Options, sys.argv[1:], "python -m benchmarks.run"))
     except FedpaError as error:
         raise SystemExit(f"error: {error}") from None

@@ -12,7 +12,6 @@ EXTRA = (
     "sklearn",
     "tensorboardX",
     "threadpoolctl",
-    "tyro",
 )
 """What `fedpa[experiments]` installs beside the library's own dependencies, as it is imported."""
 

@@ -4,12 +4,11 @@ import dataclasses
 import difflib
 import tomllib
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tomli_w
-import tyro
 
 from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.engine import check_options
@@ -29,30 +28,24 @@ from fedpa.training.run_directory import ENVIRONMENT
 from fedpa.training.stopping import StoppingOptions, check_stopping
 
 
-def _listed(what: str, summaries: dict[str, str]) -> str:
-    """The choices, for the help of a command."""
-    return f"{what}: " + "; ".join(f"{name} ({text})" for name, text in summaries.items()) + "."
-
-
-_TASKS = {name: task.summary for name, task in tasks().items()}
-_METHODS = {name: method.summary for name, method in METHODS.items()}
+def _list_choices(choices: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name} ({choice.summary})" for name, choice in choices.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run's numbers."""
 
-    task: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(
-            metavar="[TASK]",
-            help=_listed("Task", _TASKS)
-            + " Or your own: the module that defines it, as package.module.",
-        ),
-    ] = "digits"
-    method: Annotated[str, tyro.conf.arg(metavar="METHOD", help=_listed("Algorithm", _METHODS))] = (
-        "fedpa"
+    task: str = dataclasses.field(
+        default="digits",
+        metadata={
+            "positional": "[TASK]",
+            "help": f"{_list_choices(tasks())}. Or your own: the module that defines it, as "
+            "package.module.",
+        },
+    )
+    method: str = dataclasses.field(
+        default="fedpa", metadata={"help": f"Algorithm: {_list_choices(METHODS)}."}
     )
     preset: str | None = None
     """Whose settings are the defaults: laptop (two cores, minutes) or paper; see fedpa tasks."""
@@ -76,21 +69,11 @@ class RunConfig:
     engine: str = "local"
     """Where clients run: local (chooses by model, clients and devices), per-client, vectorized,
     sharded (over devices), or debug (eager)."""
-    task_options: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=TaskOptions
-    )
-    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=EngineOptions
-    )
-    hyperparameters: Annotated[Hyperparameters, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=Hyperparameters
-    )
-    stopping: Annotated[StoppingOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=StoppingOptions
-    )
-    recording: Annotated[RecordingOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=RecordingOptions
-    )
+    task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
+    engine_options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
+    hyperparameters: Hyperparameters = dataclasses.field(default_factory=Hyperparameters)
+    stopping: StoppingOptions = dataclasses.field(default_factory=StoppingOptions)
+    recording: RecordingOptions = dataclasses.field(default_factory=RecordingOptions)
 
     def __post_init__(self) -> None:
         """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""

@@ -6,9 +6,7 @@ Nothing here imports JAX: `fedpa --help` and `fedpa methods` show settings witho
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import fedpa
 from fedpa.errors import find_name, match_name, refuse
@@ -45,11 +43,6 @@ SAMPLERS = {
         minibatches=False,
     ),
 }
-_SAMPLERS_HELP = (
-    "How a client's posterior is sampled: "
-    + "; ".join(f"{name} ({sampler.summary})" for name, sampler in SAMPLERS.items())
-    + "."
-)
 SAMPLER_FIELDS = (
     "temperature",
     "friction",
@@ -106,7 +99,13 @@ class Hyperparameters:
     """How the posterior delta is computed; the forms give the same numbers."""
     order: Literal["shuffle", "replacement"] = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with replacement."""
-    sampler: Annotated[str, tyro.conf.arg(metavar="SAMPLER", help=_SAMPLERS_HELP)] = "iasg"
+    sampler: str = dataclasses.field(
+        default="iasg",
+        metadata={
+            "help": "How a client's posterior is sampled: "
+            + "; ".join(f"{name} ({sampler.summary})" for name, sampler in SAMPLERS.items())
+        },
+    )
     temperature: float | Literal["n"] | None = None
     """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i): a number, or n for n_i. Default:
     0.01; larger models need less. (Not for iasg, whose spread follows from rate and batch.)"""

@@ -1,182 +1,259 @@
-"""From words to a command's dataclass, by tyro; and back: paths and lines as a person reads them.
+"""From words to a command's dataclass, and its help: both follow from the dataclass's fields.
+
+A field is an option `--field-name VALUE`, a boolean one a flag with its opposite `--no-field-name`.
+Fields of dataclasses in it are options of the command, too. A field's metadata may say:
+
+positional: it is an argument without a name; messages call it this
+help: what the docstring below the field would say
+without: of a dataclass, those of its fields that are no options here
 
 Nothing here imports JAX: commands that only list things are ready at once.
 """
 
+import ast
 import contextlib
 import dataclasses
 import difflib
-import io
+import inspect
 import itertools
-import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
-import tyro
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fedpa.errors import FedpaError, describe_type, match_name, refuse
 
 C = TypeVar("C")
+HELP = ("-h", "--help")
 
 
-def read_only_options(argv: Sequence[str], options: Mapping[str, int]) -> dict[str, str]:
-    """The options given → their values, if there are no other words; else nothing."""
-    words, found = list(argv), dict[str, str]()
+class Option(NamedTuple):
+    """One field of a command's dataclass, or of a dataclass in it."""
+
+    field: str
+    type: Any
+    default: Any
+    """`dataclasses.MISSING` if it is required."""
+    positional: str | None
+    owner: Any
+    """The dataclass."""
+
+    @property
+    def name(self) -> str:
+        return self.positional or "--" + self.field.replace("_", "-")
+
+
+def parse_words(command: type[C], argv: Sequence[str], prog: str) -> C:
+    """The command that the words describe; `--help` among them shows its options and exits.
+
+    Args:
+        command: A dataclass.
+        argv: The words after the command's name.
+        prog: What messages call the command.
+    """
+    given = read_words(command, argv, prog)
+    if asks_for_help(argv):
+        show_help(command, prog)
+    return make_command(command, given, prog)
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    return any(word in HELP for word in argv)
+
+
+def read_words(command: type, argv: Sequence[str], prog: str) -> dict[str, Any]:
+    """Each field that the words set → its value, of the field's type."""
+    options = list_options(command)
+    expected = [option for option in options.values() if option.positional]
+    words, given = [word for word in argv if word not in HELP], dict[str, Any]()
     while words:
-        name, _, value = words.pop(0).partition("=")
-        if name not in options:
-            return {}
-        if options[name] and not value:
-            value = words.pop(0) if words else ""
-        found[name] = value
+        word = words.pop(0)
+        if not word.startswith("-"):
+            if not expected:
+                raise FedpaError(f"unexpected argument {word!r} (see {prog} --help)")
+            field = expected[0].field
+            if typing.get_origin(expected[0].type) is tuple:  # takes all that come
+                kind = typing.get_args(expected[0].type)[0]
+                given[field] = (*given.get(field, ()), convert_text(kind, word, field))
+            else:
+                given[field] = convert_text(expected.pop(0).type, word, field)
+            continue
+        name, equals, text = word.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        option = options.get(field) or options.get(field.removeprefix("no_"))
+        if (
+            option is None
+            or option.positional
+            or (option.field != field and option.type is not bool)
+        ):
+            raise FedpaError(_explain_unknown(name, option, options, prog))
+        if option.type is bool:
+            if equals:
+                raise refuse(
+                    option.field, text, f"takes no value: give {option.name} or --no{name[1:]}"
+                )
+            given[option.field] = option.field == field
+            continue
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise FedpaError(f"{name} needs a value (see {prog} --help)")
+            text = words.pop(0)
+        given[option.field] = convert_text(option.type, text, option.field)
+    return given
+
+
+def write_words(command: type, given: Mapping[str, Any]) -> list[str]:
+    """The words from which `read_words` reads these fields."""
+    options = list_options(command)
+    words = []
+    for field, value in given.items():
+        name = options[field].name
+        if options[field].positional:
+            words.append(str(value))
+        elif isinstance(value, bool):
+            words.append(name if value else f"--no{name[1:]}")
+        else:
+            words.append(f"{name}={value}")
+    return words
+
+
+def make_command(command: type[C], given: Mapping[str, Any], prog: str, **parts: Any) -> C:
+    """The command with the given fields, and dataclasses in it, `parts`, changed by them."""
+    options = list_options(command).values()
+    needed = [option for option in options if option.default is dataclasses.MISSING]
+    if not {option.field for option in needed} <= set(given):
+        raise FedpaError(
+            f"{prog} needs {' and '.join(option.name for option in needed)} (see {prog} --help)"
+        )
+    return replace_fields(command(**{o.field: given[o.field] for o in needed}, **parts), given)
+
+
+def replace_fields(settings: C, given: Mapping[str, Any]) -> C:
+    """The same settings with the given fields, which may be of dataclasses in it."""
+    changes = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = replace_fields(value, given)
+        elif field.name in given:
+            changes[field.name] = given[field.name]
+    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+
+
+def list_options(command: Any, **parts: Any) -> dict[str, Option]:
+    """The options of a dataclass (or of a value of one, with its defaults), by field.
+
+    parts: values of dataclasses in it, whose fields have their defaults from there.
+    """
+    found = dict[str, Option]()
+    kind = command if isinstance(command, type) else type(command)
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint, about = hints[field.name], field.metadata
+        default = field.default if command is kind else getattr(command, field.name)
+        if dataclasses.is_dataclass(hint):
+            inner = list_options(parts.get(field.name, hint if command is kind else default))
+            found |= {n: o for n, o in inner.items() if n not in about.get("without", ())}
+        else:
+            found[field.name] = Option(field.name, hint, default, about.get("positional"), kind)
     return found
 
 
-def remove_options(argv: Sequence[str], options: Mapping[str, int]) -> list[str]:
-    """The words but for these options and their values."""
-    words, kept = list(argv), list[str]()
-    while words:
-        word = words.pop(0)
-        if word in options:
-            del words[: options[word]]
-        elif word.split("=")[0] not in options:
-            kept.append(word)
-    return kept
-
-
-def option(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
-def is_given(field: str, argv: Sequence[str]) -> bool:
-    """Whether a field is among the words."""
-    return any(word.split("=")[0].replace("_", "-") == option(field) for word in argv)
-
-
-def parse_words(command: type[C], argv: Sequence[str], prog: str, default: C | None = None) -> C:
-    """tyro, with its boxed complaints made into one line."""
-    hints = _hints(default or command)
-    words = _check_values(argv, hints, prog)
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            parsed, unknown = tyro.cli(
-                command,
-                args=words,
-                prog=prog,
-                return_unknown_args=True,
-                default=tyro.MISSING_NONPROP if default is None else default,
-            )
-    except SystemExit as leaving:
-        if leaving.code in (0, None):
-            raise
-        needed = _required(command)
-        said = _first_sentences(complaint.getvalue())
-        if needed and said.startswith("Missing"):
-            said = f"{prog} needs {' and '.join(needed)}"
-        raise FedpaError(f"{said} (see {prog} --help)") from None
-    if unknown:
-        raise FedpaError(_unknown(unknown[0], hints, prog))
-    return parsed
-
-
-def _check_values(argv: Sequence[str], hints: Mapping[str, "_Hint"], prog: str) -> list[str]:
-    """Refuse values of another type than their option's; give choices the spelling they have."""
-    words, checked = list(argv), list[str]()
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        plain = name.replace("_", "-")
-        hint = hints.get(plain) or hints.get("--" + plain.removeprefix("--no-"))
-        if hint is None or hint.positional:
-            checked.append(word)
-        elif hint.type is bool:
-            if equals:
-                named = option(hint.field)
-                raise refuse(hint.field, value, f"takes no value: give {named} or --no{named[1:]}")
-            checked.append(word)
-        elif equals:
-            checked.append(f"{name}={_check_value(hint, value)}")
-        elif not words or words[0].partition("=")[0] in hints:
-            raise FedpaError(f"{name} needs a value (see {prog} --help)")
-        else:
-            checked += [name, _check_value(hint, words.pop(0))]
-    return checked
-
-
-def _check_value(hint: "_Hint", text: str) -> str:
-    of_union = typing.get_origin(hint.type) in (typing.Union, types.UnionType)
-    for kind in typing.get_args(hint.type) if of_union else (hint.type,):
+def convert_text(hint: Any, text: str, field: str) -> Any:
+    """The text as a value of the type; choices are known whatever their case and hyphens."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(hint) if is_union else (hint,)
+    if types.NoneType in kinds and text == "None":
+        return None
+    for kind in kinds:
         if typing.get_origin(kind) is Literal:
             choice = match_name(text, typing.get_args(kind))
             if choice is not None:
                 return choice
-        elif kind in (int, float):
+        elif kind is not types.NoneType:
             with contextlib.suppress(ValueError):
-                kind(text)
-                return text
-        elif kind is not types.NoneType or text == "None":
-            return text
-    raise refuse(hint.field, text, f"must be {describe_type(hint.type)}")
+                return kind(text)
+    raise refuse(field, text, f"must be {describe_type(hint)}")
 
 
-def _first_sentences(box: str) -> str:
-    """The text of tyro's error box between its title and its next rule, drawn in any characters."""
-    title, *lines = [line.strip("│ ") for line in box.splitlines()] or [""]
-    texts = list(itertools.takewhile(lambda line: line.strip("─-╰╯"), _without_rule(lines)))
-    return re.sub(r"\s+", " ", " ".join(texts)) or title
-
-
-def _without_rule(lines: Sequence[str]) -> Sequence[str]:
-    return lines if not lines or lines[0].strip("─-") else lines[1:]
-
-
-def _unknown(word: str, hints: Mapping[str, "_Hint"], prog: str) -> str:
-    if not word.startswith("-"):
-        return f"unexpected argument {word!r} (see {prog} --help)"
-    name = word.split("=")[0]
-    if name in hints:
-        field = hints[name].field
+def _explain_unknown(
+    name: str, option: Option | None, options: Mapping[str, Option], prog: str
+) -> str:
+    if option is not None and option.positional:
+        field = option.field
         return f"unknown option {name}: give the {field} without it, as {prog} {field.upper()}"
-    options = [named for named, hint in hints.items() if not hint.positional]
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.7)
+    names = [option.name for option in options.values() if not option.positional]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f": did you mean {close[0]}?" if close else ""
-    return f"unknown option {word}{hint} (see {prog} --help)"
+    return f"unknown option {name}{hint} (see {prog} --help)"
 
 
-class _Hint(NamedTuple):
-    field: str
-    type: Any
-    positional: bool
+def show_help(command: Any, prog: str, **parts: Any) -> NoReturn:
+    """Print a command's options and exit; `parts` as in `list_options`."""
+    options = list_options(command, **parts).values()
+    arguments = [option for option in options if option.positional]
+    groups: dict[Any, list[Option]] = {"arguments": arguments, command: []}
+    for option in options:
+        if not option.positional:
+            groups.setdefault(option.owner, []).append(option)
+    console = Console(highlight=False, markup=False)
+    console.print(" ".join(["usage:", prog, "[OPTIONS]", *(option.name for option in arguments)]))
+    console.print(f"\n{inspect.getdoc(command)}")
+    for owner, members in groups.items():
+        if not members:
+            continue
+        title = owner if isinstance(owner, str) else str(owner.__doc__).split("\n")[0]
+        console.print(f"\n{'options' if owner is command else title.rstrip('.')}:")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for option in members:
+            table.add_row(f"  {option.name}{_describe_value(option)}", Text(_describe(option)))
+        console.print(table)
+    sys.exit(0)
 
 
-def _hints(command: Any) -> dict[str, _Hint]:
-    """Each option of a command's dataclass, or of one of its values → what it takes."""
-    found = dict[str, _Hint]()
-    kind = command if isinstance(command, type) else type(command)
-    annotated = typing.get_type_hints(kind, include_extras=True)
-    for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            found |= _hints(hint)
-        else:
-            marks = getattr(annotated[name], "__metadata__", ())
-            if tyro.conf.Suppress not in marks:
-                found[option(name)] = _Hint(name, hint, tyro.conf.Positional in marks)
-    return found
+def _describe(option: Option) -> str:
+    text = _describe_fields(option.owner).get(option.field, "")
+    if option.default is dataclasses.MISSING:
+        return f"{text} (required)"
+    if option.default is False or option.default in (None, (), ""):
+        return text
+    return f"{text} (default: {option.default})"
 
 
-def _required(command: Any) -> list[str]:
-    """What a command's dataclass has no default for, as its help calls it."""
-    missing = dataclasses.MISSING
-    return [
-        "DIR" if field.name == "directory" else field.name.upper()
-        for field in dataclasses.fields(command)
-        if field.default is missing and field.default_factory is missing
-    ]
+def _describe_fields(owner: Any) -> dict[str, str]:
+    """Each field of a dataclass → what its metadata or the docstring below it says."""
+    found = dict[str, str]()
+    (defined,) = ast.parse(inspect.getsource(owner)).body
+    assert isinstance(defined, ast.ClassDef)
+    for pair in itertools.pairwise(defined.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = " ".join(text.split())
+    return found | {
+        field.name: field.metadata["help"]
+        for field in dataclasses.fields(owner)
+        if "help" in field.metadata
+    }
+
+
+def _describe_value(option: Option) -> str:
+    """What follows an option: INT, {sgd,adam}."""
+    if option.type is bool:
+        return f", --no{option.name[1:]}" if option.default is True else ""
+    if option.positional:
+        return ""
+    kinds = typing.get_args(option.type) or (option.type,)
+    if typing.get_origin(option.type) is Literal:
+        return f" {{{','.join(kinds)}}}"
+    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+    shown = [names.get(kind) or "|".join(typing.get_args(kind)) for kind in kinds]
+    return " " + "|".join(name for name in shown if name)
 
 
 def format_path(path: Path) -> str:

@@ -4,10 +4,9 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 
 from fedpa.data.partition import (
@@ -61,15 +60,14 @@ class PartitionCommand:
     unequal sizes; `pachinko` draws coarse, then fine labels, as the paper's CIFAR-100 was dealt.
     """
 
-    source: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(
-            metavar="SOURCE",
-            help=f"{CIFAR}, or a file with arrays or columns of one length (.npz, .csv, .parquet, "
-            ".feather).",
-        ),
-    ] = ""
+    source: str = dataclasses.field(
+        default="",
+        metadata={
+            "positional": "SOURCE",
+            "help": f"{CIFAR}, or a file with arrays or columns of one length (.npz, .csv, "
+            ".parquet, .feather).",
+        },
+    )
     scheme: str = ""
     """column, dirichlet, quantity or pachinko."""
     out: Path | None = None
@@ -102,7 +100,7 @@ class PartitionCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(PartitionCommand, argv, "fedpa data partition", PartitionCommand())
+    command = parse_words(PartitionCommand, argv, "fedpa data partition")
     if not command.source:
         raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
     if not command.scheme:

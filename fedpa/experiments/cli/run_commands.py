@@ -1,19 +1,26 @@
 """What the commands that train have in common: their settings, their data, their end."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from fedpa.errors import FedpaError, NoUsableClientError, refuse
-from fedpa.experiments.cli.arguments import format_path, is_given, option, parse_words, say
+from fedpa.experiments.cli.arguments import (
+    asks_for_help,
+    format_path,
+    list_options,
+    make_command,
+    read_words,
+    replace_fields,
+    say,
+    show_help,
+)
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
@@ -36,56 +43,48 @@ GRACE = 2.0
 """Seconds that a round has to end in peace."""
 
 
-def parse_run_command(
-    command: type[C], argv: Sequence[str], prog: str, method: str | None = None, first: Any = None
-) -> C:
-    """Parse words into a command dataclass with a field `run: RunConfig`.
-
-    Values come, last wins, from the task's defaults for the method, the file given by `--config`,
-    and the words themselves.
+def parse_run_command(command: type[C], argv: Sequence[str], prog: str) -> tuple[C, dict[str, Any]]:
+    """The command that the words describe, and the fields that they set.
 
     Args:
-        command: The dataclass.
-        argv: The words.
+        command: A dataclass with fields `run: RunConfig` and `config`, a file to start from.
+        argv: The words after the command's name.
         prog: What messages call the command.
-        method: Overrides the one named.
-        first: The same words as they were parsed before, for another method.
     """
-    if first is None:  # finds out which task, method and file are meant; then has their defaults
-        words = [word for word in argv if word not in ("-h", "--help")]
-        first = parse_words(command, words, prog, _over(command, RunConfig()))
-    if first.config is not None:
-        base = read_toml(first.config)
-        _refuse_others(first, base)
-    else:
-        base = default_config(first.run.task, method or first.run.method, first.run.preset)
-    parsed: Any = parse_words(command, argv, prog, _over(command, base))
-    if method is not None:
-        parsed = dataclasses.replace(parsed, run=dataclasses.replace(parsed.run, method=method))
-    return parsed
+    given = read_words(command, argv, prog)
+    if asks_for_help(argv):
+        show_help(command, prog, run=_find_defaults(given, None))
+    return make_command(command, given, prog, run=configure_run(given)), given
 
 
-def _over(command: type[C], base: RunConfig) -> C:
-    """The command with these defaults; its `run` may be a `RunConfig` that hides some options."""
-    kind = typing.get_type_hints(command)["run"]
-    return command(run=kind(**vars(base)))  # type: ignore[call-arg]
+def configure_run(given: Mapping[str, Any], method: str | None = None) -> RunConfig:
+    """A run with the given fields; others are the file's, or the task's defaults for the method.
+
+    method: overrides the one that is given.
+    """
+    fields = given if method is None else {**given, "method": method}
+    return replace_fields(_find_defaults(given, method), fields)
 
 
-def _refuse_others(first: Any, base: RunConfig) -> None:
-    """A file is of one task and preset: half of another's settings are nobody's."""
-    plain = RunConfig()
-    for field in ("task", "preset"):
-        named, of_file = getattr(first.run, field), getattr(base, field)
-        if named not in (getattr(plain, field), of_file):
-            raise refuse(field, named, f"{first.config} is of {field} {of_file}: leave one out")
+def _find_defaults(given: Mapping[str, Any], method: str | None) -> RunConfig:
+    named = replace_fields(RunConfig(), given)
+    path = given.get("config")
+    if path is None:
+        return default_config(named.task, method or named.method, named.preset)
+    stored = read_toml(path)
+    for field in ("task", "preset"):  # half of another task's settings would make no sense
+        if field in given and getattr(named, field) != getattr(stored, field):
+            other = getattr(stored, field)
+            raise refuse(field, getattr(named, field), f"{path} is of {field} {other}: omit one")
+    return stored
 
 
 def refuse_unused(
-    given: Sequence[RunConfig], resolved: Sequence[RunConfig], argv: Sequence[str]
+    asked: Sequence[RunConfig], resolved: Sequence[RunConfig], given: Collection[str]
 ) -> None:
-    """An option of the algorithm on the command line that none of the methods reads.
+    """Refuse a given hyperparameter that none of the methods reads.
 
-    given, resolved: each method's run, before and after what it fixes itself is put in.
+    asked, resolved: each method's run, before and after what it fixes itself is put in.
     """
 
     def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
@@ -94,12 +93,11 @@ def refuse_unused(
         same = getattr(before.hyperparameters, field) == getattr(after.hyperparameters, field)
         return bool(same)
 
-    for field in (field.name for field in dataclasses.fields(Hyperparameters)):
-        if is_given(field, argv) and not any(
-            reads(before, after, field) for before, after in zip(given, resolved, strict=True)
-        ):
-            names = ", ".join(config.method for config in given)
-            raise FedpaError(f"{option(field)} does not apply to {names}: leave it out")
+    for name, option in list_options(Hyperparameters).items():
+        pairs = zip(asked, resolved, strict=True)
+        if name in given and not any(reads(*pair, name) for pair in pairs):
+            methods = ", ".join(config.method for config in asked)
+            raise FedpaError(f"{option.name} does not apply to {methods}: leave it out")
 
 
 def load_problem(config: RunConfig) -> Problem:

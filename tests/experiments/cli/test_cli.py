@@ -117,12 +117,12 @@ def test_terminals_without_greek_letters_are_written_to(here):
 
 def test_names_are_known_whatever_their_case_and_hyphens(here):
     words = "--method MimeLite --preset Laptop --engine DEBUG --weighting Uniform --rounds 2"
-    config = parse_run_command(RunCommand, ["Digits", *words.split()], "fedpa run").run
+    config = parse_run_command(RunCommand, ["Digits", *words.split()], "fedpa run")[0].run
     assert (config.task, config.method, config.preset) == ("digits", "mime-lite", "laptop")
     assert (config.engine, config.hyperparameters.weighting) == ("debug", "uniform")
     Path("mine.toml").write_text('task = "DIGITS"\nmethod = "fed_pa"\n')
     words = ["--config", "mine.toml", "--sampler", "SGLD"]
-    config = resolve(parse_run_command(RunCommand, words, "fedpa run").run)
+    config = resolve(parse_run_command(RunCommand, words, "fedpa run")[0].run)
     assert (config.task, config.method) == ("digits", "fedpa")
     assert config.hyperparameters.sampler == "sgld"
     with pytest.raises(SystemExit, match="0"):

@@ -186,7 +186,7 @@ def test_a_directory_alone_goes_on_with_its_comparison(capsys):
     assert Path("cmp/table.csv").read_bytes() == before
     with pytest.raises(SystemExit):
         main(["compare", "--out", "nowhere"])
-    assert "holds no comparison to go on with; name a task" in capsys.readouterr().err
+    assert "contains no comparison to resume; name a task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "1", "0.3,1,x", "1,1", "0,1", "-1,2", "nan,1", "inf,1"])

@@ -175,7 +175,7 @@ REFUSED = [
     (["digits"], "rho = [true]", "rho = True: must be a number"),
     (["digits"], "rho = [-1.0]", "rho = -1.0: must be a finite number"),
     (["digits"], "rho = {low = 0.1, high = 1.0}", "rho is an interval"),
-    (["digits", "--rho", "1"], "rho = [0.1]", "--rho is in the space, too"),
+    (["digits", "--rho", "1"], "rho = [0.1]", "rho = 1.0: is in the space, too"),
     (["digits", "--method", "fedavg"], "rho = [0.1, 1.0]", "method fedavg takes 0.1 always"),
     (["digits", "--method", "fedavg", "--rho", "1"], "epochs = [2]", "--rho does not apply"),
     (

@@ -6,15 +6,14 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import tomli_w
-import tyro
 from rich.console import Console
 
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse
-from fedpa.experiments.cli.arguments import format_path, read_only_options, remove_options, say
+from fedpa.experiments.cli.arguments import format_path, say, write_words
 from fedpa.experiments.cli.comparison import (
     TUNING,
     Planned,
@@ -28,7 +27,12 @@ from fedpa.experiments.cli.comparison import (
     tune_rates,
     use_best,
 )
-from fedpa.experiments.cli.run_commands import load_problem, parse_run_command, refuse_unused
+from fedpa.experiments.cli.run_commands import (
+    configure_run,
+    load_problem,
+    parse_run_command,
+    refuse_unused,
+)
 from fedpa.experiments.config import RunConfig, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
@@ -44,19 +48,16 @@ from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 
-
-@dataclasses.dataclass(frozen=True)
-class ComparedRun(RunConfig):
-    """The settings that the runs share: `--methods` says which methods run."""
-
-    method: Annotated[str, tyro.conf.Suppress] = "fedpa"
+PROG = "fedpa compare"
+ELSEWHERE = {"out", "jobs", "quiet", "overwrite"}
+"""Fields that say nothing of what is compared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompareCommand:
     """Run several methods on one task and compare them."""
 
-    run: Annotated[ComparedRun, tyro.conf.OmitArgPrefixes]
+    run: RunConfig = dataclasses.field(metadata={"without": ("method",)})
     methods: str | None = None
     """Comma-separated methods; the task's choice if not given."""
     seeds: int = 1
@@ -89,26 +90,26 @@ class CompareCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    argv = _words(argv)
-    if any(word.split("=")[0] == "--method" for word in argv):
-        raise FedpaError("unknown option --method: did you mean --methods? (several, with commas)")
-    command = parse_run_command(CompareCommand, argv, "fedpa compare")
+    command, given = parse_run_command(CompareCommand, argv, PROG)
+    if "out" in given and set(given) <= ELSEWHERE:
+        words = [*_read_words(given["out"]), *argv]
+        command, given = parse_run_command(CompareCommand, words, PROG)
     check_integer("seeds", command.seeds, 1)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     task = task_named(command.run.task)
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
-    given = [_assemble(name, command, argv, names) for name in names]
+    asked = [_configure(name, given, names) for name in names]
     if command.tune is not None:
-        given = [_on_test(config) for config in given]
+        asked = [_on_test(config) for config in asked]
     configs = {
         (config.method, seed): resolve(dataclasses.replace(config, seed=seed))
-        for config in given
+        for config in asked
         for seed in range(command.run.seed, command.run.seed + command.seeds)
     }
-    refuse_unused(given, [configs[name, command.run.seed] for name in names], argv)
-    sweeps = _sweeps(command, given)
+    refuse_unused(asked, [configs[name, command.run.seed] for name in names], given)
+    sweeps = _sweeps(command, asked)
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
         raise refuse("published", True, f"the paper has no results for task {command.run.task}")
@@ -123,7 +124,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
     if sweeps:
         check_places(sweeps, out)
-        _remember(out, argv)
+        _remember(out, given)
         going_on = f"`fedpa compare --out {shlex.quote(format_path(out))}` goes on"
         choices = tune_rates(sweeps, out, problems, jobs, console, command.quiet, going_on)
         console.print(make_choices_table(choices, labels))
@@ -133,7 +134,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         }
     planned = _planned(configs, labels, command.seeds, out)
     check_planned(planned, out, problems)
-    _remember(out, argv)
+    _remember(out, given)
     carry_out(planned, out, problems, jobs, console, command.quiet)
     _report(command, [plan.out for plan in planned], reference, labels, out, console)
 
@@ -164,29 +165,23 @@ def _planned(
     ]
 
 
-def _remember(out: Path, argv: Sequence[str]) -> None:
-    """The words, to go on by."""
-    words = {"words": remove_options(argv, _ELSEWHERE)}
+def _remember(out: Path, given: Mapping[str, Any]) -> None:
+    """Write the words with which the comparison is resumed."""
+    fields = {field: value for field, value in given.items() if field not in ELSEWHERE}
+    content = tomli_w.dumps({"words": write_words(CompareCommand, fields)})
     with run_directory.writing(out):
-        write_atomically(out / run_directory.COMPARISON, tomli_w.dumps(words).encode())
+        write_atomically(out / run_directory.COMPARISON, content.encode())
 
 
-def _words(argv: Sequence[str]) -> list[str]:
-    """`--out DIR` alone resumes the comparison in that directory."""
-    place = read_only_options(argv, _ELSEWHERE).get("--out") if argv else None
-    if place is None:
-        return list(argv)
-    path = Path(place) / run_directory.COMPARISON
+def _read_words(out: Path) -> list[str]:
+    """The words of the comparison in a directory."""
+    path = out / run_directory.COMPARISON
     if not path.is_file():
-        raise refuse("out", place, "holds no comparison to go on with; name a task")
+        raise refuse("out", str(out), "contains no comparison to resume; name a task")
     words = table_of("out", path).get("words")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise FedpaError(f"{path} is not of a comparison: words is missing or wrong")
-    return [*words, *argv]
-
-
-_ELSEWHERE = {"--out": 1, "--jobs": 1, "--quiet": 0, "--overwrite": 0}
-"""Options that say nothing of what is compared → how many words follow each."""
+    return words
 
 
 def _on_test(config: RunConfig) -> RunConfig:
@@ -209,13 +204,11 @@ def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sw
     return plan_searches(given, read_multiples(command.tune), command.tune_rounds, command.tune_by)
 
 
-def _assemble(
-    name: str, command: CompareCommand, argv: Sequence[str], among: Sequence[str]
-) -> RunConfig:
+def _configure(name: str, given: Mapping[str, Any], among: Sequence[str]) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
-    config = parse_run_command(CompareCommand, argv, "fedpa compare", name, command).run
+    config = configure_run(given, name)
     own = drop_others(name, config.hyperparameters, among)
-    return RunConfig(**{**vars(config), "hyperparameters": own})
+    return dataclasses.replace(config, hyperparameters=own)
 
 
 def _report(

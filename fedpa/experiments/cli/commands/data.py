@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -32,11 +31,7 @@ from fedpa.experiments.download import download
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.report.summary import format_bytes
 
-Names = Annotated[
-    tuple[str, ...],
-    tyro.conf.Positional,
-    tyro.conf.arg(metavar="NAME", help=f"{', '.join(DATA_SETS)}."),
-]
+NAMES = {"positional": "NAME", "help": f"{', '.join(DATA_SETS)}."}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +48,7 @@ class ListCommand:
 class GetCommand:
     """Download data sets. What broke off is resumed; what is there is kept."""
 
-    names: Names = ()
+    names: tuple[str, ...] = dataclasses.field(default=(), metadata=NAMES)
     data_dir: Path | None = None
     """Where to put them; your own data directory if not given."""
     mirror: str | None = None
@@ -64,7 +59,7 @@ class GetCommand:
 class InfoCommand:
     """What a data set holds, beside the paper's table 2."""
 
-    names: Names = ()
+    names: tuple[str, ...] = dataclasses.field(default=(), metadata=NAMES)
     data_dir: Path | None = None
     """The only directory to look in; else FEDPA_DATA and your own."""
     json: bool = False
@@ -72,7 +67,7 @@ class InfoCommand:
 
 
 def list_data_sets(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(ListCommand, argv, "fedpa data list", ListCommand())
+    command = parse_words(ListCommand, argv, "fedpa data list")
     rows = [
         (name, dataset.summary, found(name, command.data_dir))
         for name, dataset in DATA_SETS.items()
@@ -88,7 +83,7 @@ def list_data_sets(argv: Sequence[str], console: Console) -> None:
 
 
 def get(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(GetCommand, argv, "fedpa data get", GetCommand())
+    command = parse_words(GetCommand, argv, "fedpa data get")
     if not command.names:
         raise FedpaError(f"get needs a name: choose from {', '.join(DATA_SETS)}")
     directory = command.data_dir or places.user_data()
@@ -113,7 +108,7 @@ def get(argv: Sequence[str], console: Console) -> None:
 
 
 def info(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(InfoCommand, argv, "fedpa data info", InfoCommand())
+    command = parse_words(InfoCommand, argv, "fedpa data info")
     if not command.names:
         raise FedpaError(f"info needs a name: choose from {', '.join(DATA_SETS)}")
     names = _names(command.names)

@@ -4,9 +4,8 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -23,7 +22,7 @@ from fedpa.training.problem import Problem
 class EvalCommand:
     """Evaluate a run's model on a split of its task's data, all of it."""
 
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    directory: Path = dataclasses.field(metadata={"positional": "DIR"})
     """The run's directory; the run need not be finished."""
     split: Literal["test", "validation", "train"] = "test"
     """Whose examples."""

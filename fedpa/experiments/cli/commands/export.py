@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from fedpa.experiments.cli.arguments import format_path, parse_words, say
@@ -16,9 +14,9 @@ from fedpa.training.loading import export, parse_round
 class ExportCommand:
     """Write a run's parameters to a .npz or .safetensors file. The task's data is not needed."""
 
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    directory: Path = dataclasses.field(metadata={"positional": "DIR"})
     """The run's directory; the run need not be finished."""
-    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    file: Path = dataclasses.field(metadata={"positional": "FILE"})
     """What to write; its ending, .npz or .safetensors, says in which format."""
     params: str = "last"
     """Which parameters: last, best, or the number of a round that has a checkpoint."""

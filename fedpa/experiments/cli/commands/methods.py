@@ -22,7 +22,7 @@ class MethodsCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(MethodsCommand, argv, "fedpa methods", MethodsCommand())
+    command = parse_words(MethodsCommand, argv, "fedpa methods")
     described = {name: described_method(method) for name, method in sorted(METHODS.items())}
     if command.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))

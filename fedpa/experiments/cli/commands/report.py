@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from fedpa.errors import refuse
@@ -22,9 +20,9 @@ from fedpa.training.run_directory import check_writable, writing
 class ReportCommand:
     """Make one self-contained page of runs and comparisons, and its figures as PNG and PDF."""
 
-    directories: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR …]")
-    ] = ()
+    directories: tuple[Path, ...] = dataclasses.field(
+        default=(), metadata={"positional": "DIR [DIR …]"}
+    )
     """Runs, directories that hold runs (as fedpa compare writes them), or both; runs need not be
     finished."""
     out: Path = Path("report.html")

@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
@@ -27,7 +25,7 @@ class ResumeCommand:
     A finished run is left as it is.
     """
 
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    directory: Path = dataclasses.field(metadata={"positional": "DIR"})
     """The run's directory."""
     rounds: int | None = None
     """How many rounds it shall have in all; more than it was to have extend it."""
@@ -37,9 +35,7 @@ class ResumeCommand:
     """Show no progress and print only the run's directory."""
     anyway: bool = False
     """Go on although versions or data are not what they were; the result is then not exact."""
-    processes: Annotated[Processes, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=Processes
-    )
+    processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 def main(argv: Sequence[str], console: Console) -> None:

@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
@@ -31,7 +29,7 @@ from fedpa.training.stopping import max_minutes
 class RunCommand:
     """Train one method on one task."""
 
-    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    run: RunConfig
     out: Path | None = None
     """Directory to write to; a fresh runs/<time>-<task>-<method> if not given."""
     config: Path | None = None
@@ -44,17 +42,15 @@ class RunCommand:
     """Stop after this many minutes, to be resumed later."""
     quiet: bool = False
     """Show no progress and print only the run's directory."""
-    processes: Annotated[Processes, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=Processes
-    )
+    processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse_run_command(RunCommand, argv, "fedpa run")
+    command, given = parse_run_command(RunCommand, argv, "fedpa run")
     limit = [max_minutes(command.max_minutes)] if command.max_minutes is not None else []
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
-    refuse_unused([command.run], [config], argv)
+    refuse_unused([command.run], [config], given)
     if command.out is not None and is_first():
         run_directory.check_free(command.out, command.overwrite)
     # Before anything is made: the data may not be there, or not have what is asked for.

@@ -6,9 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -33,15 +31,14 @@ from fedpa.training.run_directory import check_free
 class StudyCommand:
     """Measure and draw the paper's synthetic studies."""
 
-    name: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(
-            metavar="NAME",
-            help="; ".join(f"{name} ({study.summary})" for name, study in studies().items())
+    name: str = dataclasses.field(
+        default="",
+        metadata={
+            "positional": "NAME",
+            "help": "; ".join(f"{name} ({study.summary})" for name, study in studies().items())
             + "; all.",
-        ),
-    ] = ""
+        },
+    )
     out: Path | None = None
     """Directory to write to, new or empty; with `all`, one directory per study in it."""
     quick: bool = False
@@ -59,7 +56,7 @@ class StudyCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(StudyCommand, argv, "fedpa study", StudyCommand())
+    command = parse_words(StudyCommand, argv, "fedpa study")
     if not command.name:
         raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
     name = find_name("study", command.name, [*studies(), "all"])

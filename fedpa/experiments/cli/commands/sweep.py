@@ -3,17 +3,17 @@
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, refuse
-from fedpa.experiments.cli.arguments import format_path, is_given, option, read_only_options, say
+from fedpa.experiments.cli.arguments import format_path, say
 from fedpa.experiments.cli.run_commands import (
+    configure_run,
     handle_interrupts,
     load_problem,
     parse_run_command,
@@ -64,8 +64,8 @@ from fedpa.training.callbacks import Callback, Event
 from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS
 
-_GOING_ON = {"--out": 1, "--jobs": 1, "--trials": 1, "--quiet": 0, "--anyway": 0}
-"""Options with which a sweep is resumed → how many words follow each."""
+RESUMING = {"out", "jobs", "trials", "quiet", "anyway"}
+"""Fields with which a sweep is resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SweepCommand:
     The same words again go on with a sweep that was interrupted; so does `fedpa sweep --out DIR`.
     """
 
-    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    run: RunConfig
     space: Path | None = None
     """A TOML file with the values to try, in a table [space]; the task's grid if not given."""
     search: str = "grid"
@@ -102,19 +102,19 @@ class SweepCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse_run_command(SweepCommand, argv, "fedpa sweep")
+    command, given = parse_run_command(SweepCommand, argv, "fedpa sweep")
     check_own(command.run.method, command.run.hyperparameters)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     remarks: list[str] = []
     stages = None
-    if "--out" in read_only_options(argv, _GOING_ON):
+    if "out" in given and set(given) <= RESUMING:
         stages, settings = _found(command)
     elif command.paper:
-        stages = _stages(command, argv, remarks)
+        stages = _stages(command, given, remarks)
         settings = stages.training
     else:
-        settings = _settings(command, argv, remarks)
+        settings = _settings(command, given, remarks)
     if command.out is not None:
         if stages is not None:
             check_stages_place(command.out, stages)
@@ -158,22 +158,22 @@ def main(argv: Sequence[str], console: Console) -> None:
     say(console, f"`fedpa run --config {format_path(out / BEST)}` runs the best again")
 
 
-def _settings(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Sweep:
+def _settings(command: SweepCommand, given: Mapping[str, Any], remarks: list[str]) -> Sweep:
     base = command.run
     if command.space is not None:
         space = read_space(command.space)
-        _refuse_fixed(space, argv)
+        _refuse_fixed(space, given)
     else:
         grid = grid_of(base.task, base.preset)
         if grid is None:
             raise refuse("task", base.task, "has no grid of its own: give --space FILE")
         whole = grid.sampling if METHODS[base.method].samples else grid.training
-        space = _trimmed(whole, base, argv, remarks)
+        space = _trimmed(whole, base, given, remarks)
     search = choose_search(
         command.search, space, command.trials, command.search_seed, command.prune
     )
     settings = check_sweep(Sweep(base, space, search))
-    refuse_unused([base], [configure(base, first_point(settings.space))], argv)
+    refuse_unused([base], [configure(base, first_point(settings.space))], given)
     return settings
 
 
@@ -196,22 +196,22 @@ def _found(command: SweepCommand) -> tuple[Stages | None, Sweep]:
     return None, check_sweep(settings)
 
 
-def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> Stages:
+def _stages(command: SweepCommand, given: Mapping[str, Any], remarks: list[str]) -> Stages:
     if command.run.method != "fedpa":
         raise refuse(
             "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
         )
-    fedavg = parse_run_command(SweepCommand, argv, "fedpa sweep", "fedavg", command).run
+    fedavg = configure_run(given, "fedavg")
     if command.space is not None:
         space = read_space(command.space)
-        _refuse_fixed(space, argv)
+        _refuse_fixed(space, given)
         first, second = split_space(space)
     else:
         grid = grid_of(command.run.task, command.run.preset)
         if grid is None:
             raise refuse("task", command.run.task, "has no grid of its own: give --space FILE")
-        first = _trimmed(grid.training, fedavg, argv, remarks)
-        second = _trimmed(grid.sampling, command.run, argv, remarks)
+        first = _trimmed(grid.training, fedavg, given, remarks)
+        second = _trimmed(grid.sampling, command.run, given, remarks)
 
     def stage(base: RunConfig, space: Space) -> Sweep:
         trials, points = command.trials, size(space)
@@ -224,9 +224,9 @@ def _stages(command: SweepCommand, argv: Sequence[str], remarks: list[str]) -> S
     return Stages(stage(fedavg, first), stage(command.run, second))
 
 
-def _trimmed(grid: Space, base: RunConfig, argv: Sequence[str], remarks: list[str]) -> Space:
+def _trimmed(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: list[str]) -> Space:
     """The task's grid without what the command line fixes, and what the runs can't have."""
-    wanted = {name: values for name, values in grid.items() if not is_given(name, argv)}
+    wanted = {name: values for name, values in grid.items() if name not in given}
     space = trim_space(wanted, base)
     for name, values in wanted.items():
         kept: Any = space.get(name, ())
@@ -244,10 +244,10 @@ def _trimmed(grid: Space, base: RunConfig, argv: Sequence[str], remarks: list[st
     return space
 
 
-def _refuse_fixed(space: Space, argv: Sequence[str]) -> None:
+def _refuse_fixed(space: Space, given: Mapping[str, Any]) -> None:
     for name in space:
-        if is_given(name, argv):
-            raise FedpaError(f"{option(name)} is in the space, too: leave it out of one of them")
+        if name in given:
+            raise refuse(name, given[name], "is in the space, too: leave it out of one of them")
 
 
 def _check_runs(sweeps: Sequence[Sweep], problem: Problem) -> None:

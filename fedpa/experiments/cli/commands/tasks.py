@@ -24,7 +24,7 @@ class TasksCommand:
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command = parse_words(TasksCommand, argv, "fedpa tasks", TasksCommand())
+    command = parse_words(TasksCommand, argv, "fedpa tasks")
     described = {name: described_task(task, command.data_dir) for name, task in tasks().items()}
     if command.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))
