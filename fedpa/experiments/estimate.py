@@ -8,19 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.methods import of_population
 from fedpa.data.federated import FederatedData, check_when_read
-from fedpa.data.views import pool_clients
 from fedpa.engines.blocks import blocks, capacities, choose_width
 from fedpa.engines.engine import Cohort
 from fedpa.engines.execution import find_kind, run_blocks
 from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
-from fedpa.experiments.methods import METHODS
+from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks.task import task_named
-from fedpa.metrics.streaming import make_evaluator
-from fedpa.training.evaluation import evaluated_splits
-from fedpa.training.problem import Problem, bind, some_examples
+from fedpa.training.evaluation import task_evaluation
+from fedpa.training.problem import Problem
 
 REPEATS = 5
 
@@ -38,19 +35,13 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     """Compile each phase's client update for clients of median size and time a few of them."""
     if problem is None:
         problem = task_named(config.task).load(config.task_options)
-    data, per_round = problem.clients, config.clients_per_round
-    if METHODS[config.method].pooled:
-        data, per_round = pool_clients(data, per_round, config.seed), 1
-    params = problem.init(jax.random.key(config.seed))
-    objective, theta, assemble = bind(problem.objective, params)
-    objective = objective._replace(like=some_examples(data))
-    method = METHODS[config.method].build(config.hyperparameters)
-    algorithm = of_population(method, map(data.num_examples, data.ids))(objective)
+    training = assemble_run(config, problem)
+    algorithm, theta, data = training.algorithm, training.theta, training.data
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))
     ids = sorted(data.ids, key=data.num_examples)
     median = ids[len(ids) // 2]
-    clients = min(per_round, len(ids))
+    clients = min(training.clients_per_round, len(ids))
     cohort = _alike(median, data, algorithm.client_init(theta), clients)
     lanes, workers = choose_width(message, cohort)
     # As many as run at a time; the others take their turns.
@@ -58,15 +49,11 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     cohort = _alike(median, data, algorithm.client_init(theta), few)
     made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
     kind = find_kind(cohort)
-    options, evaluation = config.task_options, 0.0
-    for split in evaluated_splits(problem, options).values():
-        evaluate = make_evaluator(
-            problem.metric, split, problem.eval_batch_size, options.eval_examples
-        )
-        evaluation += _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
+    measure = task_evaluation(problem, task_named(config.task).metric, config.task_options)
+    evaluation = _seconds(lambda: measure(training.assemble(theta)), 1) / config.eval_every
 
     seconds, memory = {}, {}
-    for phase in dict.fromkeys(algorithm.phase(t) for t in range(config.rounds)):
+    for phase in dict.fromkeys(algorithm.phase(t) for t in range(training.rounds)):
         sizes: list[int] = []
         trips = [(algorithm.clients[phase], message)]
         if algorithm.inquiry is not None:

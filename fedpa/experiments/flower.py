@@ -19,7 +19,7 @@ from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, from_table, resolve
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.run import run_or_resume
+from fedpa.experiments.run import run
 from fedpa.experiments.tasks.task import task_named
 from fedpa.flower.settings import OWN, Connection, Holding, unknown_setting
 from fedpa.training.callbacks import Callback
@@ -52,7 +52,9 @@ def load_served(table: Mapping[str, Any]) -> "Served":
     def train(
         problem: Problem, engine: OfAlgorithm, out: Path, callbacks: Sequence[Callback]
     ) -> Fit:
-        return run_or_resume(config, out, callbacks=callbacks, problem=problem, elsewhere=engine)
+        return run(
+            config, out, resuming=True, callbacks=callbacks, problem=problem, elsewhere=engine
+        )
 
     problem = task_named(config.task).load(config.task_options)
     method = METHODS[config.method].build(config.hyperparameters)

@@ -1,7 +1,7 @@
 """One run of a task from its configuration, recorded in a directory, resumable."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,59 +42,58 @@ def run(
     out: Path | None,
     *,
     overwrite: bool = False,
+    resuming: bool = False,
+    anyway: bool = False,
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
     branch: Path | None = None,
     elsewhere: OfAlgorithm | None = None,
 ) -> Fit:
-    """Train as configured, recorded in `out`, if there is one, which must contain no run.
+    """Train as configured.
 
-    problem: the task, if it is loaded already.
-    branch: a run whose rounds this one would have had as its first, too: it starts from its end.
-    elsewhere: where clients run, if not in one of the engines that the configuration can name.
+    Args:
+        config: The run's settings.
+        out: The directory that records it; default: none.
+        overwrite: Replace a run that the directory contains.
+        resuming: Resume a run that it contains: of the same settings, or of fewer rounds.
+        anyway: Resume although versions or data are not what they were.
+        callbacks: Called after every round.
+        problem: The task, if it is loaded already.
+        branch: A run whose rounds this one would have had as its first, too: it starts from its
+            end.
+        elsewhere: Where clients run, if not in one of the engines that the configuration can name.
     """
     config = resolve(config)
     check_callbacks(callbacks)
-    if out is not None and is_first():
-        run_directory.check_free(out, overwrite)
+    is_recorded = resuming and out is not None and (out / run_directory.CONFIG).is_file()
+    recorded = out if is_recorded else None
+    if out is not None and recorded is None:
+        if is_first():
+            run_directory.check_free(out, overwrite)
+        if config.init is not None and Path(config.init) == out.absolute():
+            raise refuse("init", config.init, "is the directory to write to: choose another")
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    arrays = check_run(config, problem)
+    arrays = check_run(config, problem, recorded)
     config = of_problem(config, problem)
-    if out is not None and config.init is not None and Path(config.init) == out.absolute():
-        raise refuse("init", config.init, "is the directory to write to: choose another for one")
-    training = _assemble(config, problem, arrays, callbacks, elsewhere)
+    training = assemble_run(config, problem, arrays, callbacks, elsewhere)
     if out is None:
         return train_run(training, None)
-    return start_run(training, _place(config, problem, out, arrays, branch), overwrite)
+    splits = {"train": problem.clients, "validation": problem.validation, "test": problem.test}
+    made = Made(as_table(config), environment(made_by=__name__, data=data_fingerprint(splits)))
+    about = {
+        "task": config.task,
+        "method": config.method,
+        "label": label_method(config.method, config.hyperparameters),
+        "seed": config.seed,
+    }
+    place = Place(out, made, config.recording, about, arrays, branch)
+    if recorded is not None:
+        return resume_run(training, place, anyway)
+    return start_run(training, place, overwrite)
 
 
-def run_or_resume(
-    config: RunConfig,
-    out: Path,
-    *,
-    callbacks: Sequence[Callback] = (),
-    problem: Problem | None = None,
-    branch: Path | None = None,
-    anyway: bool = False,
-    elsewhere: OfAlgorithm | None = None,
-) -> Fit:
-    """Start the run in `out`, or resume it: what the directory contains of it is not done again.
-
-    A run of other settings is refused; one of fewer rounds is given the rest.
-    branch, anyway, elsewhere: as in `run` and `resume`.
-    """
-    if not run_directory.is_run(out):
-        return run(
-            config, out, callbacks=callbacks, problem=problem, branch=branch, elsewhere=elsewhere
-        )
-    config = resolve(config)
-    problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    config = of_problem(config, problem)
-    return _resume(config, out, problem, callbacks, anyway, branch, elsewhere)
-
-
-def check_goes_on(config: RunConfig, out: Path, problem: Problem) -> None:
-    """Refuse what `run_or_resume` would refuse of the settings of the run in `out`."""
+def check_resumable(config: RunConfig, out: Path, problem: Problem) -> None:
+    """Refuse other settings than those of the run in `out`, if it contains one."""
     if not run_directory.is_run(out):
         return
     _, made, summary = read_run(out)
@@ -119,23 +118,7 @@ def resume(
     """
     out = Path(directory)
     config = resumed_config(out, rounds)
-    problem = task_named(config.task).load(config.task_options) if problem is None else problem
-    return _resume(of_problem(config, problem), out, problem, callbacks, anyway)
-
-
-def _resume(
-    config: RunConfig,
-    out: Path,
-    problem: Problem,
-    callbacks: Sequence[Callback],
-    anyway: bool,
-    branch: Path | None = None,
-    elsewhere: OfAlgorithm | None = None,
-) -> Fit:
-    check_callbacks(callbacks)
-    arrays = _read_initial(config, out)
-    training = _assemble(config, problem, arrays, callbacks, elsewhere)
-    return resume_run(training, _place(config, problem, out, arrays, branch), anyway)
+    return run(config, out, resuming=True, anyway=anyway, callbacks=callbacks, problem=problem)
 
 
 def resumed_config(out: Path, rounds: int | None) -> RunConfig:
@@ -161,25 +144,32 @@ def load_model(out: Path) -> tuple[RunConfig, Problem, Any]:
     return config, problem, problem.init(jax.random.key(config.seed))
 
 
-def check_run(config: RunConfig, problem: Problem) -> dict[str, np.ndarray] | None:
-    """Refuse what the task's data and model don't have; the arrays of a warm start, if it is one.
+def check_run(
+    config: RunConfig, problem: Problem, recorded: Path | None = None
+) -> dict[str, np.ndarray] | None:
+    """Refuse what the task's data and model don't have; nothing is compiled or written for it.
 
-    Nothing is compiled for it, and nothing made.
+    Args:
+        config: The run's settings.
+        problem: The task.
+        recorded: A directory that contains the run, and its warm start.
+    Returns:
+        The arrays of a warm start; None if it is none.
     """
-    asked = {
-        "stop_metric": config.stopping.stop_metric,
-        "target_metric": config.stopping.target_metric,
-    }
-    for field, name in asked.items():
+    for field in ("stop_metric", "target_metric"):
+        name = getattr(config.stopping, field)
         if name is not None:
             known = reported(problem, task_named(config.task).metric, config.task_options)
             if name not in known:
                 expected = f"rounds of task {config.task} don't report it, but {', '.join(known)}"
                 raise refuse(field, name, expected)
-    arrays = _read_initial(config, None)
-    if arrays is not None:
-        shapes = eqx.filter_eval_shape(problem.init, jax.random.key(config.seed))
-        check_fits(shapes, arrays, f"init = {config.init!r}")
+    if config.init is None:
+        return None
+    if recorded is not None and (recorded / run_directory.INIT).is_file():
+        return read_npz(recorded / run_directory.INIT)
+    arrays = read_initial(config.init, config.init_round)
+    shapes = eqx.filter_eval_shape(problem.init, jax.random.key(config.seed))
+    check_fits(shapes, arrays, f"init = {config.init!r}")
     return arrays
 
 
@@ -189,40 +179,14 @@ def of_problem(config: RunConfig, problem: Problem) -> RunConfig:
     return dataclasses.replace(config, task_options=options)
 
 
-def _place(
+def assemble_run(
     config: RunConfig,
     problem: Problem,
-    out: Path,
-    arrays: dict[str, np.ndarray] | None,
-    branch: Path | None,
-) -> Place:
-    splits = {"train": problem.clients, "validation": problem.validation, "test": problem.test}
-    made = Made(as_table(config), environment(made_by=__name__, data=data_fingerprint(splits)))
-    about = {
-        "task": config.task,
-        "method": config.method,
-        "label": label_method(config.method, config.hyperparameters),
-        "seed": config.seed,
-    }
-    return Place(out, made, config.recording, about, arrays, branch)
-
-
-def _read_initial(config: RunConfig, out: Path | None) -> Any:
-    """The arrays of a warm start: those given, or those that the run took note of."""
-    if config.init is None:
-        return None
-    if out is not None and (out / run_directory.INIT).is_file():
-        return read_npz(out / run_directory.INIT)
-    return read_initial(config.init, config.init_round)
-
-
-def _assemble(
-    config: RunConfig,
-    problem: Problem,
-    arrays: Any,
-    callbacks: Sequence[Callback],
+    arrays: Mapping[str, np.ndarray] | None = None,
+    callbacks: Sequence[Callback] = (),
     elsewhere: OfAlgorithm | None = None,
 ) -> Training:
+    """What is trained, how and for how long; `arrays` of a warm start, others as in `run`."""
     task = task_named(config.task)
     options = config.task_options
     named = METHODS[config.method]

@@ -27,7 +27,7 @@ from fedpa.experiments.cli.run_commands import handle_interrupts
 from fedpa.experiments.config import RunConfig, resolve
 from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.report.tables import format_number
-from fedpa.experiments.run import check_goes_on, run_or_resume
+from fedpa.experiments.run import check_resumable, run
 from fedpa.experiments.shared_burn_in import is_all_burn_in
 from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
 from fedpa.experiments.sweeps.space import format_value
@@ -276,8 +276,8 @@ def check_planned(
     planned: Sequence[Planned], out: Path, problems: Mapping[TaskOptions, Problem]
 ) -> None:
     """Refuse runs of other settings that lie there, before anything is written."""
-    for run in itertools.chain(*_stages(planned, out)):
-        check_goes_on(run.config, run.out, problems[run.config.task_options])
+    for plan in itertools.chain(*_stages(planned, out)):
+        check_resumable(plan.config, plan.out, problems[plan.config.task_options])
 
 
 def _stages(planned: Sequence[Planned], out: Path) -> "tuple[list[_Run], list[_Run]]":
@@ -319,19 +319,19 @@ def _in_turn(
     quiet: bool,
     look: Callback,
 ) -> None:
-    width = max((len(run.label) for run in runs), default=0)
-    for run in runs:
-        over = is_run(run.out) and read_run(run.out).is_finished(run.config.rounds)
-        past = run_directory.past(run.out, run.branch)
+    width = max((len(plan.label) for plan in runs), default=0)
+    for plan in runs:
+        over = is_run(plan.out) and read_run(plan.out).is_finished(plan.config.rounds)
+        past = run_directory.past(plan.out, plan.branch)
         with watch_run(
             console,
-            f"{run.label:<{width}}",
-            run.config.rounds,
-            metric=task_named(run.config.task).metric,
+            f"{plan.label:<{width}}",
+            plan.config.rounds,
+            metric=task_named(plan.config.task).metric,
             past=past,
             quiet=quiet or over,
         ) as progress:
-            _perform(run, problems[run.config.task_options], [progress, look])
+            _perform(plan, problems[plan.config.task_options], [progress, look])
 
 
 def _side_by_side(runs: Sequence[_Run], jobs: int, console: Console, quiet: bool) -> None:
@@ -354,12 +354,17 @@ def _alone(run: _Run, problem: Problem, look: Callback) -> bool:
     return _perform(run, problem, [look])
 
 
-def _perform(run: _Run, problem: Problem, callbacks: Sequence[Callback]) -> bool:
+def _perform(plan: _Run, problem: Problem, callbacks: Sequence[Callback]) -> bool:
     """Whether it came to its end."""
-    wait_for_lock(run.out)
+    wait_for_lock(plan.out)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "all .* rounds are burn-in")  # said for all runs at once
-        fit = run_or_resume(
-            run.config, run.out, callbacks=callbacks, problem=problem, branch=run.branch
+        fit = run(
+            plan.config,
+            plan.out,
+            resuming=True,
+            callbacks=callbacks,
+            problem=problem,
+            branch=plan.branch,
         )
     return fit.finished

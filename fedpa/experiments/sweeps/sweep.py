@@ -25,7 +25,7 @@ from fedpa.errors import FedpaError, TooFewClientsError, check_integer
 from fedpa.experiments.config import RunConfig, from_table, table_of, write_toml
 from fedpa.experiments.config import as_table as run_table
 from fedpa.experiments.report.summary import curve, final
-from fedpa.experiments.run import run_or_resume
+from fedpa.experiments.run import run
 from fedpa.experiments.sweeps import space as spaces
 from fedpa.experiments.sweeps.search import (
     Outcome,
@@ -194,9 +194,10 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
     pruned = [make_pruning(job.past, job.metric, job.config.rounds)] if job.prune else []
     try:
         wait_for_lock(job.out)
-        fit = run_or_resume(
+        fit = run(
             job.config,
             job.out,
+            resuming=True,
             callbacks=[*pruned, *callbacks],
             problem=problem,
             anyway=job.anyway,

@@ -269,7 +269,7 @@ def test_settings_under_which_clients_fail_have_no_value(tmp_path, monkeypatch):
         real_sweep(),
         task_named("digits").load(TaskOptions()),
     )
-    monkeypatch.setattr(sweeping, "run_or_resume", failing)
+    monkeypatch.setattr(sweeping, "run", failing)
     found = sweep(settings, tmp_path, problem)
     assert [trial.state for trial in found] == ["failed"] * 4
     assert {row["stopped"] for row in rows(tmp_path)} == {"round 2: 1 of 2 clients succeeded"}
