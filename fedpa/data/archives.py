@@ -11,11 +11,11 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedpa import places
 from fedpa.data.cache import Tell, fill_directory, progress, stamp
-from fedpa.data.size_limit import find_limit, over_limit
+from fedpa.data.readers.reader import check_size, find_limit
 from fedpa.errors import DataError, FedpaError, explain, refuse
 
 OPENERS: dict[str, Callable[[Any], Any]] = {
@@ -37,16 +37,16 @@ LISTING = ".unpacked.json"
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[None]:
-    """A directory that can't be looked into is told in one line."""
+def refuse_unreadable() -> Iterator[None]:
+    """Refuse a directory that can't be looked into."""
     try:
         yield
     except OSError as error:
         raise FedpaError(f"{error.filename} can't be read: {explain(error)}") from None
 
 
-@readable()
-def searched(data_dir: str | Path | None) -> list[Path]:
+@refuse_unreadable()
+def list_places(data_dir: str | Path | None) -> list[Path]:
     """Where data sets are looked for, in this order. A directory that was named is the only one."""
     if data_dir is not None:
         if not Path(data_dir).is_dir():
@@ -56,99 +56,83 @@ def searched(data_dir: str | Path | None) -> list[Path]:
     return [*([Path(own)] if own else []), places.user_data()]
 
 
-@readable()
+@refuse_unreadable()
 def find(
-    files: Sequence[str],
-    stems: Sequence[str],
-    data_dir: str | Path | None,
-    look_only: bool = False,
+    files: Sequence[str], stem: str, data_dir: str | Path | None, look_only: bool = False
 ) -> dict[str, Path] | None:
-    """Where each of `files` is, or None if none of the directories holds anything of them.
+    """Find where each of `files` is; None if none of the directories holds anything of them.
 
-    stems: names of the archives that hold them, without `.tar.bz2` and the like. What is loose, in
-    a directory or one level below, is preferred to archives. look_only: nothing is unpacked: what
-    is packed is where its archive is, which is taken to be whole, and half a data set is None.
+    Args:
+        stem: Name of the archive that holds them, without `.tar.bz2` and the like. What is loose,
+            in a directory or one level below, is preferred to it.
+        look_only: Unpack nothing: what is packed is where its archive is, which is taken to be
+            whole, and half a data set is None.
     """
-    for directory in searched(data_dir):
+    for directory in list_places(data_dir):
         if directory.is_dir():
-            found = _in_directory(directory, files, stems, look_only)
-            if found:
-                return found
+            paths = _find_in(directory, files, stem, look_only)
+            if paths:
+                return paths
     return None
 
 
-def _in_directory(
-    directory: Path, files: Sequence[str], stems: Sequence[str], look_only: bool
+def _find_in(
+    directory: Path, files: Sequence[str], stem: str, look_only: bool
 ) -> dict[str, Path] | None:
     below = sorted(path for path in directory.iterdir() if path.is_dir())
-    for place in (directory, *below):
-        loose = _loose(place, files)
-        if len(loose) == len(files):
-            return {name: _taken(loose[name], look_only) for name in files}
-    archives = [path for stem in stems if (path := _first(directory, stem, ARCHIVES))]
-    if archives and look_only:
-        return dict.fromkeys(files, archives[0])
-    found = {name: path for path in archives for name, path in _from_archive(path, files).items()}
-    # Half a data set is told rather than passed over. A sub-directory is the data set's only if it
-    # bears its name: a train.bin may be anybody's.
-    homes = [directory, *(place for place in below if place.name in stems)]
-    partly = [place for place in homes if _loose(place, files)]
-    for place in partly:
-        for name, one in _loose(place, files).items():
-            if name not in found:
-                found[name] = _taken(one, look_only)
-    missing = [name for name in files if name not in found]
+    loose = {place: _find_loose(place, files) for place in (directory, *below)}
+    homes = [place for place, own in loose.items() if len(own) == len(files)][:1]
+    paths: dict[str, Path] = {}
+    archive = None
+    if not homes:
+        # A sub-directory is the data set's only if it bears its name: a train.bin may be anybody's.
+        homes = [place for place in (directory, directory / stem) if loose.get(place)]
+        archive = _find_first(directory, stem, ARCHIVES)
+    if archive is not None:
+        if look_only:
+            return dict.fromkeys(files, archive)
+        paths = _unpack_archive(archive, files)
+    for place in homes:
+        for name, path in loose[place].items():
+            if name not in paths:
+                paths[name] = path if look_only else _unpack_file(path, name)
+    missing = [name for name in files if name not in paths]
     if not missing:
-        return {name: found[name] for name in files}
-    if (archives or partly) and not look_only:
-        holders = ", ".join(str(path) for path in [*archives, *partly])
-        raise DataError(f"{holders}: {', '.join(missing)} missing: the data set is incomplete")
+        return {name: paths[name] for name in files}
+    holders = [str(path) for path in (archive, *homes) if path is not None]
+    if holders and not look_only:  # half a data set is told rather than passed over
+        lacking = ", ".join(missing)
+        raise DataError(f"{', '.join(holders)}: {lacking} missing: the data set is incomplete")
     return None
 
 
-def _taken(one: "_Once", look_only: bool) -> Path:
-    return one.path if look_only else one()
+def _find_loose(place: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Those of the files that are in a directory, as they are or compressed."""
+    paths = {name: _find_first(place, name, ("", *COMPRESSED)) for name in files}
+    return {name: path for name, path in paths.items() if path is not None}
 
 
-class _Once(NamedTuple):
-    """A file as it is, or compressed: unpacked when it is asked for."""
-
-    path: Path
-    packed: bool
-
-    def __call__(self) -> Path:
-        if not self.packed:
-            return self.path
-        return _unpacked(self.path, self.path.stem, _decompress) / self.path.stem
-
-
-def _loose(place: Path, files: Sequence[str]) -> dict[str, _Once]:
-    found = {}
-    for name in files:
-        if (place / name).is_file():
-            found[name] = _Once(place / name, packed=False)
-        elif path := _first(place, name, COMPRESSED):
-            found[name] = _Once(path, packed=True)
-    return found
-
-
-def _first(place: Path, name: str, endings: Sequence[str]) -> Path | None:
+def _find_first(place: Path, name: str, endings: Sequence[str]) -> Path | None:
     paths = (place / f"{name}{ending}" for ending in endings)
     return next((path for path in paths if path.is_file()), None)
 
 
-def _from_archive(archive: Path, files: Sequence[str]) -> dict[str, Path]:
+def _unpack_file(path: Path, name: str) -> Path:
+    return path if path.name == name else _unpack_once(path, name, _decompress) / name
+
+
+def _unpack_archive(archive: Path, files: Sequence[str]) -> dict[str, Path]:
     """Those of the files that the archive holds, at whatever depth."""
     stem = next(archive.name.removesuffix(e) for e in ARCHIVES if archive.name.endswith(e))
-    directory = _unpacked(archive, stem, _extract)
-    found: dict[str, Path] = {}
+    directory = _unpack_once(archive, stem, _extract)
+    paths: dict[str, Path] = {}
     for path in sorted(directory.rglob("*"), key=lambda path: len(path.parts)):
         if path.name in files and path.is_file():
-            found.setdefault(path.name, path)
-    return found
+            paths.setdefault(path.name, path)
+    return paths
 
 
-def _unpacked(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"], None]) -> Path:
+def _unpack_once(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"], None]) -> Path:
     """The directory in the cache that holds what is in `packed`."""
 
     def make(inside: Path) -> None:
@@ -180,18 +164,11 @@ def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"]
             while reading.read(CHUNK):  # to the end, where the checksums are
                 pass
             tell(reading.total, reading.total)
+    except FedpaError:
+        raise
     except tarfile.FilterError as error:
         raise DataError(f"{packed} wants to write elsewhere: {error}") from None
-    except (
-        tarfile.TarError,
-        EOFError,
-        lzma.LZMAError,
-        zlib.error,
-        MemoryError,
-        ValueError,
-    ) as error:
-        if isinstance(error, FedpaError):
-            raise
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, MemoryError, ValueError):
         raise _cut(packed) from None  # MemoryError: the size of a dictionary that is damaged
     except OSError as error:
         if error.errno is None:  # what bz2 and gzip raise; the system's errors have a number
@@ -215,8 +192,7 @@ class _Reading:
     def read(self, size: int = -1, /) -> bytes:
         data: bytes = self.stream.read(size)
         self.unpacked += len(data)
-        if self.unpacked > self.limit:
-            raise over_limit(self.raw.name, "unpacks to more bytes", self.total, self.limit)
+        check_size(f"{self.raw.name}, unpacked,", self.unpacked, self.total, self.limit)
         if (at := self.raw.tell()) >= self.told + CHUNK:
             self.told = at
             self.tell(at, self.total)

@@ -25,13 +25,9 @@ Listener: TypeAlias = Callable[[str], contextlib.AbstractContextManager[Tell]]
 """What is being done → where to tell how far it is."""
 
 
-@contextlib.contextmanager
-def _ignore(what: str) -> Iterator[Tell]:
-    del what
-    yield lambda done, total: None
-
-
-_listener: contextvars.ContextVar[Listener] = contextvars.ContextVar("listener", default=_ignore)
+_listener: contextvars.ContextVar[Listener] = contextvars.ContextVar(
+    "listener", default=lambda what: contextlib.nullcontext(lambda done, total: None)
+)
 
 
 def progress(what: str) -> contextlib.AbstractContextManager[Tell]:
@@ -132,81 +128,55 @@ def _size_and_time(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-VERSION = "2"
-"""Of the kept form: another one re-creates indices."""
+VERSION = "3"
+"""Of the stored form: another one re-creates indices."""
 
 
 class Index(NamedTuple):
     ids: list[str]
-    """Sorted."""
+    """Sorted, each once."""
     counts: np.ndarray
     """int64, the examples of each."""
-    aligned: Mapping[str, np.ndarray] = {}
-    """What else the reader wants to know of each: first axis as `ids`."""
     notes: Mapping[str, np.ndarray] = {}
-    """What it wants to know of the whole."""
+    """What else the reader wants to know of the file."""
 
 
 def load_index(path: Path, part: str, build: Callable[[], Index]) -> Index:
-    """The index of a file or directory, from the cache if it has not changed since.
+    """Load the index of a file or directory from the cache, or build it if the file has changed.
 
-    part: what the index is of, for example the split, if the file holds several.
-    build: finds it, in any order. A client that is there twice is refused.
+    Args:
+        part: What the index is of, for example the split, if the file holds several.
+        build: Goes through the file. An id that it gives twice is refused.
     """
     target = places.cache() / "indices" / f"{stamp(path, f'{part}|{VERSION}')}.npz"
     known = _read_index(target)
     if known is not None:
         return known
-    index = _sort(path, build())
-    with contextlib.suppress(OSError):  # without it the next call takes longer, nothing else
-        _write_index(target, index)
+    index = build()
+    refuse_duplicates(path, index.ids)
+    ids = np.frombuffer(json.dumps(index.ids).encode(), np.uint8)
+    # Without it the next call takes longer, nothing else.
+    with contextlib.suppress(OSError), stage(target) as beside:
+        made = beside / "index.npz"
+        np.savez(made, allow_pickle=False, ids=ids, counts=index.counts, **index.notes)
+        settle(made, target)
     return index
 
 
-def _sort(path: Path, index: Index) -> Index:
-    order = sorted(range(len(index.ids)), key=index.ids.__getitem__)
-    ids = [index.ids[i] for i in order]
-    refuse_duplicates(path, ids)
-    rows = np.array(order, np.int64)
-    moved = {name: array[rows] for name, array in index.aligned.items()}
-    return Index(ids, np.asarray(index.counts, np.int64)[rows], moved, index.notes)
-
-
 def refuse_duplicates(path: Path, ids: Sequence[str]) -> None:
-    """Sorted ids, each once."""
+    """Refuse sorted ids of which one is there twice."""
     for one, other in itertools.pairwise(ids):
         if one == other:
             raise DataError(f"{path}: client {one!r} is there twice")
 
 
-def _write_index(target: Path, index: Index) -> None:
-    arrays = {"ids": np.frombuffer(json.dumps(index.ids).encode(), np.uint8)}
-    arrays |= {"counts": index.counts}
-    arrays |= {f"aligned.{name}": array for name, array in index.aligned.items()}
-    arrays |= {f"notes.{name}": array for name, array in index.notes.items()}
-    with stage(target) as beside:
-        made = beside / "index.npz"
-        np.savez(made, allow_pickle=False, **arrays)
-        settle(made, target)
-
-
 def _read_index(target: Path) -> Index | None:
-    """None if there is none, or one that is damaged."""
+    """Read an index; None if there is none, or one that is damaged."""
     try:
-        with target.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            ids = json.loads(arrays["ids"].tobytes())
-            found = {name: arrays[name] for name in arrays.files if "." in name}
-            index = Index(
-                ids,
-                arrays["counts"],
-                _below("aligned.", found),
-                _below("notes.", found),
-            )
+        with target.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = dict(stored)
+        ids = json.loads(arrays.pop("ids").tobytes())
+        index = Index(ids, arrays.pop("counts"), arrays)
     except Exception:  # of a file that is damaged, NumPy and zipfile raise every kind
         return None
-    sizes = {len(array) for array in (index.counts, *index.aligned.values())}
-    return index if sizes == {len(index.ids)} else None
-
-
-def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    return index if len(index.counts) == len(ids) else None

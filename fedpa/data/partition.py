@@ -223,6 +223,14 @@ def number_clients(num_clients: int) -> list[str]:
     return [f"{number:0{width}d}" for number in range(num_clients)]
 
 
+def tabulate_labels(
+    labels: np.ndarray, rows: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the labels, sorted; how many examples of each a client has: [clients, labels])."""
+    kinds, inverse = np.unique(labels, return_inverse=True)
+    return kinds, np.stack([np.bincount(inverse[own], minlength=len(kinds)) for own in rows])
+
+
 def deal_by_label(
     data: FederatedData, label: str, concentration: float, seed: int
 ) -> FederatedData:

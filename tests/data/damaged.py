@@ -114,8 +114,8 @@ LAYOUTS = {
     "csv": ("damaged.csv", table, lambda p: open_table(p, "user")),
     "parquet": ("damaged.parquet", table, lambda p: open_table(p, "user")),
     "feather": ("damaged.feather", table, lambda p: open_table(p, "user")),
-    "archive": ("damaged.tar.gz", packed, lambda p: find(["set.h5"], ["damaged"], p.parent)),
-    "tar": ("damaged.tar.xz", packed, lambda p: find(["set.h5"], ["damaged"], p.parent)),
+    "archive": ("damaged.tar.gz", packed, lambda p: find(["set.h5"], "damaged", p.parent)),
+    "tar": ("damaged.tar.xz", packed, lambda p: find(["set.h5"], "damaged", p.parent)),
     "cifar": ("damaged.bin", cifar, lambda p: read_cifar100(p, p)),
 }
 

@@ -52,7 +52,7 @@ def test_labels_out_of_range_are_refused(paths, column, value, kind):
 
 def test_a_file_that_is_not_there(paths):
     paths[0].unlink()
-    with pytest.raises(DataError, match=r"train\.bin is not there"):
+    with pytest.raises(DataError, match=r"train\.bin can't be read: No such file"):
         read_cifar100(*paths)
 
 

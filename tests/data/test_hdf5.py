@@ -425,7 +425,7 @@ def test_read_only_directories_will_do(path):
 @pytest.mark.skipif("FEDPA_DATA" not in os.environ, reason="FEDPA_DATA names no real data")
 def test_the_real_digits(cache):
     files = [f"fed_emnist_digitsonly_{split}.h5" for split in ("train", "test")]
-    found = find(files, ["fed_emnist_digitsonly"], None)
+    found = find(files, "fed_emnist_digitsonly", None)
     assert found is not None
     train, test = (open_hdf5(found[name]) for name in files)
     assert len(train.ids) == 836

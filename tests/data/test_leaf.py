@@ -56,7 +56,7 @@ def test_a_full_disk_is_told(path, cache):
 
 def test_it_is_parsed_once(path, monkeypatch):
     open_leaf(write(path, content(ONE)))
-    monkeypatch.setattr("fedpa.data.readers.leaf._parsed", None)
+    monkeypatch.setattr("fedpa.data.readers.leaf._parse", None)
     assert open_leaf(path).examples("b")["y"].tolist() == [3, 4]
 
 

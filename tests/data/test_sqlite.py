@@ -1,4 +1,5 @@
 import contextlib
+import os
 import sqlite3
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -115,12 +116,23 @@ def test_a_file_that_was_replaced_is_not_mixed_with_the_old_one(path, index):
     data.examples("a")
     other = written(path.with_name("other"), [*ROWS, ("test", "b", row(9))], index=index)
     other.replace(path)
-    assert data.examples("b")["label"].tolist() == [0, 3, 4]  # this thread has the old one
-    with (
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(DataError, match=r"set #1\?\.sqlite has changed since it was opened"),
-    ):
-        pool.submit(data.examples, "b").result()
+    assert data.examples("b")["label"].tolist() == [0, 3, 4]  # the old one is open
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(data.examples, "b").result()["label"].tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_a_file_that_was_replaced_before_it_was_read_is_refused(path, index, monkeypatch):
+    data = open_sqlite(written(path, index=index), "train")
+    data.examples("a")
+    unread = open_sqlite(path, "train")
+    other = written(path.with_name("other"), [*ROWS, ("test", "b", row(9))], index=index)
+    other.replace(path)
+    with pytest.raises(DataError, match=r"set #1\?\.sqlite has changed since it was opened"):
+        unread.examples("b")
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
+    with pytest.raises(DataError, match=r"set #1\?\.sqlite has changed since it was opened"):
+        data.examples("b")
 
 
 @pytest.mark.parametrize(

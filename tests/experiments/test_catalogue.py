@@ -9,19 +9,25 @@ import pytest
 
 from fedpa.data.readers import cifar
 from fedpa.data.readers.hdf5 import write_hdf5
-from fedpa.data.statistics import num_labels, sizes
 from fedpa.errors import DataError, FedpaError
 from fedpa.experiments.catalogue import (
     BASE,
     DATA_SETS,
-    cifar_files,
-    counts_files,
-    first_found,
-    found,
+    count_labels,
+    count_sizes,
+    find_cifar,
+    find_counts,
+    find_dataset,
+    find_first,
+    get_url,
     open_dataset,
-    url_of,
 )
 from tests.data import tiny
+
+
+def sizes(data):
+    return count_sizes([data.num_examples(name) for name in data.ids])
+
 
 REAL = os.environ.get("FEDPA_DATA")
 needs_data = pytest.mark.skipif(not REAL, reason="FEDPA_DATA names no directory of real data")
@@ -72,7 +78,7 @@ def test_every_form_gives_the_same_arrays(tmp_path, name, form):
         tiny.hdf5(home, name, make, splits)
         if form == "archive":
             tiny.archive(where / f"{name}.tar.bz2", *home.glob("*.h5"))
-    path = found(name, where)
+    path = find_dataset(name, where)
     assert path is not None
     assert path.is_relative_to(where)
     assert not (tmp_path / "cache").exists()  # nothing was unpacked to look
@@ -90,7 +96,7 @@ def test_every_form_gives_the_same_arrays(tmp_path, name, form):
 @pytest.mark.parametrize("folder", ["femnist", "leaf", "femnist/data"])
 def test_leafs_json(tmp_path, folder):
     tiny.leaf(tmp_path / folder)
-    assert found("fed_emnist", tmp_path) == tmp_path / folder
+    assert find_dataset("fed_emnist", tmp_path) == tmp_path / folder
     opened = open_dataset("fed_emnist", tmp_path)
     check_same(opened.train, tiny.emnist, 0)
     check_same(opened.test, tiny.emnist, 1)
@@ -104,7 +110,7 @@ def test_places_are_looked_at_in_turn(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDPA_DATA", str(named))
     assert open_dataset("fed_emnist").train.num_examples("c0") == 2
     assert open_dataset("fed_emnist", given).train.num_examples("c0") == 3
-    assert found("fed_emnist") == named / "fed_emnist_train.h5"
+    assert find_dataset("fed_emnist") == named / "fed_emnist_train.h5"
 
 
 def test_missing_ones_say_where_and_how_to_get_them(tmp_path, monkeypatch):
@@ -114,9 +120,9 @@ def test_missing_ones_say_where_and_how_to_get_them(tmp_path, monkeypatch):
             open_dataset(name)
         for words in (f"fedpa data get {name}", str(tmp_path / "nowhere"), str(tmp_path / "home")):
             assert words in str(caught.value)
-        assert found(name) is None
+        assert find_dataset(name) is None
     with pytest.raises(FedpaError, match=r"stackoverflow.word_count .* fedpa data get stackoverfl"):
-        counts_files()
+        find_counts()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_missing_ones_say_where_and_how_to_get_them(tmp_path, monkeypatch):
         (lambda: open_dataset("fed_emnist", seed=-1), "seed = -1"),
         (lambda: open_dataset("fed_emnist", features=["x"]), "fed_emnist has pixels, label"),
         (lambda: open_dataset("fed_emnist", "/nowhere"), "must be a directory that exists"),
-        (lambda: cifar_files(), "fedpa data get cifar-100-binary"),
+        (lambda: find_cifar(), "fedpa data get cifar-100-binary"),
     ],
 )
 def test_bad_requests_are_refused(call, words):
@@ -250,8 +256,8 @@ def test_what_is_found_can_be_opened_and_the_reverse(tmp_path):
     own = tmp_path / "d" / "fed_emnist"
     (own / "fed_emnist_test.h5").rename(tmp_path / "d" / "fed_emnist_test.h5")
     check_same(open_dataset("fed_emnist", tmp_path / "d").train, tiny.emnist, 0)
-    assert found("fed_emnist", tmp_path / "d") == own / "fed_emnist_train.h5"
-    assert first_found(["fed_emnist"], tmp_path / "d") == "fed_emnist"
+    assert find_dataset("fed_emnist", tmp_path / "d") == own / "fed_emnist_train.h5"
+    assert find_first(["fed_emnist"], tmp_path / "d") == "fed_emnist"
 
 
 @pytest.fixture(name="small_deal")
@@ -262,11 +268,13 @@ def _small_deal(monkeypatch):
 
 def test_cifar_is_dealt_once_for_each_seed_and_then_read_lazily(tmp_path, small_deal, monkeypatch):
     tiny.cifar_records(tmp_path / "d" / "cifar-100-binary")
-    assert found("fed_cifar100", tmp_path / "d") == found("cifar-100-binary", tmp_path / "d")
+    assert find_dataset("fed_cifar100", tmp_path / "d") == find_dataset(
+        "cifar-100-binary", tmp_path / "d"
+    )
     opened = open_dataset("fed_cifar100", tmp_path / "d")
     assert sizes(opened.train)[:4] == (6, 600, 100.0, 0.0)
     assert sizes(opened.test)[:4] == (3, 300, 100.0, 0.0)
-    assert num_labels(opened.train, "label") == 100
+    assert count_labels(opened.train, "label") == 100
     client = opened.train.examples(opened.train.ids[3])
     assert client["image"].dtype == np.uint8
     assert (client["coarse_label"] == client["label"] // 5).all()
@@ -319,14 +327,14 @@ def test_a_deal_that_fails_leaves_nothing(tmp_path, small_deal):
 def test_urls(monkeypatch):
     (emnist,) = DATA_SETS["fed_emnist"].archives
     (records,) = DATA_SETS["cifar-100-binary"].archives
-    assert url_of(emnist) == BASE + "fed_emnist.tar.bz2"
-    assert url_of(records) == "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+    assert get_url(emnist) == BASE + "fed_emnist.tar.bz2"
+    assert get_url(records) == "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
     monkeypatch.setenv("FEDPA_DATA_URL", "https://mirror.example/a")
-    assert url_of(records) == "https://mirror.example/a/cifar-100-binary.tar.gz"
-    assert url_of(emnist, "http://other/") == "http://other/fed_emnist.tar.bz2"
+    assert get_url(records) == "https://mirror.example/a/cifar-100-binary.tar.gz"
+    assert get_url(emnist, "http://other/") == "http://other/fed_emnist.tar.bz2"
     monkeypatch.setenv("FEDPA_DATA_URL", "here")
     with pytest.raises(FedpaError, match="FEDPA_DATA_URL = 'here': must begin with https://"):
-        url_of(emnist)
+        get_url(emnist)
 
 
 def test_every_archive_has_a_checksum():
@@ -357,7 +365,7 @@ def test_real_data(name, expected):
 
 @needs_data
 def test_real_counts():
-    words, tags = counts_files(REAL)
+    words, tags = find_counts(REAL)
     assert words.read_text().splitlines()[1].split()[0] == "the"
     assert tags.read_text().startswith("{")
 

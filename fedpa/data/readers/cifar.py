@@ -1,15 +1,13 @@
 """CIFAR-100's binary records, and their partition by Pachinko (Reddi et al.)."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedpa.data.partition import Partition, number_clients, pachinko
 from fedpa.data.readers.hdf5 import write_partition
-from fedpa.data.readers.reader import Arrays
-from fedpa.data.size_limit import MAX_BYTES
-from fedpa.errors import DataError, explain
+from fedpa.data.readers.reader import MAX_BYTES, Arrays, refuse_damaged
+from fedpa.errors import DataError
 
 SIDE, CHANNELS = 32, 3
 RECORD = 2 + CHANNELS * SIDE * SIDE
@@ -22,15 +20,11 @@ def read_cifar100(train: Path, test: Path) -> tuple[Arrays, Arrays]:
 
 
 def _read(path: Path) -> Arrays:
-    try:
+    with refuse_damaged(f"{path} can't be read", OSError):
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise DataError(f"{path} has {size} bytes: must have at most {MAX_BYTES}")
         raw = np.fromfile(path, np.uint8)
-    except FileNotFoundError:
-        raise DataError(f"{path} is not there") from None
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {explain(error)}") from None
     if not len(raw) or len(raw) % RECORD:
         raise DataError(f"{path} has {len(raw)} bytes: must be records of {RECORD}, it may be cut")
     records = raw.reshape(-1, RECORD)
@@ -60,14 +54,10 @@ def seed_split(seed: int, split: str) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def deal_pachinko(split: str, arrays: Mapping[str, np.ndarray], seed: int) -> Partition:
-    """The images of a split."""
-    coarse, fine = arrays["coarse_label"], arrays["label"]
-    rows = pachinko(coarse, fine, CLIENTS[split], EACH, ALPHA, BETA, seed_split(seed, split))
-    return Partition(arrays, rows, number_clients(len(rows)))
-
-
 def write_pachinko(train: Path, test: Path, out: Path, seed: int) -> None:
     """Deal both files and write `fed_cifar100_{train,test}.h5` into the directory `out`."""
     for split, arrays in zip(CLIENTS, read_cifar100(train, test), strict=True):
-        write_partition(out / f"fed_cifar100_{split}.h5", deal_pachinko(split, arrays, seed))
+        coarse, fine = arrays["coarse_label"], arrays["label"]
+        rows = pachinko(coarse, fine, CLIENTS[split], EACH, ALPHA, BETA, seed_split(seed, split))
+        dealt = Partition(arrays, rows, number_clients(len(rows)))
+        write_partition(out / f"fed_cifar100_{split}.h5", dealt)

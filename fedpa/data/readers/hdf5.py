@@ -4,28 +4,28 @@ import contextlib
 import functools
 import io
 import math
-import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpa.data.cache import Index, load_index, progress, settle, stage, stamp
+from fedpa.data.cache import Index, load_index, progress, settle, stage
 from fedpa.data.federated import FederatedData
 from fedpa.data.partition import Partition
 from fedpa.data.readers.reader import (
     Arrays,
     Features,
     as_text,
+    check_size,
     choose_features,
-    describe,
+    hold_open,
     import_optional,
+    index_clients,
     make_federation,
+    refuse_damaged,
 )
-from fedpa.data.size_limit import check_size
 from fedpa.errors import DataError, refuse
 
 ROOT = "examples"
@@ -42,34 +42,28 @@ NAME = "text in Unicode without '/' or NUL, and not '.' or empty"
 def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
     """The clients of a file. The first time it is gone through once to find their sizes.
 
-    features: which are read: names, or {the name it shall have: its name in the file}; all unless
-    told. All clients must have the same. Strings come as object arrays of `str`. The file is opened
+    features: which are read: names, or {the name it shall have: its name in the file}; default:
+    all. All clients must have the same. Strings come as object arrays of `str`. The file is opened
     when the first client is read and stays open; any thread may read. Links, data sets in other
     files and ones that claim more than the file can hold are refused.
     """
     path = Path(path)
+    get_clients = hold_open(path, _open_clients)
     index = load_index(path, "hdf5", lambda: _build(path))
-    handle = _held(path, stamp(path))
     longest = int(index.notes["longest"])
-
-    # Those of the first client that has any: all must have the same.
     names = choose_features(features, index.notes["features"].tolist(), str(path))
 
     def read(name: str) -> Arrays:
-        try:
-            held = handle()
-            group = _h5py().h5g.open(held.root, name.encode())
+        where = f"{path}: client {name!r}"
+        with refuse_damaged(f"{where} can't be read", *BROKEN):
+            clients = get_clients()
+            group = _h5py().h5g.open(clients.root, name.encode())
             if not len(group):
                 return {}
-            where = f"{path}: client {name!r}"
-            found = {new: _feature(where, group, old, held.size) for new, old in names.items()}
+            own = {new: _feature(where, group, old, clients.size) for new, old in names.items()}
             # Names may be of one data set, so that each is small enough and all are not.
-            check_size(where, sum(one.bytes for one in found.values()), held.size)
-            return {new: _array(where, one, held.size, longest) for new, one in found.items()}
-        except DataError:
-            raise
-        except BROKEN as error:
-            raise DataError(f"{path}: client {name!r} can't be read: {describe(error)}") from None
+            check_size(where, sum(one.bytes for one in own.values()), clients.size)
+            return {new: _array(where, one, clients.size, longest) for new, one in own.items()}
 
     return make_federation(path, index, read)
 
@@ -77,22 +71,17 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
 def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     """Write (client, arrays by feature) in this layout. Text is kept as UTF-8 of any length.
 
-    The file appears under its name when it is whole. The system's errors come as they are.
+    The file is made in memory, for HDF5 may crash if the disk is full, and appears under its name
+    when it is whole. The system's errors come as they are.
     """
-    path = Path(path)
+    path, content = Path(path), io.BytesIO()
+    with _h5py().File(content, "w") as file:
+        root = file.create_group(ROOT)
+        for name, arrays in clients:
+            _write_client(root, name, arrays)
     with stage(path) as beside:
-        made = beside / "made.h5"
-        with made.open("w+b", buffering=0) as raw:
-            disk = _Disk(raw)
-            with _h5py().File(disk, "w") as file:
-                root = file.create_group(ROOT)
-                for name, arrays in clients:
-                    _write_client(root, name, arrays)
-                    if disk.error is not None:
-                        break
-            if disk.error is not None:
-                raise disk.error
-        settle(made, path)
+        (beside / "made.h5").write_bytes(content.getbuffer())
+        settle(beside / "made.h5", path)
 
 
 def write_partition(path: Path, partition: Partition) -> None:
@@ -106,60 +95,6 @@ def write_partition(path: Path, partition: Partition) -> None:
                 tell(done, len(names))
 
         write_hdf5(path, clients())
-
-
-class _Disk(io.RawIOBase):
-    """A file that does not fail while HDF5 has it: HDF5 may crash if it can't write what it must.
-
-    What the system refuses is held in memory instead, from the first error on.
-    """
-
-    def __init__(self, raw: Any) -> None:
-        self.raw, self.at, self.end = raw, 0, 0
-        self.error: OSError | None = None
-        self.held: list[tuple[int, bytes]] = []
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.end}[whence]
-        return self.at
-
-    def write(self, data: Any) -> int:
-        size = len(data)
-        if self.error is None:
-            try:
-                self.raw.seek(self.at)
-                done = 0
-                while done < size:  # a disk that is nearly full takes a part
-                    done += self.raw.write(data[done:])
-            except OSError as error:
-                self.error = error
-        if self.error is not None:
-            self.held.append((self.at, bytes(data)))
-        self.at += size
-        self.end = max(self.end, self.at)
-        return size
-
-    def readinto(self, buffer: Any) -> int:
-        size = max(0, min(len(buffer), self.end - self.at))
-        self.raw.seek(self.at)
-        found = self.raw.read(size)
-        buffer[:size] = found + bytes(size - len(found))
-        for at, data in self.held:
-            first, last = max(at, self.at), min(at + len(data), self.at + size)
-            if first < last:
-                buffer[first - self.at : last - self.at] = data[first - at : last - at]
-        self.at += size
-        return size
-
-    def truncate(self, size: int | None = None) -> int:
-        size = self.at if size is None else size
-        if self.error is None:
-            try:
-                self.raw.truncate(size)
-            except OSError as error:
-                self.error = error
-        self.end = size
-        return size
 
 
 def _write_client(root: Any, name: str, arrays: Mapping[str, Any]) -> None:
@@ -205,115 +140,60 @@ def _h5py() -> Any:
     return import_optional("h5py", "HDF5 files", "experiments")
 
 
-def _open(path: Path) -> Any:
-    h5py = _h5py()
-    try:
-        # Read-only: locks would only stop those who read from places that can't be written.
-        return h5py.File(path, "r", locking=False)
-    except BROKEN as error:
-        raise DataError(
-            f"{path} can't be opened, it is cut or no HDF5 file: {describe(error)}"
-        ) from None
-
-
-class _Held(NamedTuple):
+class _Clients(NamedTuple):
     file: Any
     root: Any
-    """Its group of clients, opened once for all of them."""
+    """Its group of clients."""
     size: int
     """Its bytes."""
 
 
-def _held(path: Path, seen: str) -> Callable[[], _Held]:
-    """Opens the file once for every process: one that was forked opens it again."""
-    lock = threading.Lock()
-    files: dict[int, _Held] = {}
-
-    def held() -> _Held:
-        process = os.getpid()
-        if process not in files:
-            with lock:
-                if process not in files:
-                    if stamp(path) != seen:
-                        raise DataError(f"{path} has changed since it was opened")
-                    file = _open(path)
-                    files[process] = _Held(file, file[ROOT].id, path.stat().st_size)
-        return files[process]
-
-    return held
+def _open_clients(path: Path) -> _Clients:
+    h5py = _h5py()
+    with refuse_damaged(f"{path} can't be opened, it is cut or no HDF5 file", *BROKEN):
+        # Read-only: locks would only stop those who read from places that can't be written.
+        file = h5py.File(path, "r", locking=False)
+    root = None
+    with contextlib.suppress(*BROKEN):
+        if file.id.links.get_info(ROOT.encode()).type == h5py.h5l.TYPE_HARD:
+            root = file[ROOT].id
+    if not isinstance(root, h5py.h5g.GroupID):
+        file.close()
+        raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
+    return _Clients(file, root, path.stat().st_size)
 
 
 def _build(path: Path) -> Index:
     """Low-level calls: there may be hundreds of thousands of clients."""
-    size = path.stat().st_size
-    with _open(path) as file, progress(f"indexing {path.name}") as tell:
-        root, names = _clients(path, file)
-        ids, counts = [], np.zeros(len(names), np.int64)
-        first, features = "", list[str]()
-        for i, name in enumerate(names):
-            ids.append(name.decode(errors="surrogateescape"))
-            where = f"{path}: client {ids[i]!r}"
-            try:
-                group = _h5py().h5g.open(root, name)
-                own = [feature.decode() for feature in _links(where, "feature", group)]
-                if own and not features:
-                    first, features = ids[i], own
-                if own:
-                    _check_features(where, own, first, features)
-                    counts[i] = _feature(where, group, own[0], size).shape[0]
-            except DataError:
-                raise
-            except BROKEN as error:
-                raise DataError(f"{where} can't be read: {describe(error)}") from None
-            if i % 1000 == 0:
-                tell(i, len(names))
-        tell(len(names), len(names))
-    notes = {"features": np.array(features, np.str_), "longest": np.array(_longest_text(path))}
-    return Index(ids, counts, notes=notes)
+    file, root, size = _open_clients(path)
 
+    def look(name: str) -> tuple[list[str], int]:
+        where = f"{path}: client {name!r}"
+        with refuse_damaged(f"{where} can't be read", *BROKEN):
+            group = _h5py().h5g.open(root, name.encode(errors="surrogateescape"))
+            own = [feature.decode() for feature in _links(where, "feature", group)]
+            return own, _feature(where, group, own[0], size).shape[0] if own else 0
 
-def _clients(path: Path, file: Any) -> tuple[Any, list[bytes]]:
-    """The group of clients, and their names."""
-    root = None
-    with contextlib.suppress(*BROKEN):
-        if file.id.links.get_info(ROOT.encode()).type == _h5py().h5l.TYPE_HARD:
-            root = file[ROOT].id
-    if not isinstance(root, _h5py().h5g.GroupID):
-        raise DataError(f"{path} has no group /{ROOT}: it is not in the layout of TFF")
-    try:
-        return root, _links(path, "client", root)
-    except DataError:
-        raise
-    except BROKEN as error:
-        raise DataError(
-            f"{path}: the names of its clients can't be read: {describe(error)}"
-        ) from None
+    with file:
+        with refuse_damaged(f"{path}: the names of its clients can't be read", *BROKEN):
+            names = _links(path, "client", root)
+        ids = sorted(name.decode(errors="surrogateescape") for name in names)
+        index = index_clients(path, ids, look)
+    return index._replace(notes={**index.notes, "longest": np.array(_longest_text(path))})
 
 
 def _links(where: object, what: str, group: Any) -> list[bytes]:
     """The names in a group. Links are refused: they may lead to other files, or in circles."""
     h5l = _h5py().h5l
-    found: list[tuple[bytes, int]] = []
-    group.links.iterate(lambda name, info: found.append((name, info.type)), info=True)
-    for name, kind in found:
+    there: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: there.append((name, info.type)), info=True)
+    for name, kind in there:
         if kind != h5l.TYPE_HARD:
             shown = name.decode(errors="replace")
             links = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
             link = links.get(kind, "a link")
             raise DataError(f"{where}: {what} {shown!r} is {link}: must be in the file itself")
-    return [name for name, _ in found]
-
-
-def _check_features(where: str, own: list[str], first: str, features: list[str]) -> None:
-    """Refuse a client that has other features than the first one."""
-    if own == features:
-        return
-    for feature in features:
-        if feature not in own:
-            raise DataError(f"{where} has no feature {feature!r}, which client {first!r} has")
-    for feature in own:
-        if feature not in features:
-            raise DataError(f"{where} has feature {feature!r}, which client {first!r} has not")
+    return [name for name, _ in there]
 
 
 class _Feature(NamedTuple):
@@ -357,9 +237,7 @@ def _array(where: str, feature: _Feature, size: int, longest: int) -> np.ndarray
     elif array.size:
         dataset.read(_h5py().h5s.ALL, _h5py().h5s.ALL, array)
     # Strings: of any length, or of a fixed one.
-    if _h5py().check_string_dtype(dtype) is not None:
-        return as_text(array.ravel().tolist(), shape)
-    return array
+    return array if _h5py().check_string_dtype(dtype) is None else as_text(array)
 
 
 def _read_text(where: str, dataset: Any, array: np.ndarray, size: int, longest: int) -> None:
@@ -385,8 +263,8 @@ def _longest_text(path: Path) -> int:
     """
     data = np.memmap(path, np.uint8, "r")
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the one at every byte
-    found = re.finditer(re.escape(HEAP), data.data)
-    starts = np.array([match.start() for match in found], np.int64)
+    heads = re.finditer(re.escape(HEAP), data.data)
+    starts = np.array([match.start() for match in heads], np.int64)
     starts = starts[starts < len(data) - HEAP_LEAST]
     sizes = words[starts + 8]
     heaps = (sizes >= HEAP_LEAST) & (sizes <= (len(data) - starts).astype(np.uint64))

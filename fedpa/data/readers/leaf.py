@@ -11,8 +11,11 @@ from fedpa import places
 from fedpa.data.cache import Index, Tell, progress, refuse_duplicates, stamp, write_error
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
-from fedpa.data.readers.reader import Arrays, make_federation
-from fedpa.errors import DataError, explain
+from fedpa.data.readers.reader import Arrays, make_federation, refuse_damaged
+from fedpa.errors import DataError
+
+BROKEN = (OSError, ValueError, RecursionError)
+"""What reading JSON raises when a file is not as it should be."""
 
 
 def open_leaf(path: str | Path) -> FederatedData:
@@ -27,22 +30,17 @@ def open_leaf(path: str | Path) -> FederatedData:
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} has no .json files")
-    opened = [open_hdf5(_converted(file)) for file in files]
-    home = {_user(name): (data, name) for data in opened for name in data.ids}
+    opened = [open_hdf5(_convert(file)) for file in files]
+    home = {_user(name): data for data in opened for name in data.ids}
     ids = sorted(_user(name) for data in opened for name in data.ids)
     refuse_duplicates(path, ids)
-    counts = [home[user][0].num_examples(home[user][1]) for user in ids]
-
-    def read(user: str) -> Arrays:
-        data, name = home[user]
-        arrays: Arrays = data.examples(name)
-        return arrays
-
-    return make_federation(path, Index(ids, np.array(counts, np.int64)), read)
+    counts = [home[user].num_examples(_client(user)) for user in ids]
+    index = Index(ids, np.array(counts, np.int64))
+    return make_federation(path, index, lambda user: home[user].examples(_client(user)))
 
 
-def _converted(file: Path) -> Path:
-    """The same in HDF5, in the cache."""
+def _convert(file: Path) -> Path:
+    """Convert it to HDF5, once, in the cache."""
     target = places.cache() / "leaf" / f"{file.stem}-{stamp(file)}.h5"
     if not target.exists():
         try:
@@ -54,7 +52,7 @@ def _converted(file: Path) -> Path:
 
 
 def _users(file: Path, tell: Tell) -> Iterator[tuple[str, Arrays]]:
-    content = _parsed(file)
+    content = _parse(file)
     users, numbers, data = (content[key] for key in ("users", "num_samples", "user_data"))
     if not users:
         raise DataError(f"{file} has no users")
@@ -73,13 +71,9 @@ def _users(file: Path, tell: Tell) -> Iterator[tuple[str, Arrays]]:
         tell(i + 1, len(users))
 
 
-def _parsed(file: Path) -> dict[str, Any]:
-    try:
+def _parse(file: Path) -> dict[str, Any]:
+    with refuse_damaged(f"{file} can't be read, it is cut or no JSON", *BROKEN):
         content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file} can't be read: {explain(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is cut or no JSON: {error}") from None
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):

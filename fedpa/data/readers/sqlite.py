@@ -1,25 +1,28 @@
 """TensorFlow Federated's SQLite: rows of serialized tf.train.Example, and a table of clients."""
 
 import contextlib
-import os
+import itertools
+import operator
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
 
-from fedpa.data.cache import Index, load_index, progress, stamp
+from fedpa.data.cache import Index, load_index, progress
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers.reader import (
     Arrays,
     Features,
-    as_text,
+    as_objects,
+    check_features,
     choose_features,
-    describe,
+    hold_open,
     make_federation,
+    refuse_damaged,
     show_names,
 )
 from fedpa.errors import DataError
@@ -28,6 +31,8 @@ TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"client_id", "split_name", "num_examples"},
 }
+BROKEN = (sqlite3.Error, UnicodeDecodeError)
+"""What the module raises when a file is not as it should be."""
 Value: TypeAlias = list[bytes] | np.ndarray
 """Bytes, float32 or int64."""
 
@@ -43,55 +48,57 @@ the file: several times what a scan of the smallest rows takes."""
 def open_sqlite(path: str | Path, split: str, features: Features = None) -> FederatedData:
     """The clients of one split.
 
-    features: which are read: names, or {the name it shall have: its name in the file}; all unless
-    told. A feature is an array with one axis if every example has one value of it, else with two;
-    bytes come as `str` if all of a client's are UTF-8. Every thread has a connection of its own.
+    features: which are read: names, or {the name it shall have: its name in the file}; default:
+    all. A feature is an array with one axis if every example has one value of it, else with two;
+    bytes come as `str` if all of a client's are UTF-8. The file stays open; any thread may read.
     Plain tables are read, no views or virtual tables.
     """
     path = Path(path)
-    seen, size = stamp(path), path.stat().st_size
-    with _reading(path) as connection:
+    with _open_tables(path) as connection:
+        get_connection = hold_open(path, _Connection)
         index = load_index(path, f"sqlite {split}", lambda: _build(path, connection, split))
         by_client = _rows_of_client(connection)
-    connect = _connected(path, seen)
     position = {name: i for i, name in enumerate(index.ids)}
 
-    def rows(name: str) -> Iterator[Any]:
+    def query(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """What to ask for a client's rows."""
         if by_client is not None:
-            yield from connect().execute(by_client, (name, split))
+            yield by_client, (name, split)
             return
-        first, number = (index.aligned[key][position[name]] for key in ("first", "number"))
-        for begin, end in index.notes["runs"][first : first + number].tolist():
-            yield from connect().execute(ROWS_OF_RUN, (begin, end, name, split))
+        place = position[name]
+        for begin, end in index.notes["runs"][slice(*index.notes["edges"][place : place + 2])]:
+            yield ROWS_OF_RUN, (int(begin), int(end), name, split)
 
     def read(name: str) -> Arrays:
-        found, left = [], size
-        with _refusing(path, f": client {name!r} can't be read"):
-            for (row,) in rows(name):
-                found.append(row)
-                left -= len(row) if isinstance(row, bytes | str) else 0
-                if left < 0:  # pages that are damaged lead to the same rows again and again
-                    raise DataError(f"{path}: client {name!r} has more bytes than the file")
+        where = f"{path}: client {name!r}"
+        connection = get_connection()
+        rows, left = [], connection.size
+        with refuse_damaged(f"{where} can't be read", *BROKEN), connection.lock:
+            for statement, values in query(name):
+                for (row,) in connection.execute(statement, values):
+                    rows.append(row)
+                    left -= len(row) if isinstance(row, bytes | str) else 0
+                    if left < 0:  # pages that are damaged lead to the same rows again and again
+                        raise DataError(f"{where} has more bytes than the file")
         expected = index.counts[position[name]]
-        if len(found) != expected:
+        if len(rows) != expected:
             raise DataError(
-                f"{path}: client {name!r} has {len(found)} rows of split {split!r}: client_metadata"
-                f" says {expected}"
+                f"{where} has {len(rows)} rows of split {split!r}: client_metadata says {expected}"
             )
-        return _arrays(f"{path}: client {name!r}", found, features)
+        return _make_arrays(where, rows, features)
 
     return make_federation(path, index, read)
 
 
 def sqlite_splits(path: str | Path) -> list[str]:
     """The splits that have clients, sorted."""
-    with _reading(Path(path)) as connection:
-        return _splits(connection)
+    with _open_tables(Path(path)) as connection:
+        return _find_splits(connection)
 
 
-def _splits(connection: sqlite3.Connection) -> list[str]:
-    found = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
-    return sorted(str(name) for (name,) in found)
+def _find_splits(connection: sqlite3.Connection) -> list[str]:
+    names = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
+    return sorted(str(name) for (name,) in names)
 
 
 ROWS_OF_RUN = (
@@ -118,114 +125,113 @@ def _rows_of_client(connection: sqlite3.Connection) -> str | None:
 
 
 def _build(path: Path, connection: sqlite3.Connection, split: str) -> Index:
-    splits = _splits(connection)
+    splits = _find_splits(connection)
     if split not in splits:
         raise DataError(f"{path} has no split {split!r}: there are {show_names(splits) or 'none'}")
-    found = connection.execute(
+    clients = connection.execute(
         "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?", (split,)
     ).fetchall()
     size = path.stat().st_size  # no row takes less than a byte
-    for name, number in found:
+    for name, number in clients:
         if not isinstance(name, str) or not isinstance(number, int) or not 0 <= number <= size:
             raise DataError(f"{path}: client_metadata has client {name!r} of {number!r} examples")
-    index = Index([name for name, _ in found], np.array([n for _, n in found], np.int64))
+    clients.sort()
+    index = Index([name for name, _ in clients], np.array([n for _, n in clients], np.int64))
     if _rows_of_client(connection) is not None:
         return index
-    return _with_runs(path, connection, split, index)
+    return index._replace(notes=_find_runs(path, connection, split, index.ids))
 
 
-def _with_runs(path: Path, connection: sqlite3.Connection, split: str, index: Index) -> Index:
-    """Where each client's rows lie: otherwise every one would be looked for in the whole table."""
-    runs: dict[str, list[tuple[int, int]]] = {name: [] for name in index.ids}
+def _find_runs(
+    path: Path, connection: sqlite3.Connection, split: str, ids: list[str]
+) -> dict[str, np.ndarray]:
+    """Where each client's rows lie: otherwise every one would be looked for in the whole table.
+
+    Returns:
+        `runs`, the first and last row of each run of rows, client by client; and `edges`: client
+        i's are those from edges[i] to edges[i + 1].
+    """
+    runs: dict[str, list[tuple[int, int]]] = {name: [] for name in ids}
     with progress(f"indexing {path.name}") as tell:
         last = connection.execute("SELECT max(rowid) FROM examples").fetchone()[0]
-        client, begin, end = None, 0, 0
         rows = connection.execute(
-            "SELECT rowid, client_id FROM examples WHERE +split_name = ? ORDER BY rowid", (split,)
+            "SELECT client_id, rowid FROM examples WHERE +split_name = ? ORDER BY rowid", (split,)
         )
-        for done, (row, name) in enumerate(rows):
-            if name != client:
-                if name not in runs:
-                    raise DataError(f"{path}: client {name!r} has rows but is no client of {split}")
-                if client is not None:
-                    runs[client].append((begin, end))
-                client, begin = name, row
-            end = row
-            if done % 100_000 == 0:
-                tell(row, last)
-        if client is not None:
-            runs[client].append((begin, end))
-    number = np.array([len(runs[name]) for name in index.ids], np.int64)
-    every = [run for name in index.ids for run in runs[name]]
-    return index._replace(
-        aligned={"first": np.cumsum(number) - number, "number": number},
-        notes={"runs": np.array(every, np.int64).reshape(-1, 2)},
-    )
+        for done, (name, own) in enumerate(itertools.groupby(rows, operator.itemgetter(0))):
+            if name not in runs:
+                raise DataError(f"{path}: client {name!r} has rows but is no client of {split}")
+            _, begin = next(own)
+            end = begin
+            for _, end in own:  # noqa: B007
+                pass
+            runs[name].append((begin, end))
+            if done % 1000 == 0:
+                tell(end, last)
+    number = [0, *(len(runs[name]) for name in ids)]
+    every = [run for name in ids for run in runs[name]]
+    return {
+        "runs": np.array(every, np.int64).reshape(-1, 2),
+        "edges": np.cumsum(number, dtype=np.int64),
+    }
 
 
-def _arrays(client: str, rows: list[Any], features: Features) -> Arrays:
+def _make_arrays(client: str, rows: list[Any], features: Features) -> Arrays:
     """Features by name, one row an example. All rows must have the same."""
-    decoded: list[dict[str, Value]] = []
+    examples: list[dict[str, Value]] = []
     for i, row in enumerate(rows):
+        where = f"{client}, row {i}"
         if not isinstance(row, bytes):
-            raise DataError(f"{client}, row {i} is a {type(row).__name__}: must be bytes")
+            raise DataError(f"{where} is a {type(row).__name__}: must be bytes")
         try:
-            decoded.append(decode_example(row))
+            examples.append(decode_example(row))
         except DataError as error:
-            raise DataError(f"{client}, row {i} is no tf.train.Example: {error}") from None
-        if not decoded[i]:
-            raise DataError(f"{client}, row {i} has no features: the example is empty")
-        if extra := sorted(decoded[i].keys() - decoded[0].keys()):
-            raise DataError(f"{client}, row {i} has feature {extra[0]!r}, which row 0 has not")
-    if not decoded:
+            raise DataError(f"{where} is no tf.train.Example: {error}") from None
+        if not examples[i]:
+            raise DataError(f"{where} has no features: the example is empty")
+        check_features(where, examples[i], "row 0", examples[0])
+    if not examples:
         return {}
-    names = choose_features(features, list(decoded[0]), f"{client}, row 0")
-    return {new: _column(client, old, decoded) for new, old in names.items()}
+    names = choose_features(features, examples[0], f"{client}, row 0")
+    return {
+        new: _make_array(client, old, [example[old] for example in examples])
+        for new, old in names.items()
+    }
 
 
-def _column(client: str, feature: str, rows: list[dict[str, Value]]) -> np.ndarray:
-    values = []
-    for i, row in enumerate(rows):
-        if feature not in row:
-            raise DataError(f"{client}, row {i} has no feature {feature!r}")
-        value = row[feature]
-        if (_kind(value), len(value)) != (_kind(rows[0][feature]), len(rows[0][feature])):
+def _make_array(client: str, feature: str, values: list[Any]) -> np.ndarray:
+    width = len(values[0])
+    for i, value in enumerate(values):
+        if (_kind(value), len(value)) != (_kind(values[0]), width):
             raise DataError(
                 f"{client}, row {i} has {feature!r} of {len(value)} {_kind(value)}: row 0 has "
-                f"{len(rows[0][feature])} {_kind(rows[0][feature])}"
+                f"{width} {_kind(values[0])}"
             )
-        values.append(value)
-    width = len(values[0])
-    shape = (len(rows),) if width == 1 else (len(rows), width)
+    shape = (len(values),) if width == 1 else (len(values), width)
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values).reshape(shape)
-    flat = [piece for value in values for piece in value]
-    return as_text(flat, shape) if all(map(_is_utf8, flat)) else _bytes(flat, shape)
+    pieces = list(itertools.chain.from_iterable(values))
+    with contextlib.suppress(UnicodeDecodeError):
+        pieces = [piece.decode() for piece in pieces]
+    return as_objects(pieces, shape)
 
 
 def _kind(value: Value) -> str:
     return value.dtype.name if isinstance(value, np.ndarray) else "bytes"
 
 
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _bytes(values: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    array = np.empty(shape, object)
-    array.ravel()[:] = values
-    return array
-
-
 class _Connection(sqlite3.Connection):
     """A connection whose every statement ends, also where damaged pages lead in circles."""
 
+    def __init__(self, path: Path) -> None:
+        # Immutable: nothing is locked and nothing written, not even beside the file.
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+        super().__init__(uri, uri=True, check_same_thread=False)
+        self.size = path.stat().st_size
+        self.lock = threading.Lock()
+        """For threads that read."""
+
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        left = self.most
+        left = STEPS_PER_BYTE * self.size + 100 * STEP
 
         def is_over() -> bool:
             nonlocal left
@@ -235,86 +241,36 @@ class _Connection(sqlite3.Connection):
         self.set_progress_handler(is_over, STEP)
         return super().execute(*args)
 
-    most = 0
-    """The steps that a statement may take."""
-
-
-def _connection(path: Path) -> _Connection:
-    # Immutable: nothing is locked and nothing written, not even beside the file.
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
-    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, factory=_Connection)
-    connection.most = STEPS_PER_BYTE * path.stat().st_size + 100 * STEP
-    return connection
-
-
-class _Own:
-    """A thread's connection. It is closed when the thread ends, or nobody reads any more."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection, self.process = connection, os.getpid()
-
     def __del__(self) -> None:
-        self.connection.close()
-
-
-def _connected(path: Path, seen: str) -> Callable[[], sqlite3.Connection]:
-    """One connection for every thread of every process, all to the file that was seen."""
-    local = threading.local()
-
-    def connect() -> sqlite3.Connection:
-        own: _Own | None = getattr(local, "own", None)
-        if own is None or own.process != os.getpid():
-            if stamp(path) != seen:
-                raise DataError(f"{path} has changed since it was opened")
-            local.own = own = _Own(_connection(path))
-        return own.connection
-
-    return connect
+        self.close()
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+def _open_tables(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection to a file that has the tables."""
     if not path.is_file():
         raise DataError(f"{path} is not there")
-    with _refusing(path, " can't be read, it is cut or no SQLite file"):
-        connection = _connection(path)
-        try:
-            kinds = _kinds(connection)
-            for table, columns in TABLES.items():
-                kind = kinds.get(table, "table")
-                if kind != "table":
-                    raise DataError(f"{path}: {table} is a {kind}: must be a plain table")
-                there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-                if not there:
-                    raise DataError(f"{path} has no table {table}: it is not in the layout of TFF")
-                if columns - there:
-                    lacking = ", ".join(sorted(columns - there))
-                    raise DataError(f"{path}: table {table} has no column {lacking}")
-            yield connection
-        finally:
-            connection.close()
-
-
-def _kinds(connection: sqlite3.Connection) -> dict[str, str]:
-    """What each name of the file is: "table", "view", "virtual" (a table) and the like."""
-    if sqlite3.sqlite_version_info < (3, 37):
-        return dict(
+    with (
+        refuse_damaged(f"{path} can't be read, it is cut or no SQLite file", *BROKEN),
+        contextlib.closing(_Connection(path)) as connection,
+    ):
+        kinds = dict(
             connection.execute(
                 "SELECT lower(name), CASE WHEN type = 'table' AND NOT rootpage THEN 'virtual' "
                 "ELSE type END FROM sqlite_master WHERE type IN ('table', 'view')"
             )
         )
-    found = connection.execute("PRAGMA main.table_list").fetchall()
-    return {name.lower(): kind for _, name, kind, *_ in found}
-
-
-@contextlib.contextmanager
-def _refusing(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}{what}: {describe(error)}") from None
+        for table, columns in TABLES.items():
+            kind = kinds.get(table, "table")
+            if kind != "table":
+                raise DataError(f"{path}: {table} is a {kind}: must be a plain table")
+            there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            if not there:
+                raise DataError(f"{path} has no table {table}: it is not in the layout of TFF")
+            if columns - there:
+                lacking = ", ".join(sorted(columns - there))
+                raise DataError(f"{path}: table {table} has no column {lacking}")
+        yield connection
 
 
 def decode_example(message: bytes) -> dict[str, Value]:

@@ -8,29 +8,30 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpa.data.cache import Index
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers import table_trial
 from fedpa.data.readers.npz import read_npz
 from fedpa.data.readers.reader import (
     Arrays,
     Features,
-    Groups,
-    as_column,
-    check_column,
+    check_size,
     choose_features,
     describe,
-    group_rows,
+    find_limit,
     import_optional,
     make_federation,
+    refuse_damaged,
+    show_names,
 )
-from fedpa.data.size_limit import check_size, find_limit
-from fedpa.errors import DataError, refuse
+from fedpa.errors import BadValueError, DataError, refuse
 
 ENDINGS = (".csv", ".parquet", ".feather")
 HARMLESS = 2**28
@@ -53,61 +54,72 @@ def open_table(table: Any, client_column: str, features: Features = None) -> Fed
         table = read_table(Path(table), client_column)
     pandas = sys.modules.get("pandas")  # who has a DataFrame has imported it
     if pandas is not None and isinstance(table, pandas.DataFrame):
-        by_client, take = _of_pandas(source, table, client_column)
-        columns = list(table.columns)
-    elif "pyarrow" in sys.modules and isinstance(table, _pyarrow().Table):
-        by_client, take = _of_arrow(source, table, client_column)
-        columns = table.column_names
-    else:
-        raise refuse(
-            "table",
-            type(table).__name__,
-            "must be a pandas.DataFrame, a pyarrow.Table or the path of a file",
+        names = _choose_columns(source, client_column, list(table.columns), features)
+        codes, ids = pandas.factorize(table[client_column])
+        _refuse_nulls(source, client_column, np.flatnonzero(codes < 0))
+        by_client = _group_rows(source, codes, ids.tolist())
+        return _make_federation(
+            source, by_client, names, lambda column, rows: table[column].iloc[rows].to_numpy()
         )
-    names = choose_features(features, [name for name in columns if name != client_column], source)
+    if "pyarrow" in sys.modules and isinstance(table, _pyarrow().Table):
+        names = _choose_columns(source, client_column, table.column_names, features)
+        by_client = _group_arrow_rows(source, table, client_column)
+        return _make_federation(
+            source, by_client, names, lambda column, rows: _take(source, table, column, rows)
+        )
+    raise refuse(
+        "table",
+        type(table).__name__,
+        "must be a pandas.DataFrame, a pyarrow.Table or the path of a file",
+    )
+
+
+def _choose_columns(
+    source: str, client_column: str, columns: Sequence[str], features: Features
+) -> dict[str, str]:
+    """The name each feature shall have → its column. Refuses a clients' column that is missing."""
+    if client_column not in columns:
+        shown = show_names(columns)
+        raise refuse(
+            "client_column", client_column, f"must be one of the columns {shown} of {source}"
+        )
+    _check_columns(source, columns)
+    return choose_features(features, [name for name in columns if name != client_column], source)
+
+
+def _check_columns(source: object, columns: Sequence[str]) -> None:
+    if len(set(columns)) != len(columns):
+        raise DataError(f"{source} has columns of the same name")
+
+
+class _Groups(NamedTuple):
+    who: Index
+    rows: Callable[[str], np.ndarray]
+    """id → its rows, ascending."""
+
+
+def _make_federation(
+    source: str,
+    by_client: _Groups,
+    names: Mapping[str, str],
+    take: Callable[[str, np.ndarray], np.ndarray],
+) -> FederatedData:
+    """Rows by client, each column as an array. take: (column, rows) → its values there."""
 
     def read(client: str) -> Arrays:
         rows = by_client.rows(client)
         where = f"{source}: client {client!r}, column"
         return {
-            new: as_column(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
+            new: _as_array(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
         }
 
     return make_federation(source, by_client.who, read, by_client.rows)
 
 
-def _of_pandas(
-    source: str, frame: Any, client_column: str
-) -> tuple[Groups, Callable[[str, np.ndarray], np.ndarray]]:
-    import pandas
-
-    check_column(source, client_column, list(frame.columns))
-    if not frame.columns.is_unique:
-        raise DataError(f"{source} has columns of the same name")
-    codes, names = pandas.factorize(frame[client_column])
-    _refuse_nulls(source, client_column, np.flatnonzero(codes < 0))
-    by_client = group_rows(source, codes, names.tolist())
-    return by_client, lambda name, rows: frame[name].iloc[rows].to_numpy()
-
-
-def _of_arrow(
-    source: str, table: Any, client_column: str
-) -> tuple[Groups, Callable[[str, np.ndarray], np.ndarray]]:
-    check_column(source, client_column, table.column_names)
-    if len(set(table.column_names)) != len(table.column_names):
-        raise DataError(f"{source} has columns of the same name")
-
-    def take(name: str, rows: np.ndarray) -> np.ndarray:
-        with refuse_arrow_errors(f"{source}: column {name!r} can't be read"):
-            return _take(table.column(name), rows)
-
-    return arrow_clients(source, table, client_column), take
-
-
-def arrow_clients(source: str, table: Any, client_column: str) -> Groups:
+def _group_arrow_rows(source: str, table: Any, client_column: str) -> _Groups:
     """Who has which rows of an Arrow table."""
     pyarrow = _pyarrow()
-    with refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
+    with _refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
         ids = table.column(client_column)
         nulls = np.flatnonzero(ids.is_null().to_numpy()) if ids.null_count else np.zeros(0, int)
         _refuse_nulls(source, client_column, nulls)
@@ -118,22 +130,76 @@ def arrow_clients(source: str, table: Any, client_column: str) -> Groups:
         ids = ids.unify_dictionaries().combine_chunks()
         if isinstance(ids, pyarrow.ChunkedArray):
             ids = ids.chunk(0)
-        return group_rows(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
+        return _group_rows(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
 
 
-def _take(values: Any, rows: np.ndarray) -> np.ndarray:
-    """A slice where a client's rows lie together: that reads no more than them."""
+def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> _Groups:
+    """Clients by the number of each row's client among `names`."""
+    for name in names:
+        if not isinstance(name, str | int | np.integer) or isinstance(name, bool) or name == "":
+            raise DataError(f"{source} has client {name!r}: must be text or a whole number")
+    by_name = {str(name): code for code, name in enumerate(names)}
+    if len(by_name) != len(names):
+        raise DataError(f"{source} has clients that are the same as text")
+    counts = np.bincount(codes, minlength=len(names))
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(counts)
+    # A name without rows is a category that nobody is of.
+    ids = sorted(name for name, code in by_name.items() if counts[code])
+
+    def rows(name: str) -> np.ndarray:
+        code = by_name[name]
+        return order[ends[code] - counts[code] : ends[code]]
+
+    return _Groups(Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), rows)
+
+
+def _take(source: str, table: Any, name: str, rows: np.ndarray) -> np.ndarray:
+    """Rows of an Arrow table's column. A slice where they lie together: that reads no more."""
     first, n = int(rows[0]), len(rows)
-    together = rows[-1] - first == n - 1
-    taken = values.slice(first, n) if together else values.take(rows)
-    if taken.null_count:  # seen to be missing, where Arrow would make them NaN
-        return np.array(taken.to_pylist(), object)
-    return np.asarray(taken.to_numpy())
+    with _refuse_arrow_errors(f"{source}: column {name!r} can't be read"):
+        values = table.column(name)
+        together = rows[-1] - first == n - 1
+        taken = values.slice(first, n) if together else values.take(rows)
+        if taken.null_count:  # seen to be missing, where Arrow would make them NaN
+            return np.array(taken.to_pylist(), object)
+        return np.asarray(taken.to_numpy())
 
 
 def _refuse_nulls(source: str, client_column: str, rows: np.ndarray) -> None:
     if len(rows):
         raise DataError(f"{source} has no client in row {rows[0]} (column {client_column!r})")
+
+
+def _as_array(what: str, values: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Numbers as they are, lists of equal length as rows, text as objects.
+
+    rows: the number of each value's row in the table.
+    """
+    if values.dtype.kind in "biufc":
+        return values
+    if values.dtype.kind in "US":
+        return values.astype(object)
+    if values.dtype.kind != "O":
+        raise DataError(f"{what} is of type {values.dtype}: must be numbers, text or lists of them")
+    kinds = Counter(map(type, values.flat))
+    if all(issubclass(kind, str) for kind in kinds):
+        return values
+    if set(kinds) == {bytes}:
+        raise DataError(f"{what} has bytes that are no text: must be UTF-8")
+    if not all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        usual = kinds.most_common(1)[0][0]
+        odd = next((i for i, value in enumerate(values.flat) if type(value) is not usual), 0)
+        raise BadValueError(
+            f"{what} has {values.flat[odd]!r} in row {rows[odd * len(values) // values.size]}: "
+            "must be numbers, text or lists of them, none missing and all of one kind"
+        )
+    try:
+        return _as_array(what, np.stack([np.asarray(value) for value in values]), rows)
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{what} has lists that are not equally long") from None
 
 
 def read_table(path: Path, client_column: str = "") -> Any:
@@ -143,7 +209,7 @@ def read_table(path: Path, client_column: str = "") -> Any:
     pyarrow = _pyarrow()
     if not path.is_file():
         raise DataError(f"{path} is not there")
-    with refuse_arrow_errors(f"{path} can't be read as {path.suffix[1:]}"):
+    with _refuse_arrow_errors(f"{path} can't be read as {path.suffix[1:]}"):
         if path.suffix == ".csv":
             from pyarrow import csv
 
@@ -159,18 +225,19 @@ def read_table(path: Path, client_column: str = "") -> Any:
 def _try(path: Path) -> None:
     """Refuse a Parquet or Feather file that Arrow can't read in another process."""
     size = path.stat().st_size
+    limit = find_limit(size, least=HARMLESS)
     done = subprocess.run(
-        [sys.executable, "-P", table_trial.__file__, path, str(find_limit(size, least=HARMLESS))],
+        [sys.executable, "-P", table_trial.__file__, path, str(limit)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
     )
     what = f"{path} can't be read as {path.suffix[1:]}"
     if done.returncode:
         raise DataError(f"{what}: reading it ends the process ({done.returncode}), it is damaged")
-    found = json.loads(done.stdout)
-    if "error" in found:
-        raise DataError(f"{what}: {describe(ValueError(found['error']))}")
-    check_size(str(path), found["bytes"], size, least=HARMLESS)
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise DataError(f"{what}: {describe(ValueError(answer['error']))}")
+    check_size(str(path), answer["bytes"], size, limit)
 
 
 def _check_names(path: Path, table: Any) -> None:
@@ -185,13 +252,9 @@ def _check_names(path: Path, table: Any) -> None:
             ) from None
 
 
-@contextlib.contextmanager
-def refuse_arrow_errors(what: str) -> Iterator[None]:
+def _refuse_arrow_errors(what: str) -> contextlib.AbstractContextManager[None]:
     """What Arrow raises, as one line of our own."""
-    try:
-        yield
-    except (_pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{what}: {describe(error)}") from None
+    return refuse_damaged(what, _pyarrow().ArrowException, OSError, UnicodeDecodeError)
 
 
 def _pyarrow() -> Any:
@@ -211,25 +274,20 @@ def open_huggingface(dataset: Any, client_column: str, features: Features = None
         raise refuse("dataset", list(dataset), "must be one of these splits, dataset[split]")
     if not isinstance(dataset, datasets.Dataset):
         raise refuse("dataset", type(dataset).__name__, "must be a datasets.Dataset")
-    check_column("dataset", client_column, dataset.column_names)
+    names = _choose_columns("dataset", client_column, dataset.column_names, features)
     if not len(dataset):
         raise DataError("dataset has no rows")
     ids = dataset.select_columns([client_column]).with_format("arrow")[:]
-    by_client = arrow_clients("dataset", ids, client_column)
-    columns = [name for name in dataset.column_names if name != client_column]
-    names = choose_features(features, columns, "dataset")
-    rows = dataset.select_columns(list(dict.fromkeys(names.values()))).with_format("numpy")
-
-    def read(client: str) -> Arrays:
-        own = by_client.rows(client)
-        taken = rows[own.tolist()]
-        where = f"dataset: client {client!r}, column"
-        return {
-            new: as_column(f"{where} {old!r}", np.asarray(taken[old]), own)
-            for new, old in names.items()
-        }
-
-    return make_federation("dataset", by_client.who, read, by_client.rows)
+    by_client = _group_arrow_rows("dataset", ids, client_column)
+    columns = {
+        column: dataset.select_columns([column]).with_format("numpy") for column in names.values()
+    }
+    return _make_federation(
+        "dataset",
+        by_client,
+        names,
+        lambda column, rows: np.asarray(columns[column][rows.tolist()][column]),
+    )
 
 
 def read_central(path: Path, text_column: str = "") -> Arrays:
@@ -242,7 +300,7 @@ def read_central(path: Path, text_column: str = "") -> Arrays:
         raise refuse("source", str(path), f"must end in one of {', '.join(endings)}")
     if not path.is_file():
         raise refuse("source", str(path), "is no file")
-    arrays = _npz(path) if path.suffix == ".npz" else _table(path, text_column)
+    arrays = read_npz(path) if path.suffix == ".npz" else _read_columns(path, text_column)
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
@@ -250,23 +308,13 @@ def read_central(path: Path, text_column: str = "") -> Arrays:
     return arrays
 
 
-def _npz(path: Path) -> Arrays:
-    return {
-        name: as_column(f"{path}: {name}", array, range(array.size))
-        if array.dtype.kind in "OUS"
-        else array
-        for name, array in read_npz(path).items()
-    }
-
-
-def _table(path: Path, text_column: str) -> Arrays:
+def _read_columns(path: Path, text_column: str) -> Arrays:
     table = read_table(path, text_column)
-    if len(set(table.column_names)) != len(table.column_names):
-        raise DataError(f"{path} has columns of the same name")
+    _check_columns(path, table.column_names)
     arrays = {}
     for name in table.column_names:
         what = f"{path}: column {name!r}"
-        with refuse_arrow_errors(f"{what} can't be read"):
+        with _refuse_arrow_errors(f"{what} can't be read"):
             values = np.asarray(table.column(name).to_numpy())
-        arrays[name] = as_column(what, values, range(len(table)))
+        arrays[name] = _as_array(what, values, range(len(table)))
     return arrays

@@ -17,13 +17,13 @@ from fedpa.data.partition import (
     first_missing,
     number_clients,
     pachinko,
+    tabulate_labels,
 )
 from fedpa.data.readers.cifar import ALPHA, BETA, CLIENTS, EACH, read_cifar100, seed_split
 from fedpa.data.readers.hdf5 import write_partition
 from fedpa.data.readers.table import read_central
-from fedpa.data.statistics import sizes_of, table_of
 from fedpa.errors import FedpaError, check_integer, explain, find_name, match_name, refuse
-from fedpa.experiments.catalogue import CIFAR, cifar_files
+from fedpa.experiments.catalogue import CIFAR, count_sizes, find_cifar
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands.data import splits_table
 from fedpa.experiments.report.figures import render_figure
@@ -122,7 +122,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         files = _write(command, dealt, label, name, out)
     console.print(splits_table(_facts(command, dealt, label, name, out)))
     if label is not None:
-        _, table = table_of(dealt["train"].arrays[label], dealt["train"].rows)
+        _, table = tabulate_labels(dealt["train"].arrays[label], dealt["train"].rows)
         kinds = (table > 0).sum(axis=1)
         console.print(
             f"a client has {kinds.mean():.1f} of {table.shape[1]} labels on average "
@@ -177,7 +177,7 @@ def _check(command: PartitionCommand) -> None:
 
 def _read(command: PartitionCommand) -> dict[str, Mapping[str, np.ndarray]]:
     if command.source == CIFAR:
-        files = cifar_files(command.data_dir)
+        files = find_cifar(command.data_dir)
         return dict(zip(CLIENTS, read_cifar100(files["train"], files["test"]), strict=True))
     return {"train": read_central(Path(command.source), command.column or "")}
 
@@ -313,7 +313,7 @@ def _figure(command: PartitionCommand, dealt: Partition, label: str | None, name
         counts = np.array([[len(rows)] for rows in dealt.rows])
         return draw_partition(counts, dealt.names, None, title)
     values = dealt.arrays[label]
-    kinds, counts = table_of(values, dealt.rows)
+    kinds, counts = tabulate_labels(values, dealt.rows)
     coarse = dealt.arrays.get(command.coarse or "coarse_label")
     if coarse is None or not (command.scheme == "pachinko" or command.source == CIFAR):
         return draw_partition(counts, dealt.names, [str(kind) for kind in kinds], title)
@@ -331,7 +331,7 @@ def _coarse_names(command: PartitionCommand) -> dict[str, str]:
     """CIFAR-100's own, if they lie beside its records."""
     if command.source != CIFAR:
         return {}
-    path = cifar_files(command.data_dir)["train"].with_name("coarse_label_names.txt")
+    path = find_cifar(command.data_dir)["train"].with_name("coarse_label_names.txt")
     lines = path.read_text().split() if path.is_file() else []
     return {str(number): line.replace("_", " ") for number, line in enumerate(lines)}
 
@@ -345,7 +345,7 @@ def _facts(
 ) -> dict[str, Any]:
     splits = {
         split: {
-            **sizes_of([len(rows) for rows in one.rows])._asdict(),
+            **count_sizes([len(rows) for rows in one.rows])._asdict(),
             "classes": None
             if label is None
             else len(np.unique(one.arrays[label][np.concatenate(one.rows)])),

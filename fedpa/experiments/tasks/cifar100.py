@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpa.errors import refuse
-from fedpa.experiments.catalogue import found, open_dataset
+from fedpa.experiments.catalogue import find_dataset, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Defaults, Preset, Task
@@ -60,8 +60,8 @@ def load(options: TaskOptions) -> "Problem":
 
 def _dataset(options: TaskOptions) -> str:
     """The federation as published, where it is found, or CIFAR-100 itself, which is dealt."""
-    central = found("cifar-100-binary", options.data_dir)
-    there = found("fed_cifar100", options.data_dir)
+    central = find_dataset("cifar-100-binary", options.data_dir)
+    there = find_dataset("fed_cifar100", options.data_dir)
     dataset = "cifar-100-binary" if there is None or there == central else "fed_cifar100"
     if options.dataset not in (None, dataset):
         raise refuse("dataset", options.dataset, f"{dataset} is what would be opened")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpa.errors import refuse
-from fedpa.experiments.catalogue import first_found, open_dataset
+from fedpa.experiments.catalogue import find_first, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Defaults, Preset, Task
@@ -29,7 +29,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.metrics.classification import classifier
     from fedpa.training.problem import Problem
 
-    name = options.dataset or first_found(tuple(CLASSES), options.data_dir)
+    name = options.dataset or find_first(tuple(CLASSES), options.data_dir)
     if name not in CLASSES:
         raise refuse("dataset", name, f"task emnist has {', '.join(CLASSES)}")
     if options.dataset is None and name != "fed_emnist":

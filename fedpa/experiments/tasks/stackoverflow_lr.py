@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from fedpa.errors import refuse
-from fedpa.experiments.catalogue import counts_files, open_dataset
+from fedpa.experiments.catalogue import find_counts, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Defaults, Preset, Task
@@ -28,7 +28,7 @@ def load(options: TaskOptions) -> "Problem":
     if options.dataset not in (None, "stackoverflow"):
         raise refuse("dataset", options.dataset, "task stackoverflow-lr has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens", "title", "tags"])
-    word_counts, tag_counts = counts_files(options.data_dir)
+    word_counts, tag_counts = find_counts(options.data_dir)
     vocabulary = read_words(word_counts, options.vocabulary or 10_000)
     tag_set = read_tags(tag_counts, options.tags or 500)
     width = options.words or WIDTH

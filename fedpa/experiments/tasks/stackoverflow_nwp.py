@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from fedpa.errors import refuse
-from fedpa.experiments.catalogue import counts_files, open_dataset
+from fedpa.experiments.catalogue import find_counts, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import Defaults, Preset, Task
@@ -34,7 +34,7 @@ def load(options: TaskOptions) -> "Problem":
     if options.dataset not in (None, "stackoverflow"):
         raise refuse("dataset", options.dataset, "task stackoverflow-nwp has stackoverflow")
     splits = open_dataset("stackoverflow", options.data_dir, features=["tokens"])
-    vocabulary = read_words(counts_files(options.data_dir)[0], options.vocabulary or 10_000)
+    vocabulary = read_words(find_counts(options.data_dir)[0], options.vocabulary or 10_000)
 
     def sentences(client: str, raw: dict[str, Any]) -> Any:
         del client

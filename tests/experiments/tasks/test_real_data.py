@@ -8,7 +8,7 @@ import os
 import jax
 import pytest
 
-from fedpa.experiments.catalogue import found
+from fedpa.experiments.catalogue import find_dataset
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.models.lstm import SPECIAL_IDS
 from fedpa.experiments.run import run
@@ -24,7 +24,7 @@ pytestmark = [
 
 def trained(task):
     config = resolve(default_config(task, "fedavg"))
-    if not any(found(name) for name in task_named(task).datasets):
+    if not any(find_dataset(name) for name in task_named(task).datasets):
         pytest.skip(f"FEDPA_DATA has no data for {task}")
     problem = task_named(task).load(config.task_options)
     last = run(config, None, problem=problem).history[-1]

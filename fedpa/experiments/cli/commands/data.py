@@ -13,17 +13,19 @@ from rich.table import Table
 
 from fedpa import places
 from fedpa.data.readers.cifar import read_cifar100
-from fedpa.data.statistics import Sizes, num_labels, sizes
 from fedpa.errors import FedpaError, find_name, match_name, suggest
 from fedpa.experiments.catalogue import (
     CIFAR,
     DATA_SETS,
-    cifar_files,
-    counts_files,
-    dataset_named,
-    found,
+    Sizes,
+    count_labels,
+    count_sizes,
+    find_cifar,
+    find_counts,
+    find_dataset,
+    get_dataset,
+    get_url,
     open_dataset,
-    url_of,
 )
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands import COMMANDS
@@ -69,7 +71,7 @@ class InfoCommand:
 def list_data_sets(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ListCommand, argv, "fedpa data list")
     rows = [
-        (name, dataset.summary, found(name, command.data_dir))
+        (name, dataset.summary, find_dataset(name, command.data_dir))
         for name, dataset in DATA_SETS.items()
     ]
     if command.json:
@@ -89,9 +91,9 @@ def get(argv: Sequence[str], console: Console) -> None:
     directory = command.data_dir or places.user_data()
     # Every name and address is right before the first byte is fetched.
     wanted = [
-        (archive, url_of(archive, command.mirror))
+        (archive, get_url(archive, command.mirror))
         for name in _names(command.names)
-        for archive in dataset_named(name).archives
+        for archive in get_dataset(name).archives
     ]
     try:
         with remove_if_empty(directory), show_file_progress(Console(stderr=True)):
@@ -130,7 +132,7 @@ def _names(words: Sequence[str]) -> list[str]:
 
 def _facts(name: str, data_dir: Path | None) -> dict[str, Any]:
     """All that `info` says, as JSON would have it."""
-    dataset, path = dataset_named(name), found(name, data_dir)
+    dataset, path = get_dataset(name), find_dataset(name, data_dir)
     notes = []
     if name == CIFAR:
         splits = _central(data_dir)
@@ -140,13 +142,13 @@ def _facts(name: str, data_dir: Path | None) -> dict[str, Any]:
         opened = open_dataset(name, data_dir, features=None if text else ["label"])
         splits = {
             split: {
-                **sizes(data)._asdict(),
-                "classes": None if text else num_labels(data, "label"),
+                **count_sizes([data.num_examples(each) for each in data.ids])._asdict(),
+                "classes": None if text else count_labels(data, "label"),
             }
             for split, data in zip(("train", "held_out", "test"), opened, strict=True)
             if data is not None
         }
-        if path == found(CIFAR, data_dir):
+        if path == find_dataset(CIFAR, data_dir):
             notes.append(f"dealt from {CIFAR} by Pachinko, seed 0")
     for split, figures in dataset.paper.items():
         splits[split]["paper"] = figures._asdict()
@@ -164,7 +166,7 @@ def _facts(name: str, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _central(data_dir: Path | None) -> dict[str, dict[str, Any]]:
-    files = cifar_files(data_dir)
+    files = find_cifar(data_dir)
     arrays = dict(zip(files, read_cifar100(files["train"], files["test"]), strict=True))
     return {
         split: dict.fromkeys(Sizes._fields)
@@ -176,7 +178,7 @@ def _central(data_dir: Path | None) -> dict[str, dict[str, Any]]:
 def _vocabulary(data_dir: Path | None, notes: list[str]) -> dict[str, int | None]:
     """How many words and tags the counts files list."""
     try:
-        words, tags = counts_files(data_dir)
+        words, tags = find_counts(data_dir)
     except FedpaError as error:
         notes.append(str(error))
         return {"words": None, "tags": None}

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedpa.experiments.catalogue import found
+from fedpa.experiments.catalogue import find_dataset
 from fedpa.experiments.cli.arguments import parse_words
 from fedpa.experiments.tasks.task import Task, tasks
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 def described_task(task: Task, data_dir: str | None) -> dict[str, Any]:
     """The task as plain values."""
-    places = {name: found(name, data_dir) for name in task.datasets}
+    places = {name: find_dataset(name, data_dir) for name in task.datasets}
     here = next(((name, path) for name, path in places.items() if path is not None), None)
     data: dict[str, Any] = {"found": True, "dataset": None}
     if task.datasets:
