@@ -29,10 +29,11 @@ LABORATORY = [
     {"methods", "catalogue"},
     {"models"},
     {"tasks"},
-    {"config", "run", "estimate", "workers", "shared_burn_in"},
+    {"config", "run", "estimate", "workers"},
     {"flower"},
     {"report"},
     {"sweeps"},
+    {"comparison"},
     {"studies"},
     {"cli"},
 ]

@@ -145,6 +145,12 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 
 
+def is_all_burn_in(config: RunConfig) -> bool:
+    """Whether the method draws samples, but none of its rounds would."""
+    burn_in_rounds = config.hyperparameters.burn_in_rounds
+    return METHODS[config.method].samples and burn_in_rounds >= config.rounds
+
+
 def as_table(config: RunConfig) -> dict[str, Any]:
     """The configuration as `config.toml` has it; what is unset is left out."""
     values = {

@@ -10,10 +10,10 @@ import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.data import from_mapping
 from fedpa.engines.engine import num_bytes
+from fedpa.experiments.comparison import find_burn_in
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
-from fedpa.experiments.shared_burn_in import burn_in
 from fedpa.objectives import Objective, client_data, layer_input
 from tests.algorithms.ill_conditioned import Problem, adam_server, full_batches, plain_server
 from tests.federations import trees_equal
@@ -288,5 +288,5 @@ def test_by_name():
 
 def test_its_burn_in_is_nobody_elses():
     """The first rounds are preconditioned: FedAvg's checkpoint is not theirs."""
-    assert burn_in(default_config("digits", "fedpa")) is not None
-    assert burn_in(default_config("digits", "global-precision")) is None
+    assert find_burn_in(default_config("digits", "fedpa")) is not None
+    assert find_burn_in(default_config("digits", "global-precision")) is None

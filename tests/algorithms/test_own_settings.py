@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from fedpa import FedpaError
+from fedpa.experiments.comparison import as_burn_in
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.methods import METHODS, check_own, drop_others, own_fields
-from fedpa.experiments.shared_burn_in import as_burn_in
 from fedpa.experiments.sweeps.space import check_space
 
 MU = Hyperparameters(proximal=0.3)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpa.errors import FedpaError, convert_value, refuse
-from fedpa.experiments.config import RunConfig, resolve, table_of
+from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.shared_burn_in import is_all_burn_in
 
 MOST_CHECKED = 3_000
 """Combinations that are checked one by one; of larger spaces each value is, with the others' first.

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedpa.errors import FedpaError
-from fedpa.experiments.cli import comparison
+from fedpa.experiments import comparison
 from fedpa.experiments.cli.commands import compare
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.sweeps.search import Trial
-from fedpa.training import run_directory
 from tests.experiments.report.made_runs import made_run
 
 WORDS = ["compare", "digits", "--methods", "fedavg,fedpa", "--seeds", "2", "--rounds", "12"]
@@ -26,16 +25,15 @@ def no_training(tmp_path, monkeypatch):
     """Its runs are there at once; FedPA's second seed ended after 8 rounds."""
     monkeypatch.chdir(tmp_path)
 
-    def carry_out(planned, *_):
-        for plan in planned:
+    def carry_out(compared, *_):
+        for plan in comparison.plan_runs(compared)[1]:
             short = (plan.config.method, plan.config.seed) == ("fedpa", 1)
             rounds = 8 if short else plan.config.rounds
             if not plan.out.exists():
                 made_run(plan.out, plan.config.method, plan.config.seed, rounds)
-        return [run_directory.read_metrics(plan.out) for plan in planned]
 
     monkeypatch.setattr(compare, "carry_out", carry_out)
-    monkeypatch.setattr(compare, "check_planned", lambda *_: None)  # what is there is made up
+    monkeypatch.setattr(compare, "check_runs", lambda *_: None)  # what is there is made up
 
 
 def page_words():
@@ -106,9 +104,9 @@ def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
     ran = {}
     carried_out = compare.carry_out
 
-    def remembered(planned, *rest):
-        ran.update({plan.config.method: plan.config for plan in planned})
-        return carried_out(planned, *rest)
+    def remembered(compared, *rest):
+        ran.update({config.method: config for config in compared.configs.values()})
+        return carried_out(compared, *rest)
 
     monkeypatch.setattr(compare, "carry_out", remembered)
     words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]

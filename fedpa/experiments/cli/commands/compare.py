@@ -1,52 +1,59 @@
 """`fedpa compare`: several methods on one task, the same cohorts for all, a table and curves."""
 
+import contextlib
 import dataclasses
 import shlex
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse
 from fedpa.experiments.cli.arguments import format_path, say, write_words
-from fedpa.experiments.cli.comparison import (
-    TUNING,
-    Planned,
-    carry_out,
-    check_places,
-    check_planned,
-    check_validation,
-    make_choices_table,
-    plan_searches,
-    read_multiples,
-    tune_rates,
-    use_best,
-)
 from fedpa.experiments.cli.run_commands import (
     configure_run,
+    handle_interrupts,
     load_problem,
     parse_run_command,
     refuse_unused,
 )
-from fedpa.experiments.config import RunConfig, resolve, table_of
+from fedpa.experiments.comparison import (
+    TUNING,
+    Comparison,
+    PlannedRun,
+    Tuned,
+    carry_out,
+    check_runs,
+    check_searches,
+    check_validation,
+    plan_searches,
+    read_multiples,
+    tune_rates,
+)
+from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.figures import draw_curves, render_figure
 from fedpa.experiments.report.found_runs import Scale, find_runs, group_runs
+from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.report.page import page
-from fedpa.experiments.report.tables import PUBLISHED, format_csv, make_table
+from fedpa.experiments.report.tables import PUBLISHED, format_csv, format_number, make_table
 from fedpa.experiments.run import check_run
-from fedpa.experiments.shared_burn_in import find_shared_burn_in, is_all_burn_in
+from fedpa.experiments.sweeps.search import Trial, find_best
+from fedpa.experiments.sweeps.space import describe_point, format_value
 from fedpa.experiments.sweeps.sweep import SWEEP, Sweep
-from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
+from fedpa.metrics.metric import lower_is_better
 from fedpa.training import run_directory
+from fedpa.training.callbacks import Callback
 
 PROG = "fedpa compare"
 ELSEWHERE = {"out", "jobs", "quiet", "overwrite"}
@@ -101,42 +108,101 @@ def main(argv: Sequence[str], console: Console) -> None:
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
     asked = [_configure(name, given, names) for name in names]
-    if command.tune is not None:
-        asked = [_on_test(config) for config in asked]
+    first = command.run.seed
     configs = {
         (config.method, seed): resolve(dataclasses.replace(config, seed=seed))
         for config in asked
-        for seed in range(command.run.seed, command.run.seed + command.seeds)
+        for seed in range(first, first + command.seeds)
     }
-    refuse_unused(asked, [configs[name, command.run.seed] for name in names], given)
-    sweeps = _sweeps(command, asked)
+    refuse_unused(asked, [configs[name, first] for name in names], given)
+    searches = _plan_searches(command, asked)
     reference = _reference(command.reference, names)
     if command.published and command.run.task not in PUBLISHED:
         raise refuse("published", True, f"the paper has no results for task {command.run.task}")
-    problems = {options: load_problem(config) for options, config in _by_options(configs).items()}
-    for config in configs.values():
-        check_run(config, problems[config.task_options])
-    if sweeps:
-        check_validation(command.run.task, problems)
-    _warn_of_no_sampling([configs[name, command.run.seed] for name in names])
+    problem = load_problem(configs[names[0], first])
+    check_run(configs[names[0], first], problem)
+    if searches:
+        check_validation(command.run.task, problem)
+    _warn_of_no_sampling([configs[name, first] for name in names])
     out = _directory(command)
-    labels = _labels(configs)
-    jobs = command.jobs or min(default_jobs(problem) for problem in problems.values())
-    if sweeps:
-        check_places(sweeps, out)
-        _remember(out, given)
-        going_on = f"`fedpa compare --out {shlex.quote(format_path(out))}` goes on"
-        choices = tune_rates(sweeps, out, problems, jobs, console, command.quiet, going_on)
-        console.print(make_choices_table(choices, labels))
-        configs = {
-            (name, seed): resolve(use_best(config, choices[name]))
-            for (name, seed), config in configs.items()
-        }
-    planned = _planned(configs, labels, command.seeds, out)
-    check_planned(planned, out, problems)
+    jobs = command.jobs or default_jobs(problem)
+    comparison = Comparison(out, configs, _labels(configs), problem, jobs)
+    if searches:
+        check_searches(comparison, searches)
+    else:
+        check_runs(comparison)
     _remember(out, given)
-    carry_out(planned, out, problems, jobs, console, command.quiet)
-    _report(command, [plan.out for plan in planned], reference, labels, out, console)
+    _run(comparison, searches, command.quiet, console)
+    runs = [comparison.place(*key) for key in configs]
+    _report(command, runs, reference, comparison.labels, out, console)
+
+
+def _run(
+    comparison: Comparison, searches: Mapping[str, Sweep], quiet: bool, console: Console
+) -> None:
+    """Choose rates, if there are searches for them, and train."""
+    resuming = f"`fedpa compare --out {shlex.quote(format_path(comparison.out))}` goes on"
+
+    def how_far() -> str:
+        places = [comparison.place(*key) for key in comparison.configs]
+        done = sum(run_directory.read_summary(place) is not None for place in places)
+        return f", {done} of {len(places)} runs are finished: {resuming}"
+
+    def begin(name: str, trial: Trial, again: bool) -> list[Callback]:
+        if not quiet:
+            say(console, f"choosing {name}'s rate: {describe_point(trial.params)}")
+        return [look]
+
+    @contextlib.contextmanager
+    def show(planned: PlannedRun, width: int) -> Iterator[list[Callback]]:
+        out, rounds = planned.out, planned.config.rounds
+        over = run_directory.is_run(out) and run_directory.read_run(out).is_finished(rounds)
+        with watch_run(
+            console,
+            f"{planned.label:<{width}}",
+            rounds,
+            metric=task_named(planned.config.task).metric,
+            past=run_directory.past(out, planned.branch),
+            quiet=quiet or over,
+        ) as progress:
+            yield [progress, look]
+
+    def tell(planned: PlannedRun) -> None:
+        if not quiet:
+            say(console, f"{planned.label}: done")
+
+    with handle_interrupts(how_far, resuming) as look:
+        if searches:
+            comparison, tuned = tune_rates(comparison, searches, begin)
+            console.print(_make_choices_table(tuned, comparison.labels))
+            check_runs(comparison)
+        carry_out(comparison, show, tell)
+
+
+def _make_choices_table(choices: Mapping[str, Tuned], labels: Mapping[str, str]) -> Table:
+    """The grid, as a person reads it."""
+    metric = next(iter(choices.values())).metric
+    sign = -1 if lower_is_better(metric) else 1
+    view = Table(
+        title=f"rates, by {metric}",
+        title_justify="left",
+        caption="* chosen; ! at the end of what was tried",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    view.add_column("method", no_wrap=True)
+    view.add_column("of", no_wrap=True)
+    view.add_column("rate: value")
+    for name, choice in choices.items():
+        top, ends = find_best(choice.trials), (choice.trials[0], choice.trials[-1])
+        cells = []
+        for trial in choice.trials:
+            mark = "" if trial is not top else ("*!" if trial in ends else "*")
+            value = "–" if trial.value is None else format_number(sign * trial.value, ".4f")
+            cells.append(f"{format_value(trial.params[choice.rate])}:\u00a0{value}{mark}")
+        view.add_row(labels[name], choice.rate.split("_")[0], "  ".join(cells))
+    return view
 
 
 def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
@@ -148,21 +214,6 @@ def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
             "is FedAvg; lower --burn-in-rounds or raise --rounds",
             stacklevel=2,
         )
-
-
-def _planned(
-    configs: Mapping[tuple[str, int], RunConfig], labels: Mapping[str, str], seeds: int, out: Path
-) -> list[Planned]:
-    first_rounds = find_shared_burn_in(configs)
-    return [
-        Planned(
-            labels[name] if seeds == 1 else f"{labels[name]}, seed {seed}",
-            config,
-            out / f"{name}-{seed}",
-            first_rounds.get((name, seed)),
-        )
-        for (name, seed), config in configs.items()
-    ]
 
 
 def _remember(out: Path, given: Mapping[str, Any]) -> None:
@@ -184,16 +235,7 @@ def _read_words(out: Path) -> list[str]:
     return words
 
 
-def _on_test(config: RunConfig) -> RunConfig:
-    """Curves on the test split, unless told otherwise: rates are chosen on validation."""
-    options = config.task_options
-    if options.eval_split != "auto":
-        return config
-    options = dataclasses.replace(options, eval_split="test")
-    return dataclasses.replace(config, task_options=options)
-
-
-def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sweep]:
+def _plan_searches(command: CompareCommand, asked: Sequence[RunConfig]) -> dict[str, Sweep]:
     if command.tune is None:
         for name in ("tune_rounds", "tune_by"):
             if getattr(command, name) is not None:
@@ -201,14 +243,17 @@ def _sweeps(command: CompareCommand, given: Sequence[RunConfig]) -> dict[str, Sw
         return {}
     if command.tune_rounds is not None:
         check_integer("tune_rounds", command.tune_rounds, 1)
-    return plan_searches(given, read_multiples(command.tune), command.tune_rounds, command.tune_by)
+    return plan_searches(asked, read_multiples(command.tune), command.tune_rounds, command.tune_by)
 
 
 def _configure(name: str, given: Mapping[str, Any], among: Sequence[str]) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
     config = configure_run(given, name)
-    own = drop_others(name, config.hyperparameters, among)
-    return dataclasses.replace(config, hyperparameters=own)
+    own, options = drop_others(name, config.hyperparameters, among), config.task_options
+    if given.get("tune") is not None and options.eval_split == "auto":
+        # Curves on the test split: rates are chosen on validation.
+        options = dataclasses.replace(options, eval_split="test")
+    return dataclasses.replace(config, hyperparameters=own, task_options=options)
 
 
 def _report(
@@ -269,11 +314,6 @@ def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
     if len(names) == 1:
         return None
     return found or ("fedavg" if "fedavg" in names else names[0])
-
-
-def _by_options(configs: dict[tuple[str, int], RunConfig]) -> dict[TaskOptions, RunConfig]:
-    """One of the configurations for each way to load the task."""
-    return {config.task_options: config for config in configs.values()}
 
 
 def _labels(configs: dict[tuple[str, int], RunConfig]) -> dict[str, str]:
