@@ -17,7 +17,7 @@ does not count; mini-batches drawn with replacement. Beside the paper's fixed ρ
 (deviations multiplied so that tr Ŝ = tr A⁺, which only an oracle knows), and OAS and RBLW.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,15 +30,16 @@ from rich.table import Table
 
 from fedpa.deltas.posterior_delta import posterior_delta
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
+from fedpa.experiments.report.figures import MARKERS, new_figure, tidy
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
     Study,
     distinct,
-    draw_band,
+    draw_line,
     make_rows,
-    new_table,
+    make_table,
+    split,
     values_of,
     where,
 )
@@ -46,7 +47,7 @@ from fedpa.objectives import least_squares
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.iasg import iasg
-from fedpa.samplers.sampler import Steps
+from fedpa.samplers.sampler import Sampler, Steps
 from fedpa.types import Key
 
 POINTS, BATCH, BURN_IN, STARTS = 500, 10, 100, 10
@@ -74,15 +75,19 @@ CASES = (
     Case(100, 0.005, 0.1, 100, (2, 5, 10, 20, 50, 100)),
     Case(1000, 0.001, 0.01, 500, (2, 5, 10, 20, 50, 100)),
 )
-QUICK = (
-    Case(10, 0.01, 0.1, 50, (2, 10, 100)),
-    Case(100, 0.005, 0.1, 100, (2, 10, 100)),
-    Case(1000, 0.001, 0.01, 500, (2, 6)),
+QUICK = tuple(
+    case._replace(counts=counts)
+    for case, counts in zip(CASES, [(2, 10, 100), (2, 10, 100), (2, 6)], strict=True)
 )
 
 
-Which = tuple[tuple[str, Any], ...]
-"""The columns that tell one estimate from another."""
+class Which(NamedTuple):
+    """The columns that tell one estimate of a setting from another."""
+
+    panel: str
+    estimator: str
+    steps: int
+    rho: float | None = None
 
 
 class Problems(NamedTuple):
@@ -106,31 +111,23 @@ class Chains(NamedTuple):
 
 
 def measure(settings: Settings) -> list[Row]:
+    """All rows, dimension by dimension."""
     rows: list[Row] = []
     cases = QUICK if settings.quick else CASES
     starts = 4 if settings.quick else STARTS
     for index, case in enumerate(cases):
-
-        def tell(part: float, doing: str, done: int = index, dim: int = case.dim) -> None:
-            settings.tell((done + part) / len(cases), f"d = {dim}: {doing}")
-
-        rows += measure_case(case, settings.seed, settings.repeats, starts, tell)
-    return rows
-
-
-def measure_case(case: Case, seed: int, problems: int, starts: int, tell: Any) -> list[Row]:
-    generated = generate(case, seed, problems, starts)
-    last = case.per_sample * max(case.counts)
-    tell(0.0, f"{problems} problems × {starts} starts × {len(NOISES)} noises, {last:,} steps each")
-    chains = run(case, generated, jax.random.key(seed))
-    rows: list[Row] = []
-    for number, noise in enumerate(NOISES):
-        tell(0.4 + 0.6 * number / len(NOISES), f"deltas at noise {noise:g}")
-        rows += _deltas(case, generated, chains, number)
+        count = f"{settings.repeats} problems × {starts} starts × {len(NOISES)} noises"
+        steps = case.per_sample * max(case.counts)
+        settings.tell(index / len(cases), f"d = {case.dim}: {count}, {steps:,} steps each")
+        problems = generate(case, settings.seed, settings.repeats, starts)
+        chains = run(case, problems, jax.random.key(settings.seed))
+        for number in range(len(NOISES)):
+            rows += _measure_errors(case, problems, chains, number)
     return rows
 
 
 def generate(case: Case, seed: int, problems: int, starts: int) -> Problems:
+    """Random problems, at every noise, and starts."""
     from sklearn.datasets import make_regression
 
     x, y = [], []
@@ -149,13 +146,11 @@ def generate(case: Case, seed: int, problems: int, starts: int) -> Problems:
 
 def run(case: Case, problems: Problems, root: Key) -> Chains:
     """Local SGD from every start: vectorized over problems, starts and noises."""
-    objective = Objective(least_squares.loss)
-    optimizer = optax.sgd(case.learning_rate)
 
-    def sampler(window: Steps, average: bool) -> Any:
+    def sampler(window: Steps, average: bool) -> Sampler:
         return iasg(
-            objective,
-            optimizer,
+            Objective(least_squares.loss),
+            optax.sgd(case.learning_rate),
             batch_size=BATCH,
             window=window,
             order="replacement",
@@ -165,7 +160,7 @@ def run(case: Case, problems: Problems, root: Key) -> Chains:
     fine = sampler(Steps(10), average=False)
     coarse = sampler(Steps(case.per_sample, burn_in=BURN_IN), average=True)
 
-    def stream(chosen: Any, num: int, theta: Any, data: ClientData, key: Key) -> Any:
+    def stream(chosen: Sampler, num: int, theta: Any, data: ClientData, key: Key) -> Any:
         def step(state: Any, _: None) -> Any:
             state, theta_s, _ = chosen.sample(state, data)
             return state, (theta_s, chosen.position(state))
@@ -181,45 +176,37 @@ def run(case: Case, problems: Problems, root: Key) -> Chains:
 
     noises = jax.vmap(one, in_axes=(None, 0, None, None))
     chains = jax.vmap(noises, in_axes=(None, None, 0, 0))
-    count, starts = problems.theta.shape[:2]
-    keys = jax.random.split(root, (count, starts))
-    arrays = (problems.x, problems.y, problems.theta, keys)
+    arrays = (*problems, jax.random.split(root, problems.theta.shape[:2]))
     # Outermost one after the other: all problems at once would not be faster.
     return Chains(*map(np.asarray, jax.jit(lambda a: jax.lax.map(lambda p: chains(*p), a))(arrays)))
 
 
-def _deltas(case: Case, problems: Problems, chains: Chains, number: int) -> list[Row]:
+def _measure_errors(case: Case, problems: Problems, chains: Chains, number: int) -> list[Row]:
+    """Bias and variance of every estimate at one noise, over problems."""
     about = {"dim": case.dim, "noise": NOISES[number]}
-    errors: dict[Which, list[np.ndarray]] = {}
+    moments: dict[Which, list[np.ndarray]] = {}
     norms = []
     for p, (x, y) in enumerate(zip(problems.x, problems.y[:, number], strict=True)):
-        gradient_at, trace = _exact(x.astype(np.float64), y.astype(np.float64))
-        collected: dict[Which, list[np.ndarray]] = {}
-        for s, theta in enumerate(problems.theta[p]):
-            exact = gradient_at(theta)
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        curvature = np.linalg.svd(x, compute_uv=False) ** 2 / len(x)
+        trace = float(np.sum(1 / curvature[curvature > 1e-10 * curvature.max()]))  # tr A⁺
+        errors: dict[Which, list[np.ndarray]] = {}
+        for s, theta in enumerate(problems.theta[p].astype(np.float64)):
+            exact = x.T @ (x @ theta - y) / len(x)  # A(θ − μ) is the gradient
             norms.append(float(np.linalg.norm(exact)))
-            chain = Chains(*(part[p, s, number] for part in chains))
-            for key, delta in _estimates(case, theta, chain, trace):
-                collected.setdefault(key, []).append(delta - exact)
-        for key, found in collected.items():
-            errors.setdefault(key, []).append(_moments(np.array(found)))
+            chain = Chains(*(part[p, s, number].astype(np.float64) for part in chains))
+            for which, delta in _estimate(case, theta, chain, trace):
+                errors.setdefault(which, []).append(delta - exact)
+        for which, own in errors.items():
+            moments.setdefault(which, []).append(_moments(np.array(own)))
     rows = make_rows(about, {"exact_norm": np.mean(norms)})
-    for key, values in errors.items():
+    for which, values in moments.items():
         low, high = band_of_mean(np.array(values))
         ends = {"": np.mean(values, axis=0), "_low": low, "_high": high}
         for index, quantity in enumerate(QUANTITIES):
-            ends_of = {quantity + end: part[index] for end, part in ends.items()}
-            rows += make_rows(about | dict(key), ends_of)
+            measured = {quantity + end: part[index] for end, part in ends.items()}
+            rows += make_rows(about | which._asdict(), measured)
     return rows
-
-
-def _exact(x: np.ndarray, y: np.ndarray) -> tuple[Any, float]:
-    """θ ↦ A(θ − μ), which is the gradient Xᵀ(Xθ − y)/n, and tr A⁺."""
-    singular = np.linalg.svd(x, compute_uv=False)
-    curvature = singular**2 / len(x)
-    kept = curvature > 1e-10 * curvature.max()
-    gradient = lambda theta: x.T @ (x @ theta.astype(np.float64) - y) / len(x)  # noqa: E731
-    return gradient, float(np.sum(1 / curvature[kept]))
 
 
 def _moments(errors: np.ndarray) -> np.ndarray:
@@ -230,42 +217,31 @@ def _moments(errors: np.ndarray) -> np.ndarray:
     return np.array([np.linalg.norm(mean), np.linalg.norm(gram)])
 
 
-def _estimates(
-    case: Case, theta: np.ndarray, chain: Chains, trace: float
-) -> list[tuple[Which, np.ndarray]]:
-    """Every delta that one chain gives, by (panel, estimator, local steps, ρ)."""
-    found: list[tuple[Which, np.ndarray]] = []
-
-    def add(panel: str, estimator: str, steps: int, delta: np.ndarray, rho: float | None) -> None:
-        key = [("panel", panel), ("estimator", estimator), ("steps", steps)]
-        found.append((tuple(key if rho is None else [*key, ("rho", rho)]), delta))
-
-    start = theta.astype(np.float64)
+def _estimate(
+    case: Case, start: np.ndarray, chain: Chains, trace: float
+) -> Iterator[tuple[Which, np.ndarray]]:
+    """Every delta that one chain gives."""
     for steps in EARLY:
-        add("fedavg", "FedAvg", steps, start - chain.early[steps // 10 - 1], None)
+        yield Which("fedavg", "FedAvg", steps), start - chain.early[steps // 10 - 1]
     for count in case.counts:
         steps = case.per_sample * count
-        add("fedavg", "FedAvg", BURN_IN + steps, start - chain.positions[count - 1], None)
-        samples = chain.samples[:count].astype(np.float64)
+        last = chain.positions[count - 1]
+        yield Which("fedavg", "FedAvg", BURN_IN + steps), start - last
+        samples = chain.samples[:count]
         mean, scale = start - samples.mean(0), _calibration(samples, trace)
-        estimates = {
-            "mean": mean,
-            "mean-scaled": (1 + (count - 1) * case.rho) * mean,
-            "fixed ρ": posterior_delta(start, samples, case.rho),
-            "calibrated, fixed ρ": posterior_delta(start, samples, case.rho, sample_scale=scale),
-            "OAS": posterior_delta(start, samples, "oas"),
-            "RBLW": posterior_delta(start, samples, "rblw"),
-            "calibrated, OAS": posterior_delta(start, samples, "oas", sample_scale=scale),
-            "calibrated, RBLW": posterior_delta(start, samples, "rblw", sample_scale=scale),
-        }
-        for name, delta in estimates.items():
-            add("steps", name, steps, delta, case.rho if "fixed" in name else None)
-    whole = chain.samples.astype(np.float64)
-    steps = case.per_sample * len(whole)
+        yield Which("steps", "mean", steps), mean
+        yield Which("steps", "mean-scaled", steps), (1 + (count - 1) * case.rho) * mean
+        for name, rho in [("fixed ρ", case.rho), ("OAS", "oas"), ("RBLW", "rblw")]:
+            shown = case.rho if name == "fixed ρ" else None
+            for before, by in [("", 1.0), ("calibrated, ", scale)]:
+                delta = posterior_delta(start, samples, rho, sample_scale=by)
+                yield Which("steps", before + name, steps, shown), delta
+    steps = case.per_sample * len(chain.samples)
+    scale = _calibration(chain.samples, trace)
     for rho in RHOS:
-        for name, by in [("fixed ρ", 1.0), ("calibrated, fixed ρ", _calibration(whole, trace))]:
-            add("rho", name, steps, posterior_delta(start, whole, rho, sample_scale=by), rho)
-    return found
+        for name, by in [("fixed ρ", 1.0), ("calibrated, fixed ρ", scale)]:
+            delta = posterior_delta(start, chain.samples, rho, sample_scale=by)
+            yield Which("rho", name, steps, rho), delta
 
 
 def _calibration(samples: np.ndarray, trace: float) -> float:
@@ -280,88 +256,73 @@ _ESTIMATORS = ["fixed ρ", "mean-scaled", "calibrated, fixed ρ", "calibrated, O
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    dims = distinct(rows, "dim")
+    """A column per dimension: FedAvg, FedPA by steps, FedPA by ρ, and the estimators."""
+    dims = split(rows, "dim")
     figure = new_figure(3.4 * len(dims), 10.6)
     grid = figure.subplots(4, len(dims), squeeze=False)
-    for column, dim in enumerate(dims):
-        found = where(rows, dim=dim)
-        rho = where(found, panel="steps", estimator="fixed ρ")[0]["rho"]
-        steps = max(distinct(where(found, panel="rho"), "steps"))
-        a, b, c, d = grid[:, column]
-        for index, noise in enumerate(distinct(found, "noise")):
-            at = where(found, noise=noise)
-            _both(a, where(at, panel="fedavg"), "steps", f"noise {noise:g}", index)
-            _both(b, where(at, panel="steps", estimator="fixed ρ"), "steps", "", index)
-            _both(c, where(at, panel="rho", estimator="fixed ρ"), "rho", "", index)
+    for (a, b, c, d), (dim, own) in zip(grid.T, dims.items(), strict=True):
+        fixed = where(own, estimator="fixed ρ")
+        rho = where(fixed, panel="steps")[0]["rho"]
+        steps = max(distinct(where(own, panel="rho"), "steps"))
+        panels = [
+            (a, f"a. FedAvg, d = {dim:,}", where(own, panel="fedavg"), "steps"),
+            (b, f"b. FedPA, ρ = {rho:g}, d = {dim:,}", where(fixed, panel="steps"), "steps"),
+            (c, f"c. FedPA, {steps:,} steps, d = {dim:,}", where(fixed, panel="rho"), "rho"),
+        ]
+        for axes, title, shown, x in panels:
+            for index, (noise, at) in enumerate(split(shown, "noise").items()):
+                _draw(axes, at, "bias", x, index, f"noise {noise:g}", linestyle="-")
+                _draw(axes, at, "variance", x, index, linestyle="--")
+            tidy(axes, title, "ρ" if x == "rho" else "local steps", "bias (—), variance (- -)")
         for index, name in enumerate(_ESTIMATORS):
-            at = where(found, noise=COMPARED, panel="steps", estimator=name)
-            _line(d, at, "bias", "steps", name, index)
-        tidy(a, f"a. FedAvg, d = {dim:,}", "local steps", "bias (—), variance (- -)")
-        tidy(b, f"b. FedPA, ρ = {rho:g}, d = {dim:,}", "local steps", "bias (—), variance (- -)")
-        tidy(c, f"c. FedPA, {steps:,} steps, d = {dim:,}", "ρ", "bias (—), variance (- -)")
+            at = where(own, noise=COMPARED, panel="steps", estimator=name)
+            _draw(d, at, "bias", "steps", index, name)
         tidy(d, f"d. estimators at noise {COMPARED:g}, d = {dim:,}", "local steps", "bias")
-        norm = values_of(found, quantity="exact_norm", noise=COMPARED)[0]
+        norm = values_of(own, quantity="exact_norm", noise=COMPARED)[0]
         for axes in (a, b, c, d):
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.axhline(norm, color="0.6", linewidth=0.8, zorder=0, label="‖exact Δ‖")
-    for row in (0, 3):
-        handles, labels = grid[row, 0].get_legend_handles_labels()
-        grid[row, -1].legend(
-            handles,
-            labels,
-            fontsize=7,
-            frameon=False,
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-        )
+    for axes in (grid[0, -1], grid[3, -1]):
+        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
-def _both(axes: Axes, rows: Sequence[Row], x: str, label: str, index: int) -> None:
-    _line(axes, rows, "bias", x, label, index, style="-")
-    _line(axes, rows, "variance", x, "", index, style="--")
-
-
-def _line(
+def _draw(
     axes: Axes,
     rows: Sequence[Row],
     quantity: str,
     x: str,
-    label: str,
     index: int,
-    style: Any = None,
+    label: str = "",
+    **style: Any,
 ) -> None:
     mean, *band = (values_of(rows, x, quantity=quantity + end) for end in ("", "_low", "_high"))
-    draw_band(
-        axes,
-        sorted(distinct(rows, x)),
-        mean,
-        band,
-        alpha=0.15,
-        color=COLOURS[index],
-        linestyle=STYLES[index] if style is None else style,
-        marker=MARKERS[index],
-        markersize=6.5 - index,  # lines that coincide are seen to
-        linewidth=1.3,
-        label=label or None,
-    )
+    # Smaller and smaller marks: lines that coincide are seen to.
+    look = {"marker": MARKERS[index], "markersize": 6.5 - index, "linewidth": 1.3} | style
+    draw_line(axes, sorted(distinct(rows, x)), mean, band, index, label, **look)
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
-    columns = ["d", "noise", "‖Δ‖", "estimator", *QUANTITIES]
-    table = new_table("from the fewest to the most local steps", columns, left="estimator")
+    """From the fewest to the most local steps, and whether the paper's directions hold."""
     names = ["FedAvg", "fixed ρ", "mean-scaled", "calibrated, fixed ρ", "calibrated, OAS"]
-    for dim, noise, at in _settings(rows):
-        norm = values_of(at, quantity="exact_norm")[0]
-        for index, name in enumerate(names):
-            cells = ["→".join(f"{v:.3g}" for v in ends(at, name, q)) for q in QUANTITIES]
-            head = [f"{dim:,}", f"{noise:g}", f"{norm:.3g}"] if index == 0 else ["", "", ""]
-            shown = name.replace(", fixed", "")
-            table.add_row(*head, shown, *cells, end_section=name == names[-1])
-    lines = [f"{claim}: {_verdict(holds(rows, *test))}" for claim, test in CLAIMS.items()]
-    lines.append(f"FedAvg's bias grows once past its minimum: {_verdict(past_minimum(rows))}")
-    return [table, "The paper's directions, at noise 0, 1 and 22 for d = 10, 100, 1000:", *lines]
+    lines: list[list[str]] = []
+    for (dim, noise), own in split(rows, "dim", "noise").items():
+        head = [f"{dim:,}", f"{noise:g}", f"{values_of(own, quantity='exact_norm')[0]:.3g}"]
+        for name in names:
+            cells = ["→".join(f"{v:.3g}" for v in ends(own, name, q)) for q in QUANTITIES]
+            lines.append([*head, name.replace(", fixed", ""), *cells])
+            head = ["", "", ""]
+        lines.append([])
+    columns = ["d", "noise", "‖Δ‖", "estimator", *QUANTITIES]
+    title = "from the fewest to the most local steps"
+    said = [f"{claim}: {_say(holds(rows, *test))}" for claim, test in CLAIMS.items()]
+    said.append(f"FedAvg's bias grows once past its minimum: {_say(past_minimum(rows))}")
+    return [
+        make_table(title, columns, lines, left=["estimator"]),
+        "The paper's directions, at noise 0, 1 and 22 for d = 10, 100, 1000:",
+        *said,
+    ]
 
 
 CLAIMS = {
@@ -371,8 +332,8 @@ CLAIMS = {
     "its control's bias falls (mean-scaled)": ("mean-scaled", "bias", -1),
     "with the calibrated scale, FedPA's bias falls": ("calibrated, fixed ρ", "bias", -1),
 }
-Verdict = tuple[int, int | float, bool]
-"""d, noise, and whether the claim holds there."""
+Verdicts = dict[tuple[int, int | float], bool]
+"""(d, noise) → whether a claim holds there."""
 
 
 def by_steps(rows: Sequence[Row], estimator: str, quantity: str) -> np.ndarray:
@@ -387,34 +348,27 @@ def ends(rows: Sequence[Row], estimator: str, quantity: str) -> tuple[float, flo
     return values[0], values[-1]
 
 
-def past_minimum(rows: Sequence[Row]) -> list[Verdict]:
+def past_minimum(rows: Sequence[Row]) -> Verdicts:
     """Whether FedAvg's bias ends above its smallest value by more than 1 %."""
-    found = [(*at, by_steps(own, "FedAvg", "bias")) for *at, own in _settings(rows)]
-    return [(dim, noise, bool(v[-1] > 1.01 * min(v))) for dim, noise, v in found]
+    curves = {
+        at: by_steps(own, "FedAvg", "bias") for at, own in split(rows, "dim", "noise").items()
+    }
+    return {at: bool(values[-1] > 1.01 * min(values)) for at, values in curves.items()}
 
 
-def holds(rows: Sequence[Row], estimator: str, quantity: str, sign: int) -> list[Verdict]:
+def holds(rows: Sequence[Row], estimator: str, quantity: str, sign: int) -> Verdicts:
     """Whether the quantity went the claimed way from first to last."""
-    found = [(*at, ends(own, estimator, quantity)) for *at, own in _settings(rows)]
-    return [(dim, noise, bool(np.sign(b - a) == sign)) for dim, noise, (a, b) in found]
+    settings = split(rows, "dim", "noise")
+    return {
+        at: bool(np.sign(np.subtract(*ends(own, estimator, quantity))) == -sign)
+        for at, own in settings.items()
+    }
 
 
-def _settings(rows: Sequence[Row]) -> list[tuple[Any, Any, list[Row]]]:
-    """(d, noise, the rows of both)."""
-    return [
-        (dim, noise, where(rows, dim=dim, noise=noise))
-        for dim in distinct(rows, "dim")
-        for noise in distinct(where(rows, dim=dim), "noise")
-    ]
-
-
-def _verdict(verdicts: Sequence[Verdict]) -> str:
-    count = sum(ok for _, _, ok in verdicts)
-    text = f"{count} of {len(verdicts)} settings"
-    if 0 < count < len(verdicts):
-        not_at = [f"d = {dim:,}, noise {noise:g}" for dim, noise, ok in verdicts if not ok]
-        text += f" (not at {'; '.join(not_at)})"
-    return text
+def _say(verdicts: Verdicts) -> str:
+    failed = [f"d = {dim:,}, noise {noise:g}" for (dim, noise), ok in verdicts.items() if not ok]
+    text = f"{len(verdicts) - len(failed)} of {len(verdicts)} settings"
+    return text + f" (not at {'; '.join(failed)})" if 0 < len(failed) < len(verdicts) else text
 
 
 STUDY = Study(

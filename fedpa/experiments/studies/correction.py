@@ -43,15 +43,17 @@ from fedpa.algorithms.methods import Method
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, new_figure, tidy
-from fedpa.experiments.studies.simulation import Clients, equal_clients, simulate
+from fedpa.experiments.studies.simulation import Clients, equal_clients, simulate, simulate_rates
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
     Study,
     distinct,
-    draw_runs,
+    draw_means,
     make_rows,
-    new_table,
+    make_table,
+    mean_of,
+    split,
     values_of,
     where,
 )
@@ -64,36 +66,55 @@ from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers.sampler import Sampler
 from fedpa.samplers.sampler import draw as draw_samples
 from fedpa.samplers.temperature import Temperature
-from fedpa.server import optimizers
 from fedpa.server.update import Server
 from fedpa.types import Examples, Key, Losses, Params
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Server rates of the controls."""
-WIDE = {
-    "least squares": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
-    "digits": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
-}
-"""Of posterior deltas, and of `mean-scaled`, which takes their longest step at their own rates."""
+RATE, BATCH = 0.1, 10
+"""The clients', whichever the sampler."""
 LAST = 20
 RHOS = (0.01, 0.1, 1.0)
+RIDGE = 0.01
+
+
+class About(NamedTuple):
+    """What is known of a problem by its name."""
+
+    rounds: tuple[int, int]
+    """At full size, and in quick mode."""
+    wide: tuple[float, ...]
+    """Server rates of posterior deltas, and of `mean-scaled`, which takes their longest step at
+    their own rates."""
+    quantity: str
+    label: str
+    sign: int
+    """1 where less is better, −1 where more is."""
+
+
+ABOUT = {
+    "least squares": About(
+        (400, 100),
+        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+        "distance",
+        "distance to the global optimum",
+        1,
+    ),
+    "digits": About(
+        (60, 25), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0), "test accuracy", "test accuracy", -1
+    ),
+}
 
 
 class Problem(NamedTuple):
-    name: str
     clients: Clients
     objective: Objective
     start: Params
     posterior: Callable[[ClientData], Quadratic]
     """A client's: exact, or Laplace at its mode."""
     local: LocalTraining
-    learning_rate: float
-    """The clients', whichever the sampler."""
-    rounds: int
     scores: Callable[[Any], dict[str, jax.Array]]
     """θ → {"tune": lower is better, "shown": what is reported}."""
-    shown: str
-    """The name of what is reported."""
 
 
 class Variant(NamedTuple):
@@ -106,7 +127,8 @@ class Variant(NamedTuple):
 # --- the two federations ---
 
 
-def least_squares_problem(seed: int, rounds: int) -> Problem:
+def least_squares_problem(seed: int) -> Problem:
+    """Ten clients with designs and optima far apart."""
     dim, size, count = 10, 60, 10
     federation = make_regression(
         seed, sizes=[size] * count, dim=dim, noise=1.0, heterogeneity=2.0, skew=2.0
@@ -123,20 +145,13 @@ def least_squares_problem(seed: int, rounds: int) -> Problem:
         return {"tune": distance, "shown": distance}
 
     return Problem(
-        "least squares",
         clients,
         Objective(least_squares.loss),
         jnp.full(dim, 5.0),
         least_squares.posterior,
-        LocalTraining(optax.sgd(0.1), batch_size=10, epochs=40, samples=20),
-        0.1,
-        rounds,
+        LocalTraining(optax.sgd(RATE), BATCH, epochs=40, samples=20),
         scores,
-        "distance",
     )
-
-
-RIDGE = 0.01
 
 
 def _logits(theta: Params, x: Any) -> jax.Array:
@@ -153,7 +168,8 @@ def _ridge(theta: Params) -> jax.Array:
     return 0.5 * RIDGE * optax.tree.norm(theta, squared=True)
 
 
-def digits_problem(seed: int, rounds: int) -> Problem:
+def digits_problem(seed: int) -> Problem:
+    """A linear classifier of digits, dealt to twenty clients with label skew."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -186,21 +202,12 @@ def digits_problem(seed: int, rounds: int) -> Problem:
     def accuracy(theta: Params, images: Any, truth: Any) -> jax.Array:
         return jnp.mean((jnp.argmax(_logits(theta, images), -1) == truth).astype(jnp.float32))
 
-    return Problem(
-        "digits",
-        clients,
-        objective,
-        start,
-        posterior,
-        LocalTraining(optax.sgd(0.1), batch_size=10, epochs=10, samples=5),
-        0.1,
-        rounds,
-        lambda theta: {
-            "tune": 1 - accuracy(theta, x_val, y_val),
-            "shown": accuracy(theta, x_test, y_test),
-        },
-        "test accuracy",
-    )
+    def scores(theta: Params) -> dict[str, jax.Array]:
+        tune = 1 - accuracy(theta, x_val, y_val)
+        return {"tune": tune, "shown": accuracy(theta, x_test, y_test)}
+
+    local = LocalTraining(optax.sgd(RATE), BATCH, epochs=10, samples=5)
+    return Problem(clients, objective, start, posterior, local, scores)
 
 
 def _mode(objective: Objective, data: ClientData, start: Params) -> Params:
@@ -222,80 +229,71 @@ def _mode(objective: Objective, data: ClientData, start: Params) -> Params:
 # --- the methods ---
 
 
-def variants(problem: Problem, quick: bool) -> dict[str, Variant]:
-    scale, wide = calibration(problem), WIDE[problem.name]
+def variants(name: str, problem: Problem, quick: bool) -> dict[str, Variant]:
+    """The methods to compare on a problem, by name."""
+    local, wide = problem.local, ABOUT[name].wide
+    scale = calibration(problem)
 
-    def posterior(**options: Any) -> Callable[[Server], Method]:
-        return lambda server: fedpa(problem.local, server, **options)
+    def posterior(group: str, **options: Any) -> Variant:
+        return Variant(group, lambda server: fedpa(local, server, **options), wide)
 
-    def uncorrected(**options: Any) -> Callable[[Server], Method]:
-        return lambda server: mean(problem.local, server, **options)
+    def control(grid: tuple[float, ...] = GRID, **options: Any) -> Variant:
+        return Variant("control", lambda server: mean(local, server, **options), grid)
 
-    found = {
-        "FedAvg": Variant("control", lambda server: fedavg(problem.local, server)),
-        "mean": Variant("control", uncorrected()),
+    chosen = {
+        "FedAvg": Variant("control", lambda server: fedavg(local, server)),
+        "mean": control(),
         "oracle": Variant("oracle", lambda server: exact_posterior(problem.posterior, server)),
     }
     for rho in RHOS[-1:] if quick else RHOS:
-        found[f"FedPA ρ={rho:g}"] = Variant("IASG", posterior(rho=rho), wide)
+        chosen[f"FedPA ρ={rho:g}"] = posterior("IASG", rho=rho)
         if not quick:
-            found[f"mean-scaled ρ={rho:g}"] = Variant("control", uncorrected(rho=rho), wide)
-    if not quick:
-        for rule in ("oas", "rblw"):
-            found[f"FedPA {rule.upper()}"] = Variant("IASG", posterior(rho=rule), wide)
-    calibrated: tuple[Any, ...] = (1.0,) if quick else (1.0, "oas", "rblw")
-    for rule in calibrated:
-        name = "ρ=1" if rule == 1.0 else rule.upper()
-        found[f"FedPA {name}, calibrated"] = Variant(
-            "IASG, calibrated", posterior(rho=rule, sample_scale=scale), wide
+            chosen[f"mean-scaled ρ={rho:g}"] = control(wide, rho=rho)
+    rules = () if quick else ("oas", "rblw")
+    for rule in rules:
+        chosen[f"FedPA {rule.upper()}"] = posterior("IASG", rho=rule)
+    for rule in (1.0, *rules):
+        shown = "ρ=1" if rule == 1.0 else str(rule).upper()
+        chosen[f"FedPA {shown}, calibrated"] = posterior(
+            "IASG, calibrated", rho=rule, sample_scale=scale
         )
-    for name, factory in samplers(problem).items():
-        if quick and (problem.name, name) != ("least squares", "exact T=1 ×√n"):
-            continue
-        by = "sqrt-n" if "×√n" in name else "none"
-        found[f"FedPA {name}"] = Variant(
-            "other samplers", posterior(rho=1.0, sample_scale=by, sampler=factory), wide
-        )
-        found[f"mean {name}"] = Variant("control", uncorrected(sampler=factory))
-    return found
+    # Not exact for the classifier: 650×650 spectra of every client in every round.
+    names = ["SGLD", "SGHMC", "HMC", "NUTS"] + ["exact"] * (name == "least squares")
+    if quick:
+        names = names[4:]
+    for sampler in names:
+        for mark, temperature, by in TEMPERATURES[quick:]:
+            factory = sampler_at(problem, sampler, temperature)
+            chosen[f"FedPA {sampler} {mark}"] = posterior(
+                "other samplers", rho=1.0, sample_scale=by, sampler=factory
+            )
+            chosen[f"mean {sampler} {mark}"] = control(sampler=factory)
+    return chosen
 
 
-def samplers(problem: Problem) -> dict[str, SamplerFactory]:
-    """Every sampler at T = n_i and, its deviations to be scaled by √n_i, at T = 1."""
-    rate, batch = problem.learning_rate, problem.local.batch_size
-    window = local_work(problem.local).window
+TEMPERATURES: tuple[tuple[str, Temperature, str], ...] = (
+    ("T=n", "n", "none"),
+    ("T=1 ×√n", 1.0, "sqrt-n"),
+)
+"""Name, T and `sample_scale`: the same covariance in two ways."""
 
-    def langevin(objective: Objective, t: Temperature) -> Sampler:
-        return sgld(objective, rate, batch_size=batch, window=window, temperature=t)
 
-    def underdamped(objective: Objective, t: Temperature) -> Sampler:
-        return sghmc(
-            objective, rate / 4, batch_size=batch, window=window, temperature=t, friction=0.3
-        )
+def sampler_at(problem: Problem, name: str, temperature: Temperature) -> SamplerFactory:
+    """The named sampler at this temperature, in the place of IASG."""
+    work: dict[str, Any] = {"window": local_work(problem.local).window, "temperature": temperature}
 
-    def leapfrog(objective: Objective, t: Temperature) -> Sampler:
-        return hmc(objective, rate, window=window, temperature=t, integration_steps=5)
+    def build(objective: Objective, rate: Any) -> Sampler:
+        if name == "SGLD":
+            return sgld(objective, RATE, batch_size=BATCH, **work)
+        if name == "SGHMC":
+            return sghmc(objective, RATE / 4, batch_size=BATCH, friction=0.3, **work)
+        if name == "HMC":
+            return hmc(objective, RATE, integration_steps=5, **work)
+        if name == "NUTS":
+            return nuts(objective, RATE, max_doublings=3, **work)
+        return exact(problem.posterior, temperature)
 
-    def no_u_turn(objective: Objective, t: Temperature) -> Sampler:
-        return nuts(objective, rate, window=window, temperature=t, max_doublings=3)
-
-    def independent(objective: Objective, t: Temperature) -> Sampler:
-        return exact(problem.posterior, t)
-
-    built = {"SGLD": langevin, "SGHMC": underdamped, "HMC": leapfrog, "NUTS": no_u_turn}
-    if problem.name == "least squares":
-        # Not for the classifier: 650×650 spectra of every client in every round.
-        built["exact"] = independent
-
-    def factory(make: Callable[..., Sampler], t: Temperature) -> SamplerFactory:
-        return lambda objective, _: make(objective, t)
-
-    temperatures: dict[str, Temperature] = {"T=n": "n", "T=1 ×√n": 1.0}
-    return {
-        f"{name} {mark}": factory(make, t)
-        for name, make in built.items()
-        for mark, t in temperatures.items()
-    }
+    return build
 
 
 def calibration(problem: Problem) -> float:
@@ -322,74 +320,50 @@ def calibration(problem: Problem) -> float:
 
 
 def measure(settings: Settings) -> list[Row]:
+    """All rows, problem by problem."""
     settings.tell(0.0, "the federations, and their posteriors")
-    rounds = (100, 25) if settings.quick else (400, 60)
-    problems = [
-        least_squares_problem(settings.seed, rounds[0]),
-        digits_problem(settings.seed, rounds[1]),
-    ]
+    problems = {
+        "least squares": least_squares_problem(settings.seed),
+        "digits": digits_problem(settings.seed),
+    }
     jobs = [
-        (problem, name, variant)
-        for problem in problems
-        for name, variant in variants(problem, settings.quick).items()
+        (name, problem, method, variant)
+        for name, problem in problems.items()
+        for method, variant in variants(name, problem, settings.quick).items()
     ]
     rows: list[Row] = []
-    for number, (problem, name, variant) in enumerate(jobs):
-        settings.tell(number / len(jobs), f"{problem.name}: {name}")
-        rows += _run(problem, name, variant, settings)
+    for number, (name, problem, method, variant) in enumerate(jobs):
+        settings.tell(number / len(jobs), f"{name}: {method}")
+        about = {"problem": name, "method": method, "group": variant.group}
+        rows += _run(about, problem, variant, settings)
     return rows
 
 
-def _run(problem: Problem, name: str, variant: Variant, settings: Settings) -> list[Row]:
+def _run(about: Row, problem: Problem, variant: Variant, settings: Settings) -> list[Row]:
     grid = variant.grid[::2] if settings.quick else variant.grid
-    seeds = [settings.seed + k for k in range(settings.repeats)]
-    pairs = [(seed, rate) for seed in seeds for rate in grid]
+    rounds = ABOUT[about["problem"]].rounds[settings.quick]
 
-    def one(seed: jax.Array, rate: jax.Array, clients: Clients) -> Any:
-        server = Server(optimizers.sgd(1.0), schedule=lambda t: rate)
+    def score(server: Server, theta: Params, key: Key, clients: Clients) -> Any:
         algorithm = variant.build(server)(problem.objective)
-        root = jax.random.key(seed)
-        path = simulate(algorithm, problem.start, clients, root, problem.rounds)
-        return jax.vmap(problem.scores)(path.theta) | {
-            "cosine": path.infos.correction_cosine,
-            "length": path.infos.delta_norm,
-        }
+        path = simulate(algorithm, theta, clients, key, rounds)
+        infos = {"cosine": path.infos.correction_cosine, "length": path.infos.delta_norm}
+        return jax.vmap(problem.scores)(path.theta) | infos
 
-    values = jax.jit(jax.vmap(one, in_axes=(0, 0, None)))(
-        jnp.asarray([seed for seed, _ in pairs], jnp.uint32),
-        jnp.asarray([rate for _, rate in pairs]),
-        problem.clients,  # an argument, not a constant that the compiler would work on
-    )
-    shape = (len(seeds), len(grid), problem.rounds)
-    found = {key: np.asarray(value, np.float64).reshape(shape) for key, value in values.items()}
-    return _rows(problem, name, variant, grid, found)
-
-
-def _rows(
-    problem: Problem,
-    name: str,
-    variant: Variant,
-    grid: Sequence[float],
-    found: dict[str, np.ndarray],
-) -> list[Row]:
-    tune = np.where(np.isfinite(found["tune"]), found["tune"], np.inf)[:, :, -LAST:].mean((0, 2))
+    runs = [(problem.start, settings.seed + k) for k in range(settings.repeats)]
+    values = simulate_rates(score, runs, grid, problem.clients)
+    tune = np.where(np.isfinite(values["tune"]), values["tune"], np.inf)[:, :, -LAST:].mean((0, 2))
     best = int(np.argmin(tune))
-    about = {
-        "problem": problem.name,
-        "method": name,
-        "group": variant.group,
-        "server_rate": grid[best],
-    }
     rows: list[Row] = []
     for rate, value in zip(grid, tune, strict=True):
         rows += make_rows(about | {"server_rate": rate}, {"tuning": min(value, 1e9)})
-    every = max(problem.rounds // 25, 1)
-    for run in range(found["shown"].shape[0]):
-        of_run = about | {"run": run}
-        shown, cosine, length = (found[key][run, best] for key in ("shown", "cosine", "length"))
-        for t in range(problem.rounds):
+    every = max(rounds // 25, 1)
+    for run in range(settings.repeats):
+        of_run = about | {"server_rate": grid[best], "run": run}
+        shown, cosine, length = (values[key][run, best] for key in ("shown", "cosine", "length"))
+        for t in range(rounds):
             if t == 0 or (t + 1) % every == 0:
-                rows += make_rows(of_run | {"round": t + 1}, {problem.shown: shown[t]})
+                quantity = ABOUT[about["problem"]].quantity
+                rows += make_rows(of_run | {"round": t + 1}, {quantity: shown[t]})
         last = {
             "final": shown[-LAST:].mean(),
             "angle": np.degrees(np.arccos(np.clip(cosine[-LAST:], -1, 1))).mean(),
@@ -401,81 +375,74 @@ def _rows(
 
 # --- drawing: from the rows alone ---
 
-HIGHER_IS_BETTER = {"least squares": False, "digits": True}
-
 
 def draw(rows: Sequence[Row]) -> Figure:
-    problems = distinct(rows, "problem")
+    """Curves of some methods, final values of all, a line per problem."""
+    problems = split(rows, "problem")
     figure = new_figure(11.5, 5.2 * len(problems))
     grid = figure.subplots(len(problems), 2, squeeze=False, width_ratios=[1.0, 1.35])
-    for (curves, bars), problem in zip(grid, problems, strict=True):
-        found = where(rows, problem=problem)
-        _curves(curves, found, problem)
-        _finals(bars, found, problem)
+    for (curves, finals), (problem, own) in zip(grid, problems.items(), strict=True):
+        _draw_curves(curves, own, problem)
+        _draw_finals(finals, own, problem)
     return figure
 
 
-def _curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
-    quantity = next(r["quantity"] for r in rows if "round" in r)
-    for index, name in enumerate(_chosen(rows, problem)):
-        draw_runs(axes, where(rows, method=name, quantity=quantity), index, name)
-    word = "distance to the global optimum" if problem == "least squares" else quantity
-    tidy(axes, f"{problem}: tuned server rates, mean and 95 % band", "round", word)
+def _rank(rows: Sequence[Row], problem: str) -> list[str]:
+    """The methods by their final values, the best first."""
+    final = {name: mean_of(own) for name, own in _split_by_method(rows, "final").items()}
+    return sorted(final, key=lambda name: ABOUT[problem].sign * final[name])
+
+
+def _split_by_method(rows: Sequence[Row], quantity: str) -> dict[str, list[Row]]:
+    return split(where(rows, quantity=quantity), "method")
+
+
+def _draw_curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
+    """FedAvg, the mean, FedPA at ρ = 1, the best of the rest of each group, the oracle."""
+    quantity, label = ABOUT[problem].quantity, ABOUT[problem].label
+    names = ["FedAvg", "mean", "FedPA ρ=1"]
+    for group in ("IASG, calibrated", "other samplers"):
+        names += _rank(where(rows, group=group), problem)[:1]
+    for index, name in enumerate([*names, "oracle"]):
+        draw_means(axes, where(rows, method=name, quantity=quantity), "round", index, name)
+    tidy(axes, f"{problem}: tuned server rates, mean and 95 % band", "round", label)
     if problem == "least squares":
         axes.set_yscale("log")
     axes.legend(fontsize=7, frameon=False)
 
 
-def _chosen(rows: Sequence[Row], problem: str) -> list[str]:
-    """FedAvg, the mean, FedPA at ρ = 1, the best of the rest of each group, the oracle."""
-    names = ["FedAvg", "mean", "FedPA ρ=1"]
-    for group in ("IASG, calibrated", "other samplers"):
-        members = distinct(where(rows, group=group), "method")
-        names += sorted(members, key=lambda m: _badness(rows, m, problem))[:1]
-    return [*names, "oracle"]
-
-
-def _badness(rows: Sequence[Row], method: str, problem: str) -> float:
-    value = float(np.mean(values_of(rows, method=method, quantity="final")))
-    return -value if HIGHER_IS_BETTER[problem] else value
-
-
-def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
+def _draw_finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
     """Every method's final value, and the angle between its deltas and FedAvg's."""
-    names = sorted(distinct(rows, "method"), key=lambda m: _badness(rows, m, problem))
-    groups = distinct(rows, "group")
-    shown = set()
-    for position, name in enumerate(names):
-        values = values_of(rows, method=name, quantity="final")
-        group = groups.index(where(rows, method=name)[0]["group"])
-        low, high = band_of_mean(values)
+    names, finals = _rank(rows, problem), _split_by_method(rows, "final")
+    for index, (group, own) in enumerate(split(rows, "group").items()):
+        members = [name for name in names if name in distinct(own, "method")]
+        values = [values_of(finals[name]) for name in members]
+        means = np.array([value.mean() for value in values])
+        highs = np.array([band_of_mean(value)[1] for value in values])
         axes.errorbar(
-            values.mean(),
-            position,
-            xerr=[[max(values.mean() - low, 0)], [max(high - values.mean(), 0)]],
-            marker=MARKERS[group],
-            color=COLOURS[group],
+            means,
+            [names.index(name) for name in members],
+            xerr=np.maximum(highs - means, 0),
+            marker=MARKERS[index],
+            color=COLOURS[index],
             linestyle="none",
             markersize=5,
-            label=None if group in shown else groups[group],
+            label=group,
         )
-        shown.add(group)
-        angle = np.mean(values_of(rows, method=name, quantity="angle"))
+    for position, name in enumerate(names):
         axes.annotate(
-            f"{angle:.0f}°",
+            f"{mean_of(rows, method=name, quantity='angle'):.0f}°",
             (1.01, position),
             xycoords=("axes fraction", "data"),
             fontsize=7,
             color="0.35",
             va="center",
         )
-    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9", linewidth=0.6)
-    word = "distance to the global optimum" if problem == "least squares" else "test accuracy"
-    tidy(
-        axes, f"{problem}: mean of the last {LAST} rounds, best first; angle at the right", word, ""
-    )
+    title = f"{problem}: mean of the last {LAST} rounds, best first; angle at the right"
+    tidy(axes, title, ABOUT[problem].label, "")
     axes.tick_params(axis="y", labelsize=7)
     if problem == "least squares":
         axes.set_xlim(left=-0.05)
@@ -483,28 +450,27 @@ def _finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
+    """Every method's final value, angle and length."""
     tables: list[Table | str] = []
-    for problem in distinct(rows, "problem"):
-        found = where(rows, problem=problem)
-        word = "distance" if problem == "least squares" else "accuracy"
-        table = new_table(
-            f"{problem}: mean of the last {LAST} rounds (± std over seeds)",
-            ["method", word, "server rate", "angle", "‖Δ‖"],
-            left="method",
-        )
-        for name in sorted(distinct(found, "method"), key=lambda m: _badness(found, m, problem)):
-            values, angle, length = (
-                values_of(found, method=name, quantity=q) for q in ("final", "angle", "length")
+    for problem, own in split(rows, "problem").items():
+        lines = []
+        for name in _rank(own, problem):
+            of_method = where(own, method=name)
+            final = where(of_method, quantity="final")
+            values = values_of(final)
+            spread = np.std(values, ddof=min(len(values) - 1, 1))
+            lines.append(
+                [
+                    name,
+                    f"{np.mean(values):.4g} ± {spread:.2g}",
+                    f"{final[0]['server_rate']:.3g}",
+                    f"{mean_of(of_method, quantity='angle'):.0f}°",
+                    f"{mean_of(of_method, quantity='length'):.3g}",
+                ]
             )
-            rate = where(found, method=name, quantity="final")[0]["server_rate"]
-            table.add_row(
-                name,
-                f"{np.mean(values):.4g} ± {np.std(values, ddof=min(len(values) - 1, 1)):.2g}",
-                f"{rate:.3g}",
-                f"{np.mean(angle):.0f}°",
-                f"{np.mean(length):.3g}",
-            )
-        tables.append(table)
+        columns = ["method", ABOUT[problem].quantity.split()[-1], "server rate", "angle", "‖Δ‖"]
+        title = f"{problem}: mean of the last {LAST} rounds (± std over seeds)"
+        tables.append(make_table(title, columns, lines, left=["method"]))
     tables.append(
         "Angle: between a client's delta and θ₀ − θ_K of the same chain (0° for methods without "
         "one). Server rates are tuned, so `mean` already has the longer step: what FedPA adds to "

@@ -27,6 +27,7 @@ it started, for SGD as for the exact sampler, and changes no weight.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,8 +47,11 @@ from fedpa.experiments.studies.study import (
     Settings,
     Study,
     distinct,
-    draw_band,
+    draw_means,
     make_rows,
+    make_table,
+    mean_of,
+    split,
     values_of,
     where,
 )
@@ -160,36 +164,35 @@ MARK = 0.45
 """Where divergence is marked: below any ESS."""
 
 
-def points(sizes: Sizes, dim: int) -> Iterator[tuple[str, Point]]:
+def points(sizes: Sizes, dim: int) -> list[tuple[str, Point]]:
     """Every panel's settings."""
     rate = _rate(dim)
-    for burn_in in sizes.burn_ins:
-        yield "a", Point(burn_in, STEPS_PER_SAMPLE, rate)
-    for steps in sizes.steps_per_sample:
-        yield "b", Point(BURN_IN, steps, rate)
-    for rate in sizes.learning_rates[dim]:
-        yield "c", Point(BURN_IN, STEPS_PER_SAMPLE, rate)
+    return [
+        *(("a", Point(burn_in, STEPS_PER_SAMPLE, rate)) for burn_in in sizes.burn_ins),
+        *(("b", Point(BURN_IN, steps, rate)) for steps in sizes.steps_per_sample),
+        *(("c", Point(BURN_IN, STEPS_PER_SAMPLE, own)) for own in sizes.learning_rates[dim]),
+    ]
 
 
 def measure(settings: Settings) -> list[Row]:
+    """All rows, dimension by dimension."""
     return measure_sizes(settings, QUICK if settings.quick else FULL)
 
 
 def measure_sizes(settings: Settings, sizes: Sizes) -> list[Row]:
-    rows: list[Row] = []
-    costs = [1 + dim / 200 for dim in sizes.dims]  # about: compilation and work
-    for number, dim in enumerate(sizes.dims):
-        begin, end = (sum(costs[:k]) / sum(costs) for k in (number, number + 1))
-
-        def tell(fraction: float, text: str) -> None:
-            settings.tell(begin + fraction * (end - begin), f"d = {dim}: {text}")
-
-        rows += _of_dimension(settings, sizes, dim, tell)
-    return rows
+    """All rows at these sizes."""
+    costs = np.cumsum([0, *(1 + dim / 200 for dim in sizes.dims)])  # compilation and work, about
+    shares = itertools.pairwise(costs / costs[-1])
+    return [
+        row
+        for dim, share in zip(sizes.dims, shares, strict=True)
+        for row in _measure_dimension(settings, sizes, dim, *share)
+    ]
 
 
-def _of_dimension(settings: Settings, sizes: Sizes, dim: int, tell: Any) -> list[Row]:
-    tell(0.0, "problems and exact samples")
+def _measure_dimension(
+    settings: Settings, sizes: Sizes, dim: int, begin: float, end: float
+) -> list[Row]:
     problems = [problem(settings.seed, dim, number) for number in range(settings.repeats)]
     key = jax.random.fold_in(jax.random.key(settings.seed), dim)
     start_key, chain_key, exact_key = jax.random.split(key, 3)
@@ -197,23 +200,42 @@ def _of_dimension(settings: Settings, sizes: Sizes, dim: int, tell: Any) -> list
     rows: list[Row] = []
     for number, z in enumerate(exact_samples(problems, starts, exact_key)):
         rows += make_rows({"dim": dim, "problem": number}, {"kish_exact": np.mean(_kish(z))})
-
-    wanted = list(points(sizes, dim))
-    found: dict[Point, list[dict[str, float]]] = {}
-    runs = _runs(sizes, [point for _, point in wanted])
-    for done, ((rate, grain, windows), of_run) in enumerate(runs.items()):
-        tell((done + 1) / (len(runs) + 1), f"learning rate {rate:g}, {windows * grain} steps")
+    wanted = points(sizes, dim)
+    measured: dict[Point, list[dict[str, float]]] = {}
+    runs = _share_runs(sizes, [point for _, point in wanted])
+    for done, ((rate, grain, windows), shared) in enumerate(runs.items()):
+        text = f"d = {dim}: learning rate {rate:g}, {windows * grain} steps"
+        settings.tell(begin + (end - begin) * done / len(runs), text)
         averages = iasg_averages(problems, starts, chain_key, rate, grain, windows)
-        for point in of_run:
-            found[point] = [
+        for point in shared:
+            measured[point] = [
                 qualities(one, start, samples_of(stored, grain, point))
                 for one, start, stored in zip(problems, np.asarray(starts), averages, strict=True)
             ]
     for panel, point in wanted:
-        for number, values in enumerate(found[point]):
+        for number, values in enumerate(measured[point]):
             about = {"panel": panel, "dim": dim, "problem": number} | point._asdict()
             rows += make_rows(about, values)
     return rows
+
+
+def _share_runs(sizes: Sizes, wanted: Sequence[Point]) -> dict[tuple[float, int, int], list[Point]]:
+    """(learning rate, grain, windows) → the settings to be read off that run.
+
+    Runs of one grain are equally long, so that they compile once.
+    """
+    by_grain: dict[int, list[Point]] = {}
+    for point in dict.fromkeys(wanted):
+        common = math.gcd(point.burn_in, point.steps_per_sample)
+        grain = max(grain for grain in sizes.grains if common % grain == 0)
+        by_grain.setdefault(grain, []).append(point)
+    runs: dict[tuple[float, int, int], list[Point]] = {}
+    for grain, own in by_grain.items():
+        steps = max(point.burn_in + SAMPLES * point.steps_per_sample for point in own)
+        for point in own:
+            run = (point.learning_rate, grain, steps // grain)
+            runs.setdefault(run, []).append(point)
+    return runs
 
 
 def problem(seed: int, dim: int, number: int) -> Problem:
@@ -226,6 +248,10 @@ def problem(seed: int, dim: int, number: int) -> Problem:
     x, y = x.astype(np.float32), y.astype(np.float32)
     u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
     return Problem(jnp.asarray(x), jnp.asarray(y), vt.T * s, u.T @ y.astype(np.float64))
+
+
+def _client(x: Float[Array, "n d"], y: Float[Array, " n"]) -> ClientData:
+    return ClientData({"x": x, "y": y}, jnp.asarray(POINTS, jnp.int32))
 
 
 def whitened(one: Problem, theta: Any) -> np.ndarray:
@@ -241,7 +267,7 @@ def exact_samples(
     draw = jax.jit(lambda s, data, k: draw_chains(sampler, s, data, k, SAMPLES)[0])
     keys = jax.random.split(key, len(problems))
     for one, start, own in zip(problems, starts, keys, strict=True):
-        yield whitened(one, draw(start, ClientData(_examples(one), _n()), own))
+        yield whitened(one, draw(start, _client(one.x, one.y), own))
 
 
 def iasg_averages(
@@ -253,15 +279,13 @@ def iasg_averages(
     windows: int,
 ) -> np.ndarray:
     """Averages of every `grain` iterates from the first on: (problems, chains, windows, d)."""
-    examples = jax.tree.map(lambda *arrays: jnp.stack(arrays), *map(_examples, problems))
+    x, y = (jnp.stack(arrays) for arrays in zip(*((one.x, one.y) for one in problems), strict=True))
     keys = jax.random.split(key, len(problems))
-    return np.asarray(_averages(examples, starts, keys, jnp.float32(rate), grain, windows))
+    return np.asarray(_averages(x, y, starts, keys, jnp.float32(rate), grain, windows))
 
 
 @functools.partial(jax.jit, static_argnames=("grain", "windows"))
-def _averages(
-    examples: Any, starts: Any, keys: Any, rate: jax.Array, grain: int, windows: int
-) -> Any:
+def _averages(x: Any, y: Any, starts: Any, keys: Any, rate: Any, grain: int, windows: int) -> Any:
     sampler = iasg(
         Objective(least_squares.loss),
         optax.sgd(rate),
@@ -270,10 +294,10 @@ def _averages(
         order="replacement",
     )
 
-    def chains(examples: Any, starts: Any, key: Key) -> Any:
-        return draw_chains(sampler, starts, ClientData(examples, _n()), key, windows)[0]
+    def run_chains(x: Any, y: Any, starts: Any, key: Key) -> Any:
+        return draw_chains(sampler, starts, _client(x, y), key, windows)[0]
 
-    return jax.vmap(chains)(examples, starts, keys)
+    return jax.vmap(run_chains)(x, y, starts, keys)
 
 
 def samples_of(averages: np.ndarray, grain: int, point: Point) -> np.ndarray:
@@ -311,126 +335,49 @@ def _kish(z: np.ndarray) -> np.ndarray:
     return kish_ess(-0.5 * np.sum(z**2, axis=-1))
 
 
-def _runs(sizes: Sizes, wanted: Sequence[Point]) -> dict[tuple[float, int, int], list[Point]]:
-    """(learning rate, grain, windows) → the settings to be read off that run.
-
-    Runs of one grain are equally long, so that they compile once.
-    """
-    grains = {
-        point: max(
-            grain
-            for grain in sizes.grains
-            if point.burn_in % grain == 0 and point.steps_per_sample % grain == 0
-        )
-        for point in dict.fromkeys(wanted)
-    }
-    steps = {
-        grain: max(
-            point.burn_in + SAMPLES * point.steps_per_sample
-            for point, own in grains.items()
-            if own == grain
-        )
-        for grain in set(grains.values())
-    }
-    runs: dict[tuple[float, int, int], list[Point]] = {}
-    for point, grain in grains.items():
-        run = (point.learning_rate, grain, steps[grain] // grain)
-        runs.setdefault(run, []).append(point)
-    return runs
-
-
-def _examples(one: Problem) -> dict[str, jax.Array]:
-    return {"x": one.x, "y": one.y}
-
-
-def _n() -> jax.Array:
-    return jnp.asarray(POINTS, jnp.int32)
-
-
 def draw(rows: Sequence[Row]) -> Figure:
-    dims = distinct(rows, "dim")
+    """A line of panels for what is varied, a column for each dimension."""
+    dims = split(rows, "dim")
     figure = new_figure(3.2 * len(dims) + 0.4, 8.6)
     grid = figure.subplots(len(PANELS), len(dims), sharey=True, squeeze=False)
     handles: dict[str, Any] = {}
     for line, (name, panel) in zip(grid, PANELS.items(), strict=True):
-        for axes, dim in zip(line, dims, strict=True):
-            _draw_panel(axes, where(rows, dim=dim), name)
+        for axes, (dim, own) in zip(line, dims.items(), strict=True):
+            _draw_panel(axes, where(own, panel=name), panel.column)
+            axes.axhline(
+                mean_of(own, quantity="kish_exact"),
+                color=COLOURS[6],
+                linestyle=STYLES[3],
+                label="Kish, exact posterior samples",
+            )
             fixed = panel.fixed.format(B=BURN_IN, K=STEPS_PER_SAMPLE, rate=_rate(dim))
             label = f"ESS of {SAMPLES} samples" if axes is line[0] else ""
             tidy(axes, f"({name}) d = {dim}\n{fixed}", panel.x, label)
             drawn, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, drawn, strict=True))
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=2,
-        fontsize=8,
-        frameon=False,
-    )
+    look = {"ncols": 2, "fontsize": 8, "frameon": False}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", **look)
     return figure
 
 
-def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
-    column = PANELS[name].column
-    own = where(rows, panel=name)
-    at = {x: where(own, **{column: x}) for x in distinct(own, column)}
-    for number, (quantity, label) in enumerate(MEASURES.items()):
+def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> None:
+    for index, (quantity, label) in enumerate(MEASURES.items()):
         # What diverged for every problem has no value here, and its own mark below.
-        values = {x: values_of(of_x, quantity=quantity) for x, of_x in at.items()}
-        values = {x: of_x for x, of_x in values.items() if len(of_x)}
-        bands = np.array([_interval(of_x) for of_x in values.values()]).reshape(-1, 2)
-        draw_band(
-            axes,
-            list(values),
-            [of_x.mean() for of_x in values.values()],
-            (bands[:, 0], bands[:, 1]),
-            color=COLOURS[number],
-            linestyle=STYLES[number],
-            marker=MARKERS[number],
-            markersize=4,
-            markerfacecolor="white",
-            label=label,
-        )
-    for x, of_x in at.items():
-        spreads, diverged = values_of(of_x, quantity="spread"), values_of(of_x, quantity="diverged")
-        if len(spreads) and _is_calibrated(_typical(spreads)):
-            axes.plot(
-                x,
-                values_of(of_x, quantity="kish").mean(),
-                color=COLOURS[0],
-                linestyle="none",
-                marker=MARKERS[0],
-                markersize=4,
-                label="filled: samples spread like the posterior, within a factor of 2",
-            )
+        marks = {"marker": MARKERS[index], "markersize": 4, "markerfacecolor": "white"}
+        draw_means(axes, where(rows, quantity=quantity), column, index, label, **marks)
+    for x, own in split(rows, column).items():
+        if _is_calibrated(_typical_spread(own)):
+            label = "filled: samples spread like the posterior, within a factor of 2"
+            axes.plot(x, mean_of(own, quantity="kish"), "o", c=COLOURS[0], ms=4, label=label)
+        diverged = values_of(own, quantity="diverged")
         if diverged.any():
-            axes.plot(
-                x,
-                MARK,
-                color=COLOURS[6],
-                linestyle="none",
-                marker=MARKERS[6],
-                label="diverged: so many of the problems",
-            )
-            axes.annotate(
-                f"{int(diverged.sum())}/{len(diverged)}",
-                (x, MARK),
-                (0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-            )
-    axes.axhline(
-        float(values_of(rows, quantity="kish_exact").mean()),
-        color=COLOURS[6],
-        linestyle=STYLES[3],
-        label="Kish, exact posterior samples",
-    )
+            axes.plot(x, MARK, "X", c=COLOURS[6], label="diverged: so many of the problems")
+            text, offset = f"{int(diverged.sum())}/{len(diverged)}", "offset points"
+            axes.annotate(text, (x, MARK), (0, 5), textcoords=offset, ha="center", fontsize=7)
     if column == "burn_in":
         axes.set_xscale("symlog", linthresh=20, linscale=0.5)  # 0 is one of them
         axes.set_xticks([0, 100, 1000], ["0", "100", "1000"])
-        axes.set_xlim(-4, 1.5 * max(at))
+        axes.set_xlim(-4, 1.5 * max(distinct(rows, column)))
     else:
         axes.set_xscale("log")
     axes.set_yscale("log")
@@ -438,191 +385,178 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
     axes.set_yticks([1, 10, 100], ["1", "10", "100"])
 
 
-class Takeaway(NamedTuple):
-    """One of the paper's, by one measure."""
+class Judgement(NamedTuple):
+    """One of the paper's takeaways, by one measure, at one d."""
 
-    cells: list[str]
-    """By dimension."""
-    holds: dict[int, bool]
-    """By the dimensions it can be judged at."""
+    text: str
+    holds: bool | None
+    """None where it can't be judged."""
+
+
+Takeaway = dict[int, Judgement]
+"""By dimension."""
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
-    dims = distinct(rows, "dim")
-    table = Table(
-        title=f"The paper's takeaways: mean ESS of {SAMPLES} samples, and where they hold",
+    """The paper's takeaways, where they hold, and what Kish's ESS says of samples."""
+    lines = []
+    for number, (claim, by_measure) in enumerate(takeaways(rows).items(), start=1):
+        cells = [
+            [measure, *(judged.text for judged in takeaway.values()), _say_where(takeaway)]
+            for measure, takeaway in by_measure.items()
+        ]
+        lines.append([f"{number} {claim}", *("\n".join(cell) for cell in zip(*cells, strict=True))])
+    dims = [f"d = {dim}" for dim in distinct(rows, "dim")]
+    table = make_table(
+        f"The paper's takeaways: mean ESS of {SAMPLES} samples, and where they hold",
+        ["takeaway", "by", *dims, "holds"],
+        lines,
+        left=["takeaway"],
         caption="1–3: from the smallest value to the largest, of learning rates to the paper's; "
         "↑ ↓ where a 95 % interval of the log-ratio over problems is above or below 0, else ≈. "
         "5: largest mean over smallest, of the values tried in (a), (b), (c). 6: at the paper's "
         f"settings, (b) with {STEPS_PER_SAMPLE} steps per sample.",
-        title_justify="left",
-        caption_justify="left",
     )
-    table.add_column("takeaway")
-    for heading in ("by", *(f"d = {dim}" for dim in dims), "holds"):
-        table.add_column(heading, no_wrap=True)
-    for number, (claim, by_measure) in enumerate(takeaways(rows, dims).items(), start=1):
-        lines = [
-            [measure, *takeaway.cells, _verdict(takeaway.holds)]
-            for measure, takeaway in by_measure.items()
-        ]
-        table.add_row(
-            f"{number} {claim}", *("\n".join(cells) for cells in zip(*lines, strict=True))
-        )
-    return [table, _on_kish(rows, dims), *_at_rest(rows, dims), CHOICES]
+    return [table, _say_kish(rows), *_say_rest(rows), CHOICES]
 
 
-def takeaways(rows: Sequence[Row], dims: Sequence[int]) -> dict[str, dict[str, Takeaway]]:
+def takeaways(rows: Sequence[Row]) -> dict[str, dict[str, Takeaway]]:
     """Claim → measure → what was measured of it."""
+    dims = split(rows, "dim")
     measures = {"Kish": "kish", "autocorr.": "autocorrelation_median"}
 
-    def by_measure(judge: Callable[[str], Takeaway]) -> dict[str, Takeaway]:
-        return {measure: judge(quantity) for measure, quantity in measures.items()}
+    def judge_each(judge: Callable[..., Judgement], *more: str) -> dict[str, Takeaway]:
+        return {
+            measure: {dim: judge(own, quantity, *more) for dim, own in dims.items()}
+            for measure, quantity in measures.items()
+        }
 
     return {
-        "more burn-in is better": by_measure(lambda q: _rising(rows, dims, "a", q)),
-        "more steps per sample are better": by_measure(lambda q: _rising(rows, dims, "b", q)),
-        "too small a learning rate is worse": by_measure(lambda q: _rising(rows, dims, "c", q)),
-        "too large a one diverges": {"": _diverging(rows, dims)},
-        "it matters most": by_measure(lambda q: _most_sensitive(rows, dims, q)),
-        "more dimensions are worse": by_measure(lambda q: _falling_with_d(rows, dims, q)),
+        "more burn-in is better": judge_each(_judge_rise, "a"),
+        "more steps per sample are better": judge_each(_judge_rise, "b"),
+        "too small a learning rate is worse": judge_each(_judge_rise, "c"),
+        "too large a one diverges": {
+            "": {dim: _judge_divergence(own) for dim, own in dims.items()}
+        },
+        "it matters most": judge_each(_judge_sensitivity),
+        "more dimensions are worse": {
+            measure: _judge_dimensions(dims, quantity) for measure, quantity in measures.items()
+        },
     }
 
 
-def _rising(rows: Sequence[Row], dims: Sequence[int], panel: str, quantity: str) -> Takeaway:
-    column = PANELS[panel].column
-    cells, holds = [], {}
-    for dim in dims:
-        own = where(rows, panel=panel, dim=dim)
-        xs = distinct(own, column)
-        last = _rate(dim) if panel == "c" else xs[-1]
-        before, after = (_by_problem(where(own, **{column: x}), quantity) for x in (xs[0], last))
-        direction = _direction(before, after)
-        cells.append(f"{_mean(before)} → {_mean(after)} {direction}")
-        holds[dim] = direction == "↑"
-    return Takeaway(cells, holds)
+def _judge_rise(rows: Sequence[Row], quantity: str, panel: str) -> Judgement:
+    at = split(where(rows, panel=panel), PANELS[panel].column)
+    last = _rate(rows[0]["dim"]) if panel == "c" else list(at)[-1]
+    before, after = (_by_problem(at[x], quantity) for x in (next(iter(at)), last))
+    direction = find_direction(before, after)
+    return Judgement(f"{_mean(before)} → {_mean(after)} {direction}", direction == "↑")
 
 
-def _diverging(rows: Sequence[Row], dims: Sequence[int]) -> Takeaway:
-    first = {
-        dim: min(
-            (
-                row["learning_rate"]
-                for row in where(rows, panel="c", dim=dim, quantity="diverged")
-                if row["value"]
-            ),
-            default=None,
-        )
-        for dim in dims
-    }
-    cells = ["no" if rate is None else f"from {rate:g} on" for rate in first.values()]
-    return Takeaway(cells, {dim: rate is not None for dim, rate in first.items()})
+def _judge_divergence(rows: Sequence[Row]) -> Judgement:
+    diverged = where(rows, panel="c", quantity="diverged", value=1.0)
+    if not diverged:
+        return Judgement("no", False)
+    return Judgement(f"from {min(row['learning_rate'] for row in diverged):g} on", True)
 
 
-def _most_sensitive(rows: Sequence[Row], dims: Sequence[int], quantity: str) -> Takeaway:
-    cells, holds = [], {}
-    for dim in dims:
-        ratios = {}
-        for name, panel in PANELS.items():
-            own = where(rows, panel=name, dim=dim, quantity=quantity)
-            xs = distinct(own, panel.column)
-            means = [values_of(own, **{panel.column: x}).mean() for x in xs]
-            ratios[name] = max(means) / min(means) if means else 1.0
-        cells.append(", ".join(_short(ratio) for ratio in ratios.values()))
-        holds[dim] = max(ratios, key=lambda name: ratios[name]) == "c"
-    return Takeaway(cells, holds)
+def _judge_sensitivity(rows: Sequence[Row], quantity: str) -> Judgement:
+    ratios = []
+    for name, panel in PANELS.items():
+        at = split(where(rows, panel=name, quantity=quantity), panel.column)
+        means = [mean_of(own) for own in at.values()] or [1.0]
+        ratios.append(max(means) / min(means))
+    return Judgement(", ".join(map(_short, ratios)), ratios[2] > max(ratios[:2]))
 
 
-def _falling_with_d(rows: Sequence[Row], dims: Sequence[int], quantity: str) -> Takeaway:
+def _judge_dimensions(dims: dict[int, list[Row]], quantity: str) -> Takeaway:
     at = {
-        dim: _by_problem(
-            where(rows, panel="b", dim=dim, steps_per_sample=STEPS_PER_SAMPLE), quantity
-        )
-        for dim in dims
+        dim: _by_problem(where(own, panel="b", steps_per_sample=STEPS_PER_SAMPLE), quantity)
+        for dim, own in dims.items()
     }
-    return Takeaway(
-        [_mean(values) for values in at.values()],
-        {dim: _direction(at[less], at[dim]) == "↓" for less, dim in itertools.pairwise(dims)},
-    )
+    falls = [find_direction(*pair) == "↓" for pair in itertools.pairwise(at.values())]
+    return {
+        dim: Judgement(_mean(values), holds)
+        for (dim, values), holds in zip(at.items(), [None, *falls], strict=True)
+    }
 
 
-def _direction(before: dict[int, float], after: dict[int, float]) -> str:
+def find_direction(before: dict[int, float], after: dict[int, float]) -> str:
     """By a 95 % interval of the mean log-ratio over problems."""
     both = sorted(set(before) & set(after))
     if len(both) < 2:
         return "≈"
-    low, high = _interval(np.log([after[k] / before[k] for k in both]))
+    low, high = band_of_mean(np.log([after[k] / before[k] for k in both]))
     return "↑" if low > 0 else "↓" if high < 0 else "≈"
 
 
-def _on_kish(rows: Sequence[Row], dims: Sequence[int]) -> str:
+def _say_where(takeaway: Takeaway) -> str:
+    judged = {dim: judged.holds for dim, judged in takeaway.items() if judged.holds is not None}
+    if all(judged.values()):
+        return "yes"
+    return ", ".join(str(dim) for dim, holds in judged.items() if holds) or "no"
+
+
+def _say_kish(rows: Sequence[Row]) -> str:
     """Where Kish's ESS is above the exact samples', and what samples get the most of it."""
-    settings, above, off, best = 0, 0, 0, []
-    for dim in dims:
-        reference = float(np.mean(values_of(where(rows, dim=dim), quantity="kish_exact")))
-        converged = _converged(where(rows, dim=dim))
-        better = [quality for quality in converged.values() if quality.kish > reference]
+    settings, better, best = 0, list[float](), []
+    for dim, own in split(rows, "dim").items():
+        reference = mean_of(own, quantity="kish_exact")
+        converged = _find_converged(own)
         settings += len(converged)
-        above += len(better)
-        off += sum(not _is_calibrated(quality.spread) for quality in better)
+        better += [spread for kish, spread in converged.values() if kish > reference]
         if converged:
-            point, quality = max(converged.items(), key=lambda item: item[1].kish)
+            (burn_in, steps, rate), (kish, spread) = max(converged.items(), key=lambda c: c[1][0])
             best.append(
-                f"at d = {dim} {quality.kish:.3g} (exact: {reference:.3g}) with burn-in "
-                f"{point.burn_in}, {point.steps_per_sample} steps per sample, learning rate "
-                f"{point.learning_rate:g}, where that variance is {quality.spread:.2g} of the "
-                "posterior's"
+                f"at d = {dim} {kish:.3g} (exact: {reference:.3g}) with burn-in {burn_in}, {steps} "
+                f"steps per sample, learning rate {rate:g}, where that variance is {spread:.2g} of "
+                "the posterior's"
             )
+    off = sum(not _is_calibrated(spread) for spread in better)
     return (
-        f"By Kish's ESS, IASG's samples are better than exact ones at {above} of {settings} "
+        f"By Kish's ESS, IASG's samples are better than exact ones at {len(better)} of {settings} "
         f"settings; at {off} of these their variance (later half of a chain) is less than half or "
         f"more than twice the posterior's. It is largest {'; '.join(best)}."
     )
 
 
-def _at_rest(rows: Sequence[Row], dims: Sequence[int]) -> list[str]:
+def _say_rest(rows: Sequence[Row]) -> list[str]:
     """Where the autocorrelation is that of rounding errors."""
-    resting = {
-        dim: sum(quality.spread < REST for quality in _converged(where(rows, dim=dim)).values())
-        for dim in dims
-    }
-    places = ", ".join(
-        f"{number} settings at d = {dim}" for dim, number in resting.items() if number
-    )
+    places = []
+    for dim, own in split(rows, "dim").items():
+        resting = sum(spread < REST for _, spread in _find_converged(own).values())
+        places += [f"{resting} settings at d = {dim}"] * bool(resting)
     if not places:
         return []
     return [
-        f"At {places} the chains have come to rest at the mode, where gradients have no noise: "
-        f"variance below {REST:g} of the posterior's, whatever the autocorrelation of what is left."
+        f"At {', '.join(places)} the chains have come to rest at the mode, where gradients have no "
+        f"noise: variance below {REST:g} of the posterior's, whatever the autocorrelation of what "
+        "is left."
     ]
 
 
-class Quality(NamedTuple):
-    kish: float
-    spread: float
+def _find_converged(rows: Sequence[Row]) -> dict[Any, tuple[float, float]]:
+    """Setting → Kish's ESS and spread, over problems; without those where every one diverged."""
+    return {
+        point: (mean_of(own, quantity="kish"), _typical_spread(own))
+        for point, own in split(rows, *Point._fields).items()
+        if where(own, quantity="kish")
+    }
 
 
-def _converged(rows: Sequence[Row]) -> dict[Point, Quality]:
-    """Means over problems, by setting; without those where every problem diverged."""
-    own = [row for row in rows if "panel" in row]
-    found = {}
-    for point in dict.fromkeys(Point(*(row[name] for name in Point._fields)) for row in own):
-        # A setting that is part of several panels has equal values in each.
-        at = where(own, **point._asdict())
-        kish, spread = (values_of(at, quantity=name) for name in Quality._fields)
-        if len(kish):
-            found[point] = Quality(float(np.mean(kish)), _typical(spread))
-    return found
+def _typical_spread(rows: Sequence[Row]) -> float:
+    """The geometric mean over problems; not a number where every one diverged."""
+    spreads = values_of(rows, quantity="spread")
+    return float(np.exp(np.mean(np.log(spreads)))) if len(spreads) else math.nan
 
 
-def _verdict(holds: dict[int, bool]) -> str:
-    if all(holds.values()):
-        return "yes"
-    return ", ".join(f"{dim}" for dim in holds if holds[dim]) or "no"
+def _is_calibrated(spread: float) -> bool:
+    low, high = CALIBRATED
+    return low <= spread <= high
 
 
 def _by_problem(rows: Sequence[Row], quantity: str) -> dict[int, float]:
-    return {row["problem"]: float(row["value"]) for row in rows if row["quantity"] == quantity}
+    return {row["problem"]: row["value"] for row in where(rows, quantity=quantity)}
 
 
 def _mean(by_problem: dict[int, float]) -> str:
@@ -631,20 +565,6 @@ def _mean(by_problem: dict[int, float]) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    low, high = band_of_mean(values[:, None])
-    return float(low[0]), float(high[0])
-
-
-def _typical(spreads: np.ndarray) -> float:
-    return float(np.exp(np.mean(np.log(spreads))))
-
-
-def _is_calibrated(spread: float) -> bool:
-    low, high = CALIBRATED
-    return low <= spread <= high
 
 
 def _rate(dim: int) -> float:

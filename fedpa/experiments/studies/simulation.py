@@ -6,15 +6,18 @@ learning rates, which is what a study of many small runs needs.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedpa.algorithms.fedopt import Algorithm, Cohort, fed_round
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, num_rows
+from fedpa.server import optimizers
+from fedpa.server.update import Server
 from fedpa.training.loop import client_hashes, keys_at
 from fedpa.types import Key, Params
 
@@ -64,3 +67,37 @@ def simulate(algorithm: Algorithm, theta: Params, clients: Clients, root: Key, r
         state, piece = jax.lax.scan(one_round(phase), state, jnp.asarray(list(ts)))
         pieces.append(piece)
     return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *pieces)
+
+
+def simulate_rates(
+    simulate_one: Callable[..., Any],
+    runs: Sequence[tuple[Params, int]],
+    rates: Sequence[float],
+    *shared: Any,
+) -> Any:
+    """Simulate every run at every rate of a plain SGD server, all as one program.
+
+    Args:
+        simulate_one: (server, θ₀, key, *shared) → what is kept of a run.
+        runs: Each run's θ₀ and seed.
+        rates: Server learning rates.
+        shared: What is the same for all and too large for a constant of the program.
+    Returns:
+        What `simulate_one` gives, in float64, with axes (runs, rates, …).
+    """
+
+    def one(theta: Params, seed: jax.Array, rate: jax.Array, shared: Any) -> Any:
+        server = Server(optimizers.sgd(1.0), schedule=lambda t: rate)
+        return simulate_one(server, theta, jax.random.key(seed), *shared)
+
+    thetas, seeds, tried = zip(*((*run, rate) for run in runs for rate in rates), strict=True)
+    values = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))(
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *thetas),
+        jnp.asarray(seeds, jnp.uint32),
+        jnp.asarray(tried, jnp.float32),
+        shared,
+    )
+    shape = (len(runs), len(rates))
+    return jax.tree.map(
+        lambda array: np.asarray(array, np.float64).reshape(*shape, *array.shape[1:]), values
+    )

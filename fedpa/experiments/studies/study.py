@@ -72,22 +72,17 @@ def as_csv(study: Study, rows: Iterable[Row], seed: int, quick: bool) -> str:
     """The rows as CSV; what made them is part of every row."""
     made_by = f"fedpa {version('fedpa')} jax {version('jax')}"
     stamp = dict(zip(STAMP, (seed, size(quick), made_by), strict=True))
-    names = [*study.columns, "quantity", "value", *stamp]
     text = io.StringIO()
+    names = [*study.columns, "quantity", "value", *stamp]
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        unknown = set(row) - set(names)
-        if unknown:
-            raise FedpaError(f"row has columns {sorted(unknown)}: the study names {names}")
-        writer.writerow({k: _written(v) for k, v in row.items()} | stamp)
+        shortened = {
+            name: f"{value:.{DIGITS}g}" if isinstance(value, float) else value
+            for name, value in row.items()
+        }
+        writer.writerow(shortened | stamp)
     return text.getvalue()
-
-
-def _written(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return f"{float(value):.{DIGITS}g}"
-    return value
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -96,20 +91,18 @@ def read_csv(path: Path) -> list[Row]:
         return parse_csv(path.read_text())
     except OSError as error:
         raise FedpaError(f"{str(path)!r} can't be read: {explain(error)}") from None
-    except (KeyError, ValueError, csv.Error):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise FedpaError(f"{str(path)!r} is no CSV of a study") from None
 
 
 def parse_csv(content: str) -> list[Row]:
-    return [_row(record) for record in csv.DictReader(io.StringIO(content))]
+    """The rows of a study's CSV, from its text."""
+    records = csv.DictReader(io.StringIO(content))
+    rows = [{name: _parse(text) for name, text in record.items() if text} for record in records]
+    return [row | {"value": float(row["value"])} for row in rows]
 
 
-def _row(record: dict[str, str]) -> Row:
-    row = {name: _read(text) for name, text in record.items() if text}
-    return row | {"value": float(row["value"])}
-
-
-def _read(text: str) -> Any:
+def _parse(text: str) -> Any:
     for kind in (int, float):
         try:
             return kind(text)
@@ -118,9 +111,12 @@ def _read(text: str) -> Any:
     return text
 
 
-def where(rows: Sequence[Row], **values: Any) -> list[Row]:
+# --- the vocabulary of drawing and reporting ---
+
+
+def where(rows: Sequence[Row], **columns: Any) -> list[Row]:
     """The rows that have all these values; None stands for a column left empty."""
-    return [row for row in rows if all(row.get(k) == v for k, v in values.items())]
+    return [row for row in rows if all(row.get(k) == v for k, v in columns.items())]
 
 
 def distinct(rows: Sequence[Row], column: str) -> list[Any]:
@@ -128,32 +124,65 @@ def distinct(rows: Sequence[Row], column: str) -> list[Any]:
     return list(dict.fromkeys(row[column] for row in rows if column in row))
 
 
+def split(rows: Sequence[Row], *columns: str) -> dict[Any, list[Row]]:
+    """The rows by their values of one column, or by the tuple of several; others left out."""
+    parts: dict[Any, list[Row]] = {}
+    for row in rows:
+        if all(column in row for column in columns):
+            values = tuple(row[column] for column in columns)
+            parts.setdefault(values if len(columns) > 1 else values[0], []).append(row)
+    return parts
+
+
 def values_of(rows: Sequence[Row], by: str | None = None, **columns: Any) -> np.ndarray:
     """The values of the rows that have all these columns, in the order of column `by` if given."""
-    found = where(rows, **columns)
-    ordered = found if by is None else sorted(found, key=lambda row: row[by])
+    chosen = where(rows, **columns)
+    ordered = chosen if by is None else sorted(chosen, key=lambda row: row[by])
     return np.array([row["value"] for row in ordered], float)
 
 
-def draw_band(
-    axes: Axes, x: Any, middle: Any, band: Sequence[Any], alpha: float = 0.2, **line: Any
+def mean_of(rows: Sequence[Row], **columns: Any) -> float:
+    """The mean of the values of the rows that have all these columns."""
+    return float(np.mean(values_of(rows, **columns)))
+
+
+def draw_line(
+    axes: Axes, x: Any, middle: Any, band: Any, index: int, label: str = "", **style: Any
 ) -> None:
-    """A line, and its band (low, high) in the line's colour."""
-    axes.plot(x, middle, **line)
-    axes.fill_between(x, *band, color=line["color"], alpha=alpha, linewidth=0)
+    """Draw a line and its band (low, high) in the look of place `index`, unless `style` differs."""
+    look = {"color": COLOURS[index], "linestyle": STYLES[index], "linewidth": 1.5} | style
+    axes.plot(x, middle, label=label or None, **look)
+    axes.fill_between(x, *band, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def draw_runs(axes: Axes, rows: Sequence[Row], index: int, label: str) -> None:
-    """The mean over runs by round, with its 95 % band; the line is that of place `index`."""
-    values = np.array([values_of(rows, "round", run=run) for run in distinct(rows, "run")])
-    line = {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index], "linewidth": 1.5}
-    rounds = sorted(distinct(rows, "round"))
-    draw_band(axes, rounds, values.mean(0), band_of_mean(values), label=label, **line)
+def draw_means(
+    axes: Axes, rows: Sequence[Row], x: str, index: int, label: str, **style: Any
+) -> None:
+    """Draw the mean of the rows at each value of column `x`, with its 95 % band."""
+    at = {value: values_of(own) for value, own in sorted(split(rows, x).items())}
+    bands = np.array([band_of_mean(values) for values in at.values()]).reshape(-1, 2)
+    middle = [values.mean() for values in at.values()]
+    draw_line(axes, list(at), middle, bands.T, index, label, **style)
 
 
-def new_table(title: str, columns: Sequence[str], left: str = "", caption: str = "") -> Table:
-    """A table for `findings`: numbers at the right, the column `left` at the left."""
-    view = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
+def make_table(
+    title: str,
+    columns: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    left: Sequence[str] = (),
+    caption: str | None = None,
+) -> Table:
+    """A table for `findings`: numbers at the right, the columns `left` at the left.
+
+    An empty line ends a section.
+    """
+    view = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for name in columns:
-        view.add_column(name, justify="left" if name == left else "right", no_wrap=True)
+        at_left = name in left
+        view.add_column(name, justify="left" if at_left else "right", no_wrap=not at_left)
+    for line in lines:
+        if line:
+            view.add_row(*line)
+        else:
+            view.add_section()
     return view

@@ -19,7 +19,6 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -35,15 +34,17 @@ from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean import mean
 from fedpa.algorithms.methods import Method
 from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
-from fedpa.experiments.studies.simulation import equal_clients, simulate
+from fedpa.experiments.studies.simulation import equal_clients, simulate, simulate_rates
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
     Study,
     distinct,
-    draw_runs,
+    draw_means,
     make_rows,
-    new_table,
+    make_table,
+    mean_of,
+    split,
     values_of,
     where,
 )
@@ -52,8 +53,8 @@ from fedpa.objectives.client_data import client_data
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.quadratic import Quadratic, global_posterior
 from fedpa.samplers.exact import exact
-from fedpa.server import optimizers
 from fedpa.server.update import Server
+from fedpa.types import Key
 
 POINTS, BATCH, RATE = 100, 10, 0.01
 DESIGNS = [((10, 0.5), np.pi / 6, (-3, 2)), ((8, 0.5), -np.pi / 4, (4, 3))]
@@ -89,6 +90,8 @@ def clients(seed: int) -> dict[str, dict[str, np.ndarray]]:
 
 
 def methods() -> dict[str, Entry]:
+    """The methods to compare, by name."""
+
     def local(burn_in: int, samples: int) -> LocalTraining:
         # An epoch is 10 steps: one sample per epoch is one per 10 steps.
         return LocalTraining(
@@ -119,48 +122,33 @@ def methods() -> dict[str, Entry]:
 
 
 def measure(settings: Settings) -> list[Row]:
+    """All rows: of the landscape, then of every method."""
     examples = clients(settings.seed)
     quadratics = [least_squares.posterior(client_data(c)) for c in examples.values()]
-    optimum = global_posterior(quadratics).mean
+    optimum = np.asarray(global_posterior(quadratics).mean)
     rounds = QUICK_ROUNDS if settings.quick else ROUNDS
-    rows = _landscape(quadratics, np.asarray(optimum))
-    entries = methods()
+    # Pairs (start, seed): every seed from the first start, and each with its own start.
+    pairs = [(0, k) for k in range(settings.repeats)]
+    pairs += [(k, k) for k in range(1, min(settings.repeats, len(STARTS)))]
+    runs = [(jnp.asarray(STARTS[k], jnp.float32), settings.seed + seed) for k, seed in pairs]
+    rows = _landscape(quadratics, optimum)
     federation = equal_clients(examples)
-    # A run is a pair (start, seed): every seed from the first start, and each with its own start.
-    runs = [(0, k) for k in range(settings.repeats)]
-    runs += [(k, k) for k in range(1, min(settings.repeats, len(STARTS)))]
-
-    def trace(name: str, grid: Sequence[float]) -> np.ndarray:
-        def one(start: jax.Array, seed: jax.Array, rate: jax.Array) -> jax.Array:
-            server = Server(optimizers.sgd(1.0), schedule=lambda t: rate)
-            algorithm = entries[name].build(server)(Objective(least_squares.loss))
-            return simulate(algorithm, start, federation, jax.random.key(seed), rounds).theta
-
-        pairs = [(run, rate) for run in runs for rate in grid]
-        starts = jnp.asarray([STARTS[start] for (start, _), _ in pairs], jnp.float32)
-        seeds = jnp.asarray([settings.seed + seed for (_, seed), _ in pairs], jnp.uint32)
-        rates = jnp.asarray([rate for _, rate in pairs], jnp.float32)
-        # In float64, in which distances of what diverges are finite for longer.
-        paths = np.asarray(jax.jit(jax.vmap(one))(starts, seeds, rates), np.float64)
-        return paths.reshape(len(runs), len(grid), rounds, 2)
-
-    work = sum(_work(entry) for entry in entries.values())
-    done = 0
-    for name, entry in entries.items():
+    entries = methods()
+    costs = np.cumsum([0, *(20 + entry.local_steps for entry in entries.values())])
+    for cost, (name, entry) in zip(costs, entries.items(), strict=False):
         grid: Sequence[float] = GRID
         if settings.quick:
-            grid = next(found for start, found in QUICK_GRIDS.items() if name.startswith(start))
-        settings.tell(done / work, f"{name}: {len(runs)} runs × {len(grid)} server rate(s)")
-        paths = trace(name, grid)
-        done += _work(entry)
+            grid = next(rates for start, rates in QUICK_GRIDS.items() if name.startswith(start))
+        settings.tell(cost / costs[-1], f"{name}: {len(runs)} runs × {len(grid)} server rate(s)")
+
+        def trace(server: Server, theta: Any, key: Key, entry: Entry = entry) -> Any:
+            algorithm = entry.build(server)(Objective(least_squares.loss))
+            return simulate(algorithm, theta, federation, key, rounds).theta
+
+        paths = simulate_rates(trace, runs, grid)
         about = {"method": name, "local_steps": entry.local_steps}
-        rows += _rows(about, paths, runs, grid, np.asarray(optimum))
+        rows += _rows(about, paths, pairs, grid, optimum)
     return rows
-
-
-def _work(entry: Entry) -> int:
-    """Time, roughly, in local steps."""
-    return 20 + entry.local_steps
 
 
 def _landscape(quadratics: Sequence[Quadratic], optimum: np.ndarray) -> list[Row]:
@@ -214,14 +202,14 @@ def draw(rows: Sequence[Row]) -> Figure:
     left.plot(*STARTS[0], marker="P", color="0.2", linestyle="none", label="first start")
     left.legend(fontsize=7, frameon=True, framealpha=0.9, loc="lower right")
     tidy(left, "client objectives and their optima", "θ₁", "θ₂")
-    names = [m for m in distinct(rows, "method") if where(rows, method=m, quantity="distance")]
-    groups = {
-        "MB-SGD and FedAvg": [n for n in names if n.startswith(("MB", "FedAvg"))],
-        "FedPA (ρ = 1) and its control": [n for n in names if n.startswith(("FedPA", "mean"))],
-    }
-    for axes, (title, members) in zip((middle, right), groups.items(), strict=True):
+    by_method = split(where(rows, quantity="distance"), "method")
+    for axes, title, starts in [
+        (middle, "MB-SGD and FedAvg", ("MB", "FedAvg")),
+        (right, "FedPA (ρ = 1) and its control", ("FedPA", "mean")),
+    ]:
+        members = [name for name in by_method if name.startswith(starts)]
         for index, name in enumerate(members):
-            draw_runs(axes, where(rows, method=name, quantity="distance"), index, name)
+            draw_means(axes, by_method[name], "round", index, name)
         tidy(axes, title, "round", "distance to the global optimum\n(mean and 95 % band)")
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -230,18 +218,17 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _point(rows: Sequence[Row], method: str) -> tuple[float, float]:
-    x, y = (values_of(rows, method=method, quantity=q)[0] for q in ("x", "y"))
-    return x, y
+def _read(rows: Sequence[Row], method: str, *quantities: str) -> list[float]:
+    """One number for each quantity."""
+    return [values_of(rows, method=method, quantity=quantity)[0] for quantity in quantities]
 
 
 def _contours(axes: Axes, rows: Sequence[Row]) -> None:
     grid = np.stack(np.meshgrid(np.linspace(-13, 13, 150), np.linspace(-13, 13, 150)), axis=-1)
-    names = [m for m in distinct(rows, "method") if str(m).startswith("client")]
+    names = [m for m in distinct(rows, "method") if m.startswith("client")]
     for index, name in enumerate(names):
-        mean = np.array(_point(rows, name))
-        a, b, c = (values_of(rows, method=name, quantity=q)[0] for q in ("h11", "h12", "h22"))
-        offset = grid - mean
+        x, y, a, b, c = _read(rows, name, "x", "y", "h11", "h12", "h22")
+        offset = grid - np.array([x, y])
         value = 0.5 * np.einsum("ijk,kl,ijl->ij", offset, np.array([[a, b], [b, c]]), offset)
         levels = np.max(value) * np.array([0.0015, 0.01, 0.04, 0.1, 0.25, 0.5])
         axes.contour(
@@ -253,24 +240,32 @@ def _contours(axes: Axes, rows: Sequence[Row]) -> None:
             linewidths=0.8,
             linestyles=["-", "--"][index],
         )
-        axes.plot(*mean, "o^"[index], color=COLOURS[index], label=f"{name}'s optimum", ls="none")
-    axes.plot(*_point(rows, "global"), "*k", markersize=11, label="global optimum", ls="none")
+        axes.plot(x, y, "o^"[index], color=COLOURS[index], label=f"{name}'s optimum", ls="none")
+    optimum = _read(rows, "global", "x", "y")
+    axes.plot(*optimum, "*k", markersize=11, label="global optimum", ls="none")
     axes.set_aspect("equal")
     axes.set_xlim(-13, 13)
     axes.set_ylim(-13, 13)
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
+    """Final distances by server rate."""
     grid = sorted(distinct(rows, "server_rate"))
-    table = new_table(
+
+    def show(value: float) -> str:
+        return "div." if value > 1e3 else f"{value:.2g}" if value >= 1e-3 else "<0.001"
+
+    lines = []
+    for result in results(rows):
+        cells = [show(result.by_rate[rate]) if rate in result.by_rate else "" for rate in grid]
+        edge = "*" if result.rate == min(result.by_rate) else ""
+        lines.append([result.method, *cells, show(result.tuned), f"{result.rate:g}{edge}"])
+    table = make_table(
         f"distance to the global optimum, mean of the last {LAST} rounds, by server rate",
         ["method", *(f"{rate:g}" for rate in grid), "tuned", "at"],
-        left="method",
+        lines,
+        left=["method"],
     )
-    for result in results(rows):
-        cells = [_shown(result.by_rate[rate]) if rate in result.by_rate else "" for rate in grid]
-        edge = "*" if result.rate == min(result.by_rate) else ""
-        table.add_row(result.method, *cells, _shown(result.tuned), f"{result.rate:g}{edge}")
     runs = len(distinct(where(rows, quantity="final_distance", start=0), "run"))
     return [
         table,
@@ -281,15 +276,8 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
     ]
 
 
-def _shown(value: float) -> str:
-    if value > 1e3:
-        return "div."
-    return f"{value:.2g}" if value >= 1e-3 else "<0.001"
-
-
 class Result(NamedTuple):
     method: str
-    local_steps: int
     by_rate: dict[float, float]
     """Server rate → final distance from the first start, mean over seeds."""
     tuned: float
@@ -298,17 +286,14 @@ class Result(NamedTuple):
 
 
 def results(rows: Sequence[Row]) -> list[Result]:
-    found = []
-    for name in distinct(where(rows, quantity="final_distance"), "method"):
-        final = where(rows, method=name, quantity="final_distance")
-        first = {
-            rate: float(np.mean(values_of(final, start=0, server_rate=rate)))
-            for rate in distinct(final, "server_rate")
-        }
+    """What came of each method."""
+    collected = []
+    for name, final in split(where(rows, quantity="final_distance"), "method").items():
+        by_rate = {rate: mean_of(own, start=0) for rate, own in split(final, "server_rate").items()}
         rate = where(rows, method=name, quantity="distance")[0]["server_rate"]
         own = [r["value"] for r in where(final, server_rate=rate) if r["start"] == r["run"]]
-        found.append(Result(name, final[0]["local_steps"], first, float(np.mean(own)), rate))
-    return found
+        collected.append(Result(name, by_rate, float(np.mean(own)), rate))
+    return collected
 
 
 def animation(rows: Sequence[Row]) -> dict[str, bytes]:
@@ -316,7 +301,7 @@ def animation(rows: Sequence[Row]) -> dict[str, bytes]:
     from PIL import Image  # with matplotlib, which draws with it
 
     figure = new_figure(7.6, 4.3)
-    optimum = np.array(_point(rows, "global"))
+    optimum = np.array(_read(rows, "global", "x", "y"))
     drawn = []
     for axes, name in zip(figure.subplots(1, 2), PATHS, strict=True):
         _contours(axes, rows)

@@ -13,6 +13,7 @@ from fedpa.experiments.studies.ess import (
     Point,
     Sizes,
     exact_samples,
+    find_direction,
     iasg_averages,
     measure_sizes,
     problem,
@@ -21,7 +22,6 @@ from fedpa.experiments.studies.ess import (
     takeaways,
     whitened,
 )
-from fedpa.experiments.studies.ess import _direction as direction
 from fedpa.experiments.studies.study import Settings, as_csv, read_csv, where
 from fedpa.objectives import Objective, client_data, least_squares
 from fedpa.samplers import Steps, draw_chains, iasg, kish_ess
@@ -160,22 +160,22 @@ def test_the_figure_marks_divergence(rows):
 
 @pytest.mark.long
 def test_findings_follow_from_the_rows(rows):
-    dims = (10, 100)
+    def holds(rows, claim, measure):
+        return {dim: judged.holds for dim, judged in takeaways(rows)[claim][measure].items()}
+
     rows = with_another_dimension(rows)
-    found = takeaways(rows, dims)
-    steps = found["more steps per sample are better"]["autocorr."]
-    assert steps.holds == {10: True, 100: True}
-    assert found["too small a learning rate is worse"]["autocorr."].holds[10]
-    assert found["too large a one diverges"][""].holds == {10: True, 100: False}
-    assert found["more dimensions are worse"]["Kish"].holds == {100: False}
+    more_steps = "more steps per sample are better", "autocorr."
+    assert holds(rows, *more_steps) == {10: True, 100: True}
+    assert holds(rows, "too small a learning rate is worse", "autocorr.")[10]
+    assert holds(rows, "too large a one diverges", "") == {10: True, 100: False}
+    assert holds(rows, "more dimensions are worse", "Kish") == {10: None, 100: False}
     # The other way round, the same rows say the opposite.
     turned = [
         row | {"steps_per_sample": 60 - row["steps_per_sample"]} if row.get("panel") == "b" else row
         for row in rows
     ]
     turned.sort(key=lambda row: row.get("steps_per_sample", 0))
-    steps = takeaways(turned, dims)["more steps per sample are better"]["autocorr."]
-    assert steps.holds == {10: False, 100: False}
+    assert holds(turned, *more_steps) == {10: False, 100: False}
 
 
 @pytest.mark.long
@@ -194,5 +194,7 @@ def test_three_problems_that_agree_are_no_direction_yet():
     """A plain percentile interval of three log-ratios, 0.1 to 0.9, would say that it rises."""
     before = dict.fromkeys(range(3), 1.0)
     after = {k: float(np.exp(ratio)) for k, ratio in enumerate([0.1, 0.5, 0.9])}
-    assert direction(before, after) == "≈"
-    assert direction(before, {k: float(np.exp(0.5 + ratio)) for k, ratio in after.items()}) == "↑"
+    assert find_direction(before, after) == "≈"
+    assert (
+        find_direction(before, {k: float(np.exp(0.5 + ratio)) for k, ratio in after.items()}) == "↑"
+    )

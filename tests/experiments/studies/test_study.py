@@ -16,7 +16,7 @@ from fedpa.experiments.studies.study import (
     Study,
     as_csv,
     distinct,
-    draw_runs,
+    draw_means,
     read_csv,
     studies,
     where,
@@ -105,7 +105,7 @@ def test_bands_over_seeds_are_the_calibrated_intervals():
         for t in (1, 2)
     ]
     axes = Figure().subplots()
-    draw_runs(axes, rows, 0, "m")
+    draw_means(axes, rows, "round", 0, "m")
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     interval = interval_of_mean(values)
