@@ -20,8 +20,13 @@ from fedpa.experiments.hyperparameters import (
     unset,
 )
 from fedpa.experiments.methods import METHODS, check_own
-from fedpa.experiments.tasks.options import TaskOptions, check_task_options
-from fedpa.experiments.tasks.task import preset_named, task_named, tasks
+from fedpa.experiments.tasks.task import (
+    TaskOptions,
+    check_task_options,
+    preset_named,
+    task_named,
+    tasks,
+)
 from fedpa.training.loop import check_counts, check_share
 from fedpa.training.recording import RecordingOptions, check_recording
 from fedpa.training.run_directory import ENVIRONMENT
@@ -92,17 +97,16 @@ class RunConfig:
 def default_config(task: str, method: str, preset: str | None = None) -> RunConfig:
     """The preset's settings for a method; the task's first preset if none is named."""
     name, chosen = preset_named(task, preset)
-    defaults = chosen.defaults
     method = find_name("method", method, METHODS)
     return RunConfig(
         task,
         method,
         name,
-        defaults.rounds,
-        defaults.clients_per_round,
-        eval_every=defaults.eval_every,
-        task_options=defaults.options,
-        hyperparameters=METHODS[method].defaults(defaults.hyperparameters),
+        chosen.rounds,
+        chosen.clients_per_round,
+        eval_every=chosen.eval_every,
+        task_options=chosen.options,
+        hyperparameters=METHODS[method].defaults(chosen.hyperparameters),
     )
 
 

@@ -18,8 +18,7 @@ from fedpa.engines import configure
 from fedpa.engines.configuration import count_cores
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig
-from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import task_named
+from fedpa.experiments.tasks.task import TaskOptions, task_named
 from fedpa.training.callbacks import Answer, Callback, Event, Stop
 from fedpa.training.problem import Problem
 

@@ -7,8 +7,7 @@ import fedpa
 from fedpa.data import from_mapping
 from fedpa.data.partition import deal_by_label
 from fedpa.experiments.tasks import TaskOptions
-from fedpa.experiments.tasks.options import check_task_options
-from fedpa.experiments.tasks.task import task_named
+from fedpa.experiments.tasks.task import check_task_options, task_named
 
 
 def writers(num=30, labels=10):

@@ -13,10 +13,9 @@ from scipy.special import expit
 
 import fedpa
 from fedpa import FedpaError
-from fedpa.experiments.models import bag_of_words, cnn, lstm, perceptron, resnet18, small_resnet
-from fedpa.experiments.models import residual as residual_parts
-from fedpa.experiments.models.kernels.convolution import by_xla, convolve
-from fedpa.experiments.models.residual import GroupNorm
+from fedpa.experiments.models import bag_of_words, cnn, lstm, perceptron, resnet
+from fedpa.experiments.models.convolution import by_xla, convolve
+from fedpa.experiments.models.resnet import GroupNorm
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
 from fedpa.objectives.layer_inputs import (
     convolution_input,
@@ -74,12 +73,8 @@ SENTENCES = shapes(x=((2, 5), jnp.int32), y=((2, 5), jnp.int32))
 BAGS = shapes(ids=((2, 4), jnp.int32), weights=((2, 4), jnp.float32), y=((2, 3), jnp.uint8))
 MODELS = {
     "cnn": (cnn.loss, lambda: cnn.CNN(4, key=KEY), IMAGES),
-    "small-resnet": (
-        small_resnet.loss,
-        lambda: small_resnet.SmallResNet(5, 4, 2, key=KEY),
-        PICTURES,
-    ),
-    "resnet18": (resnet18.loss, lambda: resnet18.ResNet18(5, 4, 2, key=KEY), PICTURES),
+    "small-resnet": (resnet.loss, lambda: resnet.small_resnet(5, 4, 2, key=KEY), PICTURES),
+    "resnet18": (resnet.loss, lambda: resnet.resnet18(5, 4, 2, key=KEY), PICTURES),
     "lstm": (lstm.loss, lambda: lstm.NextWordLSTM(7, 3, 4, key=KEY), SENTENCES),
     "bag-of-words": (bag_of_words.loss, lambda: bag_of_words.BagOfWords(9, 3, key=KEY), BAGS),
     "digits": (
@@ -114,7 +109,7 @@ def test_unobserved_a_model_is_traced_as_if_it_showed_nothing(name, monkeypatch)
         return str(jax.make_jaxpr(lambda *a: loss(*a))(theta, examples, key).jaxpr)
 
     showing = traced()
-    for module in (cnn, residual_parts, small_resnet, resnet18, lstm, bag_of_words, perceptron):
+    for module in (cnn, resnet, lstm, bag_of_words, perceptron):
         for function in ("layer_input", "convolution_input", "table_input"):
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, lambda x, *rest, **options: x)

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedpa.experiments.models.model import Model
 from fedpa.objectives.layer_inputs import table_input
 from fedpa.objectives.sparse_table import SparseTable, gathered
 from fedpa.types import Examples, Key, Losses
@@ -53,10 +52,4 @@ SPARSE = SparseTable(
     table=lambda params: params.weight,
     rows=lambda batch: batch["ids"],
     loss=_loss_of_gathered,
-)
-
-MODEL = Model(
-    "tags of a question: 500 logistic regressions on a bag of 10,000 words",
-    lambda key: BagOfWords(key=key),
-    parameters=5_000_500,
 )

@@ -10,12 +10,7 @@ import optax
 from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
-from fedpa.experiments.models.kernels.convolution import (
-    Images,
-    convolve,
-    max_pool,
-)
-from fedpa.experiments.models.model import Model
+from fedpa.experiments.models.convolution import Images, convolve, max_pool
 from fedpa.objectives.layer_inputs import convolution_input, layer_input
 from fedpa.types import Examples, Key, Losses
 
@@ -76,10 +71,3 @@ def dropout(x: jax.Array, rate: float, key: Key | None) -> jax.Array:
 def _row(bias: Array, like: Array) -> Array:
     """A bias with the leading axes that strict promotion asks for."""
     return bias.reshape((1,) * (like.ndim - 1) + (-1,))
-
-
-MODEL = Model(
-    "characters: two 3×3 convolutions, dense 128, dense 62",
-    lambda key: CNN(key=key),
-    parameters=1_206_590,
-)

@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import optax
 
-from fedpa.experiments.models.model import Model
 from fedpa.objectives.layer_inputs import layer_input, over_examples
 from fedpa.types import Examples, Key, Losses
 
@@ -35,6 +34,3 @@ def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
     """Cross-entropy of each example of {"x": images, "y": labels}."""
     del key
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"])
-
-
-MODEL = Model("digits: dense 32, dense 10", init, parameters=2_410)

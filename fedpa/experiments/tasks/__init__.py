@@ -2,15 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import (
-    Defaults,
-    Preset,
-    Task,
-    own_task,
-    task_named,
-    tasks,
-)
+from fedpa.experiments.tasks.task import Preset, Task, TaskOptions, own_task, task_named, tasks
 from fedpa.lazy import make_lazy
 
 if TYPE_CHECKING:
@@ -18,13 +10,4 @@ if TYPE_CHECKING:
 
 make_lazy(__name__, {"fedpa.training.problem": ("Problem",)})
 
-__all__ = [
-    "Defaults",
-    "Preset",
-    "Problem",
-    "Task",
-    "TaskOptions",
-    "own_task",
-    "task_named",
-    "tasks",
-]
+__all__ = ["Preset", "Problem", "Task", "TaskOptions", "own_task", "task_named", "tasks"]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpa.errors import refuse
+from fedpa.errors import find_name, refuse
 from fedpa.experiments.catalogue import find_dataset, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Task
+from fedpa.experiments.tasks.task import Preset, Task, TaskOptions, make_grid
 
 if TYPE_CHECKING:
     from fedpa.training.problem import Problem
@@ -25,15 +24,12 @@ MODELS = {"small-resnet": 183_004, "resnet18": 11_227_812}
 
 def load(options: TaskOptions) -> "Problem":
     from fedpa.data import hold_out, map_examples
-    from fedpa.experiments.models import resnet18, small_resnet
+    from fedpa.experiments.models import resnet
     from fedpa.metrics.classification import classifier
     from fedpa.training.problem import Problem
 
-    name = options.model or "resnet18"
-    if name not in MODELS:
-        raise refuse("model", name, f"task cifar100 has {', '.join(MODELS)}")
-    module: Any = resnet18 if name == "resnet18" else small_resnet
-    build = resnet18.ResNet18 if name == "resnet18" else small_resnet.SmallResNet
+    name = find_name("model", options.model or "resnet18", MODELS, "model of task cifar100")
+    make = resnet.resnet18 if name == "resnet18" else resnet.small_resnet
     groups = {} if options.groups is None else {"groups": options.groups}
 
     dataset = _dataset(options)
@@ -48,12 +44,12 @@ def load(options: TaskOptions) -> "Problem":
     )
     return Problem(
         clients,
-        lambda key: build(key=key, **groups),
-        module.loss,
+        lambda key: make(key=key, **groups),
+        resnet.loss,
         classifier(lambda params, x: params(x)),
         map_examples(splits.test, images),
         validation,
-        regularizer=module.regularizer,
+        regularizer=resnet.regularizer,
         dataset=dataset,
     )
 
@@ -72,26 +68,32 @@ def _dataset(options: TaskOptions) -> str:
     return dataset
 
 
-PAPER = Hyperparameters(
-    epochs=10,
-    batch_size=20,
-    burn_in_rounds=400,
-    rho=0.01,
-    client_learning_rate=0.01,
-    client_momentum=0.9,
-    server_learning_rate=0.5,
-    server_momentum=0.9,
+PAPER = Preset(
+    1500,
+    20,
+    Hyperparameters(
+        epochs=10,
+        batch_size=20,
+        burn_in_rounds=400,
+        rho=0.01,
+        client_learning_rate=0.01,
+        client_momentum=0.9,
+        server_learning_rate=0.5,
+        server_momentum=0.9,
+    ),
+    TaskOptions(model="resnet18", eval_split="test"),
+    summary="appendix D",
+    targets=(0.3, 0.4),
+    last=100,
+    grid=make_grid((0.01, 0.05, 0.1, 0.5, 1.0, 5.0), (0.001, 0.005, 0.01, 0.05, 0.1)),
 )
 
-
-PAPER_RUN = Defaults(1500, 20, PAPER, TaskOptions(model="resnet18", eval_split="test"))
-
 # In so few rounds momentum at the server overshoots: it stays near chance.
-LAPTOP_RUN = Defaults(
+LAPTOP = Preset(
     60,
     20,
     dataclasses.replace(
-        PAPER,
+        PAPER.hyperparameters,
         epochs=3,
         burn_in_rounds=30,
         client_learning_rate=0.03,
@@ -100,20 +102,15 @@ LAPTOP_RUN = Defaults(
     ),
     TaskOptions(model="small-resnet", validation_share=0.1, eval_examples=2_000),
     eval_every=4,
+    summary="a small ResNet, 20 clients a round, 60 rounds",
+    targets=(0.05,),
+    grid=make_grid((0.1, 0.5, 1.0), (0.003, 0.01, 0.03, 0.1), (1, 3, 5), (10, 20, 30, 40)),
 )
-
 
 TASK = Task(
     summary="images of 100 classes, 500 clients by Pachinko allocation",
     load=load,
-    presets={
-        "laptop": Preset(
-            "a small ResNet, 20 clients a round, 60 rounds", LAPTOP_RUN, (0.05,), last=10
-        ),
-        "paper": Preset("appendix D", PAPER_RUN, (0.3, 0.4), last=100),
-    },
-    compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
-    metric="accuracy",
+    presets={"laptop": LAPTOP, "paper": PAPER},
     takes=(
         "data_dir",
         "dataset",

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpa.errors import refuse
+from fedpa.errors import find_name, refuse
 from fedpa.experiments.catalogue import find_first, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Task
+from fedpa.experiments.tasks.task import Preset, Task, TaskOptions, make_grid
 
 if TYPE_CHECKING:
     from fedpa.training.problem import Problem
@@ -30,8 +29,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.training.problem import Problem
 
     name = options.dataset or find_first(tuple(CLASSES), options.data_dir)
-    if name not in CLASSES:
-        raise refuse("dataset", name, f"task emnist has {', '.join(CLASSES)}")
+    name = find_name("dataset", name, CLASSES, "data set of task emnist")
     if options.dataset is None and name != "fed_emnist":
         warnings.warn(
             f"fed_emnist is not here, {name} is: {CLASSES[name]} classes, not 62",
@@ -63,39 +61,42 @@ def load(options: TaskOptions) -> "Problem":
     )
 
 
-PAPER = Hyperparameters(
-    epochs=5,
-    batch_size=20,
-    burn_in_rounds=100,
-    rho=0.1,
-    client_learning_rate=0.01,
-    client_momentum=0.9,
-    server_learning_rate=0.5,
-    server_momentum=0.9,
+# Curves show all of the test split, which has fewer examples than that.
+PAPER = Preset(
+    1500,
+    100,
+    Hyperparameters(
+        epochs=5,
+        batch_size=20,
+        burn_in_rounds=100,
+        rho=0.1,
+        client_learning_rate=0.01,
+        client_momentum=0.9,
+        server_learning_rate=0.5,
+        server_momentum=0.9,
+    ),
+    TaskOptions(eval_split="test", eval_examples=100_000),
+    summary="appendix D",
+    targets=(0.84, 0.86),
+    last=100,
+    grid=make_grid((0.01, 0.05, 0.1, 0.5, 1.0, 5.0), (0.001, 0.005, 0.01, 0.05, 0.1)),
 )
 
-
-# Curves show all of the test split, which has fewer examples than that.
-PAPER_RUN = Defaults(1500, 100, PAPER, TaskOptions(eval_split="test", eval_examples=100_000))
-
-LAPTOP_RUN = Defaults(
+LAPTOP = Preset(
     50,
     10,
-    dataclasses.replace(PAPER, burn_in_rounds=25),
+    dataclasses.replace(PAPER.hyperparameters, burn_in_rounds=25),
     TaskOptions(validation_share=0.1, eval_examples=2_000),
     eval_every=2,
+    summary="10 writers a round, 50 rounds",
+    targets=(0.9, 0.95),
+    grid=make_grid((0.1, 0.5, 1.0), (0.001, 0.005, 0.01, 0.05), (2, 5), (10, 20, 30)),
 )
-
 
 TASK = Task(
     summary="handwritten characters by writer (digits only, if that is all there is)",
     load=load,
-    presets={
-        "laptop": Preset("10 writers a round, 50 rounds", LAPTOP_RUN, targets=(0.9, 0.95), last=10),
-        "paper": Preset("appendix D", PAPER_RUN, targets=(0.84, 0.86), last=100),
-    },
-    compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
-    metric="accuracy",
+    presets={"laptop": LAPTOP, "paper": PAPER},
     takes=(
         "data_dir",
         "dataset",

@@ -8,15 +8,15 @@ leaves out padding, unknown words, begin and end.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from fedpa.errors import refuse
+from fedpa.errors import find_name
 from fedpa.experiments.catalogue import find_counts, open_dataset
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.tasks.options import TaskOptions
-from fedpa.experiments.tasks.task import Defaults, Preset, Task
+from fedpa.experiments.tasks.task import Preset, Task, TaskOptions, make_grid
 
 if TYPE_CHECKING:
     from fedpa.training.problem import Problem
 
+DATA = "stackoverflow"
 SIZES = {"lstm": (96, 670), "small-lstm": (64, 128)}
 """Embedding and hidden units."""
 
@@ -28,12 +28,9 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.metrics.classification import next_words
     from fedpa.training.problem import Problem
 
-    name = options.model or "lstm"
-    if name not in SIZES:
-        raise refuse("model", name, f"task stackoverflow-nwp has {', '.join(SIZES)}")
-    if options.dataset not in (None, "stackoverflow"):
-        raise refuse("dataset", options.dataset, "task stackoverflow-nwp has stackoverflow")
-    splits = open_dataset("stackoverflow", options.data_dir, features=["tokens"])
+    model = find_name("model", options.model or "lstm", SIZES, "model of stackoverflow-nwp")
+    name = find_name("dataset", options.dataset or DATA, (DATA,), "data set of stackoverflow-nwp")
+    splits = open_dataset(name, options.data_dir, features=["tokens"])
     vocabulary = read_words(find_counts(options.data_dir)[0], options.vocabulary or 10_000)
 
     def sentences(client: str, raw: dict[str, Any]) -> Any:
@@ -42,39 +39,45 @@ def load(options: TaskOptions) -> "Problem":
 
     return Problem(
         map_examples(splits.train, sentences, options.max_examples),
-        lambda key: lstm.NextWordLSTM(vocabulary.size, *SIZES[name], key=key),
+        lambda key: lstm.NextWordLSTM(vocabulary.size, *SIZES[model], key=key),
         lstm.loss,
         next_words(vocabulary.size),
         map_examples(splits.test, sentences),
         None if splits.validation is None else map_examples(splits.validation, sentences),
-        dataset="stackoverflow",
+        dataset=name,
         sparse=lstm.SPARSE,
         weight=lstm.count_targets,
     )
 
 
-PAPER = Hyperparameters(
-    epochs=5,
-    batch_size=16,
-    burn_in_rounds=800,
-    rho=0.01,
-    client_learning_rate=0.1,
-    server_optimizer="adam",
-    server_learning_rate=1.0,
-    server_b1=0.9,
-    server_b2=0.99,
-    server_tau=1e-3,
+PAPER = Preset(
+    1500,
+    10,
+    Hyperparameters(
+        epochs=5,
+        batch_size=16,
+        burn_in_rounds=800,
+        rho=0.01,
+        client_learning_rate=0.1,
+        server_optimizer="adam",
+        server_learning_rate=1.0,
+        server_b1=0.9,
+        server_b2=0.99,
+        server_tau=1e-3,
+    ),
+    TaskOptions(max_examples=128, eval_split="test"),
+    summary="appendix D",
+    targets=(0.22, 0.23),
+    last=100,
+    grid=make_grid((0.01, 0.05, 0.1, 0.5, 1.0), (0.01, 0.05, 0.1)),
 )
 
-
-PAPER_RUN = Defaults(1500, 10, PAPER, TaskOptions(max_examples=128, eval_split="test"))
-
 # Few rounds on few words: momentum at the server learns faster than Adam.
-LAPTOP_RUN = Defaults(
+LAPTOP = Preset(
     120,
     20,
     dataclasses.replace(
-        PAPER,
+        PAPER.hyperparameters,
         epochs=2,
         burn_in_rounds=60,
         client_learning_rate=1.0,
@@ -83,21 +86,16 @@ LAPTOP_RUN = Defaults(
     ),
     TaskOptions(model="small-lstm", max_examples=64, eval_examples=1_000),
     eval_every=5,
+    summary="a small LSTM, 20 users a round, 120 rounds",
+    targets=(0.08,),
+    grid=make_grid((0.1, 0.5, 1.0), (0.1, 0.3, 1.0), (1, 2, 5), (30, 60, 90)),
 )
-
 
 TASK = Task(
     summary="the next of 10,000 words in users' sentences",
     load=load,
-    presets={
-        "laptop": Preset(
-            "a small LSTM, 20 users a round, 120 rounds", LAPTOP_RUN, (0.08,), last=10
-        ),
-        "paper": Preset("appendix D", PAPER_RUN, (0.22, 0.23), last=100),
-    },
-    compared=("fedavg-1", "fedavg", "fedpa", "mean-scaled"),
-    metric="accuracy",
+    presets={"laptop": LAPTOP, "paper": PAPER},
     takes=("data_dir", "dataset", "model", "max_examples", "vocabulary"),
-    datasets=("stackoverflow",),
+    datasets=(DATA,),
     models={"small-lstm": 1_397_588, "lstm": 4_050_748},
 )

@@ -1,36 +1,104 @@
 """A task ties data, model, metrics and default settings together; one file per task."""
 
+import dataclasses
 import importlib
+import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fedpa.errors import find_name, match_name, refuse, suggest
+from fedpa.errors import check_integer, find_name, match_name, refuse, suggest
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.tasks.options import TaskOptions
 from fedpa.lazy import find_components
 
 if TYPE_CHECKING:
     from fedpa.training.problem import Problem
 
 
-class Defaults(NamedTuple):
-    """What a run of the task uses unless told otherwise."""
+EvalSplit = Literal["auto", "validation", "test"]
+Choices = Mapping[str, tuple[Any, ...]]
+"""Field of `Hyperparameters` → its values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """What a task lets its users choose beside the algorithm: data, model, evaluation.
+
+    What is not given (None) is the task's own choice; each task says which it takes.
+    """
+
+    data_dir: str | None = None
+    """Where the data set lies, unpacked or as downloaded; FEDPA_DATA or the user's data directory
+    if not given."""
+    dataset: str | None = None
+    """Which of the task's data sets (see fedpa tasks); the first that is found if not given."""
+    model: str | None = None
+    """The task's model, where it has several (see fedpa tasks)."""
+    max_examples: int | None = None
+    """At most this many examples per client."""
+    vocabulary: int | None = None
+    """Vocabulary size."""
+    tags: int | None = None
+    """Number of tags."""
+    words: int | None = None
+    """Distinct words of an example that are kept."""
+    groups: int | None = None
+    """Groups of the group norm."""
+    label_skew: float | None = None
+    """Deal the training examples to as many clients again, with labels by Dirichlet draws of this
+    concentration (0.1: most clients have one to three labels), instead of by whose they are."""
+    partition_seed: int | None = None
+    """Seed of the partition, where examples are dealt to clients."""
+    validation_share: float | None = None
+    """Share of the training clients held out for validation, where the data has no such split."""
+    eval_split: EvalSplit = "auto"
+    """What curves (eval/…) show: validation clients, or the test split; auto: validation if there
+    is any."""
+    eval_examples: int = 10_000
+    """Examples of an evaluation during the run, of the first clients in a shuffled order that is
+    always the same; at the end all of test are taken."""
+
+
+class Grid(NamedTuple):
+    """The values hyperparameters are chosen from, in two steps, as in the paper."""
+
+    training: Choices
+    """On FedAvg: rates and local work."""
+    sampling: Choices
+    """Then, with those fixed, on FedPA: when sampling begins, and the shrinkage."""
+
+
+def make_grid(
+    server_rates: tuple[float, ...],
+    client_rates: tuple[float, ...],
+    epochs: tuple[int, ...] = (2, 5, 10, 20),
+    burn_in: tuple[int, ...] = (100, 200, 400, 600, 800),
+    rho: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+) -> Grid:
+    """A grid over learning rates, epochs, burn-in rounds and ρ; defaults: the paper's (appendix D).
+
+    A laptop preset has the paper's grid where it makes sense in so few rounds: rates around its
+    own, fewer epochs, burn-in rounds that leave some for sampling.
+    """
+    rates = {"server_learning_rate": server_rates, "client_learning_rate": client_rates}
+    return Grid({**rates, "epochs": epochs}, {"burn_in_rounds": burn_in, "rho": rho})
+
+
+class Preset(NamedTuple):
+    """Default settings of a task's runs, and how tables and sweeps judge them."""
 
     rounds: int
     clients_per_round: int
     hyperparameters: Hyperparameters
     options: TaskOptions = TaskOptions()
     eval_every: int = 1
-
-
-class Preset(NamedTuple):
-    summary: str
-    defaults: Defaults
-    targets: tuple[float, ...]
+    summary: str = "its own settings"
+    targets: tuple[float, ...] = ()
     """Tables give the rounds until the metric's running average reaches each."""
-    last: int
+    last: int = 10
     """Final values are means of the evaluations in this many last rounds."""
+    grid: Grid | None = None
+    """What `fedpa sweep` tries; without one it needs a space of the user's."""
 
 
 class Task(NamedTuple):
@@ -39,9 +107,9 @@ class Task(NamedTuple):
     """Imports model, data and JAX when it is called: a list of tasks needs none of them."""
     presets: Mapping[str, Preset]
     """By name; the first is the default."""
-    compared: tuple[str, ...]
+    compared: tuple[str, ...] = ("fedavg-1", "fedavg", "fedpa", "mean-scaled")
     """The methods `fedpa compare` runs if none are named."""
-    metric: str
+    metric: str = "accuracy"
     """The metric that tables and curves show, higher being better."""
     takes: tuple[str, ...] = ()
     """The fields of `TaskOptions` it knows."""
@@ -54,17 +122,17 @@ class Task(NamedTuple):
 
 def own_task(
     load: "Callable[[TaskOptions], Problem]",
-    defaults: Defaults,
+    preset: Preset,
     metric: str = "accuracy",
     takes: tuple[str, ...] = ("data_dir",),
 ) -> Task:
-    """Make a task of your own, with one set of defaults; a module names it `TASK`.
+    """Make a task of your own, with one preset; a module names it `TASK`.
 
     load: options → data and model. metric: what tables show, higher being better. takes: which of
     the options it reads.
     """
-    presets = {"own": Preset("its own settings", defaults, targets=(), last=10)}
-    return Task("a task of your own", load, presets, ("fedavg", "fedpa"), metric, takes)
+    methods = ("fedavg", "fedpa")
+    return Task("a task of your own", load, {"own": preset}, methods, metric, takes)
 
 
 def tasks() -> dict[str, Task]:
@@ -119,3 +187,29 @@ def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
         name = next(iter(presets))
     name = find_name("preset", name, presets, f"preset of task {task}")
     return name, presets[name]
+
+
+ALWAYS = ("eval_split", "eval_examples")
+"""Options of every task."""
+
+
+def check_task_options(task: str, options: TaskOptions, takes: tuple[str, ...]) -> None:
+    """Refuse what the task does not take, and values out of range."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name not in (*takes, *ALWAYS) and value is not None:
+            known = f"it takes {', '.join(takes)}" if takes else "it takes none"
+            raise refuse(field.name, value, f"does not apply to task {task}; {known}")
+    for name in ("max_examples", "vocabulary", "tags", "words", "groups", "eval_examples"):
+        if getattr(options, name) is not None:
+            check_integer(name, getattr(options, name), 1)
+    if options.partition_seed is not None:
+        check_integer("partition_seed", options.partition_seed, 0)
+    if options.eval_split not in ("auto", "validation", "test"):
+        raise refuse("eval_split", options.eval_split, "must be auto, validation or test")
+    skew = options.label_skew
+    if skew is not None and not 0 < skew < math.inf:
+        raise refuse("label_skew", skew, "must be a finite number > 0")
+    share = options.validation_share
+    if share is not None and not 0 <= share < 1:
+        raise refuse("validation_share", share, "must be a share of the clients, in [0, 1)")

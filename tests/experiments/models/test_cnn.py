@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.experiments.models.cnn import CNN, loss
-from fedpa.experiments.models.kernels.convolution import by_xla
+from fedpa.experiments.models.convolution import by_xla
 from tests.compiling import QUICK
 from tests.experiments.models.test_resnet18 import assert_same, drawn, logits_and_gradient
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedpa import FedpaError
-from fedpa.experiments.models.kernels.augmentation import seen
-from fedpa.experiments.models.kernels.convolution import by_xla
-from fedpa.experiments.models.resnet18 import ResNet18, loss, regularizer
+from fedpa.experiments.models.convolution import by_xla
+from fedpa.experiments.models.resnet import loss, prepare_pictures, regularizer, resnet18
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.objective import Objective
 from tests.compiling import QUICK
@@ -29,7 +28,7 @@ def drawn(init):
     )
 
 
-TINY = drawn(lambda key: ResNet18(classes=5, width=4, groups=2, key=key))
+TINY = drawn(lambda key: resnet18(classes=5, width=4, groups=2, key=key))
 
 
 def norm(p, x):
@@ -73,19 +72,23 @@ def assert_same(fast, slow):
 def test_logits_are_those_of_the_plain_network():
     """Gradients are the small ResNet's test, which has the same blocks, and the long test's."""
     fast = jax.jit(lambda p: p(BATCH["x"]), compiler_options=QUICK)(TINY)
-    slow = jax.jit(lambda p: plain(p, seen(BATCH["x"], None)), compiler_options=QUICK)(TINY)
+    slow = jax.jit(lambda p: plain(p, prepare_pictures(BATCH["x"], None)), compiler_options=QUICK)(
+        TINY
+    )
     assert_same(fast, slow)
 
 
 @pytest.mark.long
 def test_gradient_is_that_of_the_plain_network():
     fast = logits_and_gradient(lambda p: p(BATCH["x"]), TINY)
-    assert_same(fast, logits_and_gradient(lambda p: plain(p, seen(BATCH["x"], None)), TINY))
+    assert_same(
+        fast, logits_and_gradient(lambda p: plain(p, prepare_pictures(BATCH["x"], None)), TINY)
+    )
 
 
 @pytest.mark.parametrize("groups", [2, 32])
 def test_groups_are_an_option(groups):
-    shapes = jax.eval_shape(lambda: ResNet18(groups=groups, key=KEY))
+    shapes = jax.eval_shape(lambda: resnet18(groups=groups, key=KEY))
     assert {b.second_norm.groups for b in shapes.blocks} == {groups}
     logits = jax.eval_shape(lambda p: p(BATCH["x"]), shapes)
     assert (logits.shape, logits.dtype) == ((3, 100), jnp.float32)
@@ -95,17 +98,17 @@ def test_groups_are_an_option(groups):
 @pytest.mark.parametrize("groups", [0, 48])
 def test_groups_that_do_not_divide_the_channels_are_refused(groups):
     with pytest.raises(FedpaError, match=rf"groups = {groups}: must divide .* 64"):
-        ResNet18(groups=groups, key=KEY)
+        resnet18(groups=groups, key=KEY)
 
 
 def test_begins_as_the_original():
-    model = jax.eval_shape(lambda: ResNet18(key=KEY))
+    model = jax.eval_shape(lambda: resnet18(key=KEY))
     assert model.blocks[0].first_norm is None
     assert [b.projection is not None for b in model.blocks] == [i in (2, 4, 6) for i in range(8)]
     assert all(b.stride == 1 for b in model.blocks)
 
     def two_of_its_arrays(key):
-        model = ResNet18(width=32, key=key)
+        model = resnet18(width=32, key=key)
         return model.blocks[-1].second_kernel, model.weight
 
     draws = jax.jit(two_of_its_arrays, compiler_options=QUICK)(KEY)

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpa.experiments.models import resnet18
-from fedpa.experiments.models.kernels.augmentation import seen
-from fedpa.experiments.models.kernels.convolution import by_xla
-from fedpa.experiments.models.small_resnet import SmallResNet, loss, regularizer
+from fedpa.experiments.models.convolution import by_xla
+from fedpa.experiments.models.resnet import (
+    loss,
+    prepare_pictures,
+    regularizer,
+    small_resnet,
+)
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.objective import Objective
 from tests.compiling import QUICK
@@ -23,7 +26,7 @@ from tests.experiments.models.test_resnet18 import (
 )
 
 KEY = jax.random.key(0)
-TINY = drawn(lambda key: SmallResNet(classes=5, width=4, groups=2, key=key))
+TINY = drawn(lambda key: small_resnet(classes=5, width=4, groups=2, key=key))
 
 
 def plain(p, x):
@@ -42,7 +45,9 @@ def plain(p, x):
 
 def test_logits_and_gradient_are_those_of_the_plain_network():
     fast = logits_and_gradient(lambda p: p(BATCH["x"], KEY), TINY)
-    assert_same(fast, logits_and_gradient(lambda p: plain(p, seen(BATCH["x"], KEY)), TINY))
+    assert_same(
+        fast, logits_and_gradient(lambda p: plain(p, prepare_pictures(BATCH["x"], KEY)), TINY)
+    )
 
 
 def test_losses_are_per_example_and_of_random_crops_with_a_key():
@@ -81,9 +86,5 @@ def test_learns_which_way_stripes_go():
         p, _ = jax.lax.scan(step, p, jax.random.split(key, 80))
         return jnp.mean((jnp.argmax(p(batch["x"]), 1) == y).astype(jnp.float32))
 
-    model = jax.jit(lambda key: SmallResNet(2, 8, 2, key=key), compiler_options=QUICK)(KEY)
+    model = jax.jit(lambda key: small_resnet(2, 8, 2, key=key), compiler_options=QUICK)(KEY)
     assert float(accuracy_after_training(model, KEY)) > 0.95
-
-
-def test_the_objective_is_resnet18s():
-    assert (loss, regularizer) == (resnet18.loss, resnet18.regularizer)

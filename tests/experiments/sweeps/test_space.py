@@ -30,7 +30,6 @@ from fedpa.experiments.sweeps.sweep import (
     write_settings,
 )
 from fedpa.experiments.tasks import tasks
-from fedpa.experiments.tasks.grids import GRIDS, grid_of
 
 RATES = st.floats(1e-4, 1e2, allow_subnormal=False)
 CHOICES = {
@@ -163,9 +162,8 @@ def test_combinations_are_refused_too():
 
 def test_every_preset_has_a_grid_that_can_be_run():
     for task, known in tasks().items():
-        assert set(GRIDS[task]) == set(known.presets)
         for preset in known.presets:
-            grid = grid_of(task, preset)
+            grid = known.presets[preset].grid
             for method, choices in [("fedavg", grid.training), ("fedpa", grid.sampling)]:
                 base = default_config(task, method, preset)
                 assert parse_space(choices, "grid")
@@ -183,7 +181,7 @@ def test_the_papers_grids():
         ("stackoverflow-nwp", 5, 3),
         ("stackoverflow-lr", 5, 5),
     ]:
-        training, sampling = grid_of(task, "paper")
+        training, sampling = tasks()[task].presets["paper"].grid
         assert size(training) == server * client * 4
         assert training["epochs"] == (2, 5, 10, 20)
         assert sampling["burn_in_rounds"] == (100, 200, 400, 600, 800)
@@ -192,7 +190,7 @@ def test_the_papers_grids():
 
 def test_a_tasks_grid_is_trimmed():
     base = default_config("digits", "fedavg-1")
-    assert set(trim_space(grid_of("digits", None).training, base)) == {
+    assert set(trim_space(tasks()["digits"].presets["laptop"].grid.training, base)) == {
         "server_learning_rate",
         "client_learning_rate",
     }

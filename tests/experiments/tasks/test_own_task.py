@@ -17,7 +17,7 @@ import numpy as np, jax.numpy as jnp
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.data.federated import from_mapping
 from fedpa.metrics.classification import classifier
-from fedpa.experiments.tasks import Defaults, Problem, own_task
+from fedpa.experiments.tasks import Preset, Problem, own_task
 import jax, optax
 
 
@@ -37,7 +37,7 @@ def load(options):
 
 
 settings = Hyperparameters(epochs=2, batch_size=5, client_learning_rate=0.1)
-TASK = own_task(load, Defaults(rounds=2, clients_per_round=2, hyperparameters=settings))
+TASK = own_task(load, Preset(rounds=2, clients_per_round=2, hyperparameters=settings))
 OTHER, NOT_ONE = TASK, 3
 """
 

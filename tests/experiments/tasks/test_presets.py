@@ -2,13 +2,11 @@
 
 import dataclasses
 
-import jax
 import pytest
 
 from fedpa import FedpaError
 from fedpa.experiments.config import default_config, read_toml, resolve, write_toml
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.models import models
 from fedpa.experiments.tasks import TaskOptions, task_named, tasks
 
 # Appendix D: server (optimizer, rate, momentum, τ, β₁, β₂), client (rate, momentum), M, burn-in,
@@ -55,21 +53,6 @@ def test_models_are_the_papers(task):
     assert tasks()[task].models[name] == parameters
 
 
-def test_models_have_the_sizes_that_are_told():
-    from fedpa.experiments.models.lstm import NextWordLSTM
-    from fedpa.experiments.tasks.stackoverflow_nwp import SIZES
-
-    small = jax.eval_shape(lambda key: NextWordLSTM(10_000, *SIZES["small-lstm"], key=key), KEY)
-    told = tasks()["stackoverflow-nwp"].models["small-lstm"]
-    assert sum(leaf.size for leaf in jax.tree.leaves(small)) == told
-    for task in tasks().values():
-        for name in set(task.models) - {"small-lstm"}:
-            assert task.models[name] == models()[name].parameters
-
-
-KEY = jax.random.key(0)
-
-
 @pytest.mark.parametrize("task", tasks())
 def test_laptop_is_the_default_and_every_preset_suits_every_method(task, tmp_path):
     assert next(iter(tasks()[task].presets)) == "laptop"
@@ -109,7 +92,7 @@ def test_options_are_refused(task, options, says):
 
 @pytest.mark.parametrize("task", ["cifar100", "stackoverflow-nwp"])
 def test_unknown_models_are_refused(task):
-    with pytest.raises(FedpaError, match=f"model = 'vgg': task {task} has "):
+    with pytest.raises(FedpaError, match=r"model = 'vgg': unknown model .*choose from"):
         task_named(task).load(TaskOptions(model="vgg"))
 
 

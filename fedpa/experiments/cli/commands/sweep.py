@@ -56,8 +56,7 @@ from fedpa.experiments.sweeps.sweep import (
     read_settings,
     sweep,
 )
-from fedpa.experiments.tasks.grids import grid_of
-from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.experiments.tasks.task import Grid, preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
@@ -164,9 +163,7 @@ def _settings(command: SweepCommand, given: Mapping[str, Any], remarks: list[str
         space = read_space(command.space)
         _refuse_fixed(space, given)
     else:
-        grid = grid_of(base.task, base.preset)
-        if grid is None:
-            raise refuse("task", base.task, "has no grid of its own: give --space FILE")
+        grid = _find_grid(base)
         whole = grid.sampling if METHODS[base.method].samples else grid.training
         space = _trimmed(whole, base, given, remarks)
     search = choose_search(
@@ -207,9 +204,7 @@ def _stages(command: SweepCommand, given: Mapping[str, Any], remarks: list[str])
         _refuse_fixed(space, given)
         first, second = split_space(space)
     else:
-        grid = grid_of(command.run.task, command.run.preset)
-        if grid is None:
-            raise refuse("task", command.run.task, "has no grid of its own: give --space FILE")
+        grid = _find_grid(command.run)
         first = _trimmed(grid.training, fedavg, given, remarks)
         second = _trimmed(grid.sampling, command.run, given, remarks)
 
@@ -222,6 +217,13 @@ def _stages(command: SweepCommand, given: Mapping[str, Any], remarks: list[str])
         return check_sweep(Sweep(base, space, search))
 
     return Stages(stage(fedavg, first), stage(command.run, second))
+
+
+def _find_grid(base: RunConfig) -> Grid:
+    grid = preset_named(base.task, base.preset)[1].grid
+    if grid is None:
+        raise refuse("task", base.task, "has no grid of its own: give --space FILE")
+    return grid
 
 
 def _trimmed(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: list[str]) -> Space:

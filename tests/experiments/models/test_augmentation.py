@@ -3,11 +3,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpa.experiments.models.kernels.augmentation import augmented, middle, seen, standardised
+from fedpa.experiments.models.resnet import (
+    crop_middle,
+    crop_randomly,
+    prepare_pictures,
+    standardize,
+)
 
 KEY = jax.random.key(0)
-AUGMENTED = jax.jit(augmented)
-SEEN = jax.jit(seen)
+CROPPED = jax.jit(crop_randomly)
+PREPARED = jax.jit(prepare_pictures)
 
 # No two pixels are alike: row and column can be read off.
 PICTURE = np.stack(
@@ -26,7 +31,7 @@ def place(crop):
 
 def test_every_crop_is_of_the_picture_or_its_mirror_and_all_occur_alike():
     n = 5000
-    crops = AUGMENTED(jnp.broadcast_to(jnp.asarray(PICTURE), (n, 32, 32, 3)), KEY)
+    crops = CROPPED(jnp.broadcast_to(jnp.asarray(PICTURE), (n, 32, 32, 3)), KEY)
     assert crops.dtype == jnp.uint8
     places = [place(crop) for crop in np.asarray(crops)]
     counts = {which: places.count(which) for which in set(places)}
@@ -38,24 +43,24 @@ def test_every_crop_is_of_the_picture_or_its_mirror_and_all_occur_alike():
 
 def test_pictures_draw_each_for_themselves():
     pictures = np.broadcast_to(PICTURE, (20, 32, 32, 3))
-    crops = AUGMENTED(jnp.asarray(pictures), KEY)
+    crops = CROPPED(jnp.asarray(pictures), KEY)
     assert len({place(crop) for crop in np.asarray(crops)}) > 10
-    np.testing.assert_array_equal(AUGMENTED(jnp.asarray(pictures[:7]), KEY), crops[:7])
+    np.testing.assert_array_equal(CROPPED(jnp.asarray(pictures[:7]), KEY), crops[:7])
     others = np.concatenate([pictures[:7], 255 - pictures[7:]])
-    np.testing.assert_array_equal(AUGMENTED(jnp.asarray(others), KEY)[:7], crops[:7])
-    assert np.any(AUGMENTED(jnp.asarray(pictures), jax.random.key(1)) != crops)
+    np.testing.assert_array_equal(CROPPED(jnp.asarray(others), KEY)[:7], crops[:7])
+    assert np.any(CROPPED(jnp.asarray(pictures), jax.random.key(1)) != crops)
 
 
 def test_evaluation_takes_the_middle():
     picture = jnp.asarray(PICTURE)[None]
-    assert place(np.asarray(middle(picture)[0])) == (4, 4, False)
-    np.testing.assert_array_equal(SEEN(picture, None), standardised(middle(picture)))
+    assert place(np.asarray(crop_middle(picture)[0])) == (4, 4, False)
+    np.testing.assert_array_equal(PREPARED(picture, None), standardize(crop_middle(picture)))
 
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_standardised_after_the_crop(key):
     pictures = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    x = np.asarray(SEEN(jnp.asarray(pictures), key), np.float64)
+    x = np.asarray(PREPARED(jnp.asarray(pictures), key), np.float64)
     assert x.shape == (3, 24, 24, 3)
     np.testing.assert_allclose(x.mean((1, 2, 3)), 0, atol=1e-6)
     np.testing.assert_allclose(x.std((1, 2, 3)), 1, atol=1e-5)
@@ -65,7 +70,7 @@ def test_standardised_after_the_crop(key):
 @pytest.mark.parametrize("colour", [0, 255])
 def test_a_picture_of_one_colour_is_zeros(key, colour):
     pictures = jnp.full((2, 32, 32, 3), colour, jnp.uint8)
-    np.testing.assert_array_equal(SEEN(pictures, key), np.zeros((2, 24, 24, 3)))
+    np.testing.assert_array_equal(PREPARED(pictures, key), np.zeros((2, 24, 24, 3)))
 
 
 def test_a_nearly_black_picture_is_divided_by_the_least_deviation():
@@ -75,4 +80,4 @@ def test_a_nearly_black_picture_is_divided_by_the_least_deviation():
     n = crop.size
     expected = (crop - 1 / n) * np.sqrt(n)
     assert np.std(crop) < n**-0.5
-    np.testing.assert_allclose(standardised(jnp.asarray(crop)), expected, rtol=1e-5)
+    np.testing.assert_allclose(standardize(jnp.asarray(crop)), expected, rtol=1e-5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import FedpaError
-from fedpa.experiments.models.kernels.group_norm import EPSILON, group_norm
+from fedpa.experiments.models.resnet import EPSILON, GroupNorm, group_norm
 from tests.compiling import QUICK
 
 
@@ -81,6 +81,5 @@ def test_narrow_images_are_summed_wide_and_keep_their_dtype():
 
 @pytest.mark.parametrize("groups", [0, 4, 12])
 def test_groups_must_divide_the_channels(groups):
-    x, scale, offset, _ = inputs(0)
     with pytest.raises(FedpaError, match=rf"groups = {groups}: must divide"):
-        group_norm(x, scale, offset, groups)
+        GroupNorm(6, groups)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedpa import FedpaError
 from fedpa.experiments.models.cnn import dropout
-from fedpa.experiments.models.kernels.convolution import (
+from fedpa.experiments.models.convolution import (
     by_patches,
     by_xla,
     convolve,

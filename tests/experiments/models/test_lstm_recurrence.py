@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.experiments.models.kernels.lstm import lstm
+from fedpa.experiments.models.lstm import lstm
 from tests.compiling import QUICK
 
 

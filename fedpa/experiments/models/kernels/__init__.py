@@ -1,1 +1,0 @@
-"""Layers written for speed where XLA's CPU code is slow. Each equals a plain formulation."""
