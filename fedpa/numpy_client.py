@@ -136,13 +136,11 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
     num_examples: how many the client has: its weight.
     metrics: numbers for people to see, averaged over clients.
     """
-    from flwr.app import Message, MetricRecord, RecordDict
-
-    from fedpa.flower.wire import ARRAYS, CONFIG, METRICS, pack_arrays
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
     check_integer("num_examples", num_examples, 0)
-    arrays: Any = message.content[ARRAYS]
-    config: Any = message.content[CONFIG]
+    arrays: Any = message.content["arrays"]
+    config: Any = message.content["config"]
     work = read_work(config)
     theta = {name: arrays[name].numpy() for name in arrays}
     deltas = iter(client_delta(list(theta.values()), epoch, work))
@@ -153,4 +151,5 @@ def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float)
         for name, array in theta.items()
     }
     said = MetricRecord({"num-examples": num_examples, **{k: float(v) for k, v in metrics.items()}})
-    return Message(RecordDict({ARRAYS: pack_arrays(model), METRICS: said}), reply_to=message)
+    sent = ArrayRecord({name: Array(array) for name, array in model.items()})
+    return Message(RecordDict({"arrays": sent, "metrics": said}), reply_to=message)

@@ -21,7 +21,6 @@ from fedpa.experiments.config import RunConfig, from_table, resolve
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run
 from fedpa.experiments.tasks.task import task_named
-from fedpa.flower.settings import OWN, Connection, Holding, unknown_setting
 from fedpa.training.callbacks import Callback
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import ServerApp
 
     from fedpa.flower.client import Node
+    from fedpa.flower.node import Holding
     from fedpa.flower.server import Served
 
 
@@ -61,21 +61,20 @@ def load_served(table: Mapping[str, Any]) -> "Served":
     return flower.Served(problem, method, train, config.hyperparameters.weighting, config.task)
 
 
-def load_node(table: Mapping[str, Any], holding: Holding, population: float) -> "Node":
+def load_node(table: Mapping[str, Any], holding: "Holding", population: float) -> "Node":
     """What the settings and the node's data make of it."""
     config = run_settings(table)
     options = dataclasses.replace(config.task_options, data_dir=holding.data_dir)
     # What makes a difference to what a client does, and nothing else: see `_make_node`.
-    return _make_node(
-        dataclasses.replace(
-            RunConfig(config.task, config.method),
-            engine=config.engine,
-            engine_options=config.engine_options,
-            task_options=options,
-            hyperparameters=config.hyperparameters,
-        ),
-        population,
+    matters = RunConfig(
+        config.task,
+        config.method,
+        engine=config.engine,
+        task_options=options,
+        engine_options=config.engine_options,
+        hyperparameters=config.hyperparameters,
     )
+    return _make_node(matters, population)
 
 
 @functools.lru_cache(maxsize=4)
@@ -91,8 +90,10 @@ def _make_node(config: RunConfig, population: float) -> "Node":
 
 def run_settings(table: Mapping[str, Any]) -> RunConfig:
     """The run's settings, all of them checked."""
-    homes = _homes()
-    connection = typing.get_type_hints(Connection)
+    from fedpa.flower.roster import Connection  # which needs Flower
+    from fedpa.flower.wire import OWN, unknown_setting
+
+    homes, connection = _homes(), typing.get_type_hints(Connection)
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")

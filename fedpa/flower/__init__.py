@@ -19,7 +19,6 @@ from fedpa.lazy import make_lazy
 
 if TYPE_CHECKING:
     from fedpa.flower.client import client_app, make_node
-    from fedpa.flower.engine import flower
     from fedpa.flower.server import Served, make_run, server_app
     from fedpa.flower.strategy import FedPA
 
@@ -42,11 +41,10 @@ make_lazy(
     __name__,
     {
         "fedpa.flower.client": ("client_app", "make_node"),
-        "fedpa.flower.engine": ("flower",),
         "fedpa.flower.server": ("Served", "make_run", "server_app"),
         "fedpa.flower.strategy": ("FedPA",),
     },
     check_version,
 )
 
-__all__ = ["FedPA", "Served", "client_app", "flower", "make_node", "make_run", "server_app"]
+__all__ = ["FedPA", "Served", "client_app", "make_node", "make_run", "server_app"]

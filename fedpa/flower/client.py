@@ -1,7 +1,7 @@
 """The ClientApp: what a SuperNode runs. A node is asked two things.
 
-- `query`: which clients it holds, and whether its model is the server's. It answers with their ids,
-  their numbers of examples and the shapes of an example's arrays, and no example.
+- `query`: which clients it holds, and whether its model is the server's. It answers with their ids
+  and their numbers of examples, and no example.
 - `train`: a round of some of its clients, which the local engine runs. It answers with the sum of
   their results: the model crosses the wire once each way, however many clients a node has, and the
   server merges sums as it merges those of its own engines' blocks.
@@ -34,12 +34,10 @@ from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.local import per_client
 from fedpa.errors import BadValueError, FedpaError
 from fedpa.flower import wire
-from fedpa.flower.settings import Holding, check_state_dir, read_holding, select_clients
-from fedpa.flower.states import Store, in_context, in_directory
+from fedpa.flower.node import Holding, StateFiles, StateStore, read_holding, select_clients
 from fedpa.objectives.client_data import ClientData
-from fedpa.server.aggregation import Aggregation
 from fedpa.training.problem import Problem, prepare, some_examples
-from fedpa.types import Keys, Params
+from fedpa.types import Params
 
 INQUIRY = "inquiry"
 """In place of a phase: what clients are asked before a round."""
@@ -50,6 +48,7 @@ class Node(NamedTuple):
 
     clients: FederatedData
     algorithm: Algorithm
+    """Its aggregation gives the sum, not yet divided."""
     theta: Params
     """Has the model's shapes; its values come from the server."""
     engine: Engine
@@ -74,21 +73,9 @@ def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
         >>> app = client_app(load)  # doctest: +SKIP
     """
     app = ClientApp(mods=list(mods))
-
-    def node_of(context: Context, population: float) -> Node:
-        settings = tuple(sorted(context.run_config.items()))
-        return _load_node(load, settings, read_holding(context.node_config), population)
-
-    app.query()(_report_errors(functools.partial(_answer_query, node_of)))
-    app.train()(_report_errors(functools.partial(_answer_train, node_of)))
+    app.query()(_report_errors(functools.partial(_answer_query, load)))
+    app.train()(_report_errors(functools.partial(_answer_train, load)))
     return app
-
-
-# Of the module, not of the app: Flower's simulation sends the app to other processes.
-@functools.lru_cache(maxsize=4)
-def _load_node(load: Load, settings: tuple[Any, ...], holding: Holding, population: float) -> Node:
-    whole = load(dict(settings), holding, population)
-    return whole._replace(clients=select_clients(holding, whole.clients))
 
 
 def make_node(
@@ -108,8 +95,13 @@ def make_node(
     model = _make_model(problem.init)
     # How many rounds there are makes no difference to what a client does.
     algorithm, theta, _ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)
-    engine = per_client() if engine is None else engine
-    return Node(check_when_read(problem.clients), algorithm, theta, engine)
+    undivided = algorithm.aggregation._replace(value=lambda total: total)
+    return Node(
+        check_when_read(problem.clients),
+        algorithm._replace(aggregation=undivided),
+        theta,
+        per_client() if engine is None else engine,
+    )
 
 
 def _make_model(init: Any) -> Any:
@@ -126,17 +118,14 @@ def _make_model(init: Any) -> Any:
 # What is sent, known before anything is: both sides compare and check by it.
 
 
-def find_update(algorithm: Algorithm, phase: str) -> ClientUpdate:
-    if phase == INQUIRY and algorithm.inquiry is not None:
-        return algorithm.inquiry.client
-    if phase not in algorithm.clients:
-        known = ", ".join(algorithm.clients)
-        raise FedpaError(f"phase = {phase!r}: the method has {known}")
-    return algorithm.clients[phase]
+def list_updates(algorithm: Algorithm) -> dict[str, ClientUpdate]:
+    """What clients do, by phase."""
+    inquiry = {} if algorithm.inquiry is None else {INQUIRY: algorithm.inquiry.client}
+    return {**algorithm.clients, **inquiry}
 
 
-def message_shapes(algorithm: Algorithm, theta: Params, phase: str | None = None) -> Any:
-    """The shapes of what clients are sent; default: in the method's first phase."""
+def message_shapes(algorithm: Algorithm, theta: Params, phase: str) -> Any:
+    """The shapes of what clients are sent."""
     state = jax.eval_shape(algorithm.init, theta)
     if phase == INQUIRY and algorithm.inquiry is not None:
         return jax.eval_shape(algorithm.inquiry.broadcast, state)
@@ -145,7 +134,7 @@ def message_shapes(algorithm: Algorithm, theta: Params, phase: str | None = None
 
 
 def example_shapes(data: FederatedData) -> Any:
-    """The shapes of one example's arrays, which is all that a node says about them."""
+    """The shapes of one example's arrays."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jax.dtypes.canonicalize_dtype(x.dtype)),
         some_examples(data),
@@ -160,7 +149,7 @@ def reply_shapes(
 
     def reply(message: Any, rows: Any, key: Any) -> Any:
         data = ClientData(rows, jnp.asarray(1, jnp.int32))
-        update = find_update(algorithm, phase)
+        update = list_updates(algorithm)[phase]
         out = update(message, data, algorithm.client_init(theta), key)
         return algorithm.aggregation.init(out.result, out.weight), out.info._asdict()
 
@@ -169,23 +158,38 @@ def reply_shapes(
     return total, tuple(infos)
 
 
+def describe_node(node: Node) -> dict[str, str]:
+    """What must be the same on the server and on a node: arrays that are sent, and of examples."""
+    message = message_shapes(node.algorithm, node.theta, next(iter(node.algorithm.clients)))
+    return wire.describe_arrays({"message": message, "example": example_shapes(node.clients)})
+
+
 # The answers.
 
-NodeOf = Callable[[Context, float], Node]
+
+def _find_node(load: Load, context: Context, population: float = 1.0) -> tuple[Holding, Node]:
+    holding = read_holding(context.node_config)
+    settings = tuple(sorted(context.run_config.items()))
+    return holding, _load_node(load, settings, holding, population)
 
 
-def _answer_query(node_of: NodeOf, content: RecordDict, context: Context) -> RecordDict:
+# Of the module, not of the app: Flower's simulation sends the app to other processes.
+@functools.lru_cache(maxsize=4)
+def _load_node(load: Load, settings: tuple[Any, ...], holding: Holding, population: float) -> Node:
+    whole = load(dict(settings), holding, population)
+    return whole._replace(clients=select_clients(holding, whole.clients))
+
+
+def _answer_query(load: Load, content: RecordDict, context: Context) -> RecordDict:
     """Which clients are here?"""
-    asked = wire.read_config(content)
-    if asked.get("version") != fedpa.__version__:
+    query = wire.read_fields(wire.Query, content)
+    if query.version != fedpa.__version__:
         raise FedpaError(
-            f"fedpa is {asked.get('version')!s} on the server and {fedpa.__version__} on the node: "
+            f"fedpa is {query.version} on the server and {fedpa.__version__} on the node: "
             "versions must be the same"
         )
-    check_state_dir(read_holding(context.node_config))
-    node = node_of(context, 1.0)
-    theirs = json.loads(str(asked["shapes"]))
-    ours = wire.describe_arrays(message_shapes(node.algorithm, node.theta))
+    _, node = _find_node(load, context)
+    theirs, ours = json.loads(query.arrays), describe_node(node)
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             raise FedpaError(
@@ -194,118 +198,80 @@ def _answer_query(node_of: NodeOf, content: RecordDict, context: Context) -> Rec
                 "be the same on both"
             )
     ids = list(node.clients.ids)
-    said: dict[str, Any] = {
-        "name": _name(context),
-        "clients": ids,
-        "examples": [node.clients.num_examples(name) for name in ids],
-        "kind": wire.describe_example(example_shapes(node.clients)),
-    }
-    return RecordDict({wire.CONFIG: ConfigRecord(said)})
+    sizes = [node.clients.num_examples(name) for name in ids]
+    introduction = wire.Introduction(_name(context), ids, sizes)
+    return RecordDict({wire.CONFIG: wire.write_fields(introduction)})
 
 
-def _answer_train(node_of: NodeOf, content: RecordDict, context: Context) -> RecordDict:
+def _answer_train(load: Load, content: RecordDict, context: Context) -> RecordDict:
     """A round of some of the clients."""
-    asked: Any = wire.read_config(content)
-    phase, t = str(asked["phase"]), int(asked["round"])
-    ids = [str(name) for name in asked["clients"]]
-    node = node_of(context, float(asked["population"]))
-    message = wire.unpack(message_shapes(node.algorithm, node.theta, phase), content)
-    states, lost = dict[str, Any](), list[str]()
-    store: Store | None = None
-    if "states" in asked:
-        store, floor = _find_store(context, asked, t)
+    assignment = wire.read_fields(wire.Assignment, content)
+    holding, node = _find_node(load, context, assignment.population)
+    shapes = message_shapes(node.algorithm, node.theta, assignment.phase)
+    message = wire.unpack(shapes, content[wire.ARRAYS])
+    ids, states, lost = assignment.clients, dict[str, Any](), list[str]()
+    if assignment.states:
+        store, floor = _find_store(context, holding, assignment)
         template = node.algorithm.client_init(node.theta)
-        states, lost = store.take(template, ids, asked["states"], floor)
-    result = run_clients(node, phase, ids, asked["keys"], message, states)
-    said: dict[str, Any] = {
-        "clients": ids,
-        "accepted": [bool(ok) for ok in result.accepted],
-        "examples": [int(n) for n in result.examples],
-    }
-    if result.failures:
-        said["failures"] = json.dumps(dict(result.failures))
-    if store is not None:
-        accepted = [name for name, ok in zip(ids, result.accepted, strict=True) if ok]
-        store.put({name: result.states[name] for name in accepted}, t + 1)
-    if lost:  # Flower can't measure an empty list
-        said["lost"] = lost
+        states, lost = store.take(template, ids, assignment.states, floor)
+    result = run_clients(node, assignment, message, states)
+    accepted = [bool(ok) for ok in result.accepted]
+    if assignment.states:
+        kept = {name: result.states[name] for name, ok in zip(ids, accepted, strict=True) if ok}
+        store.put(kept, assignment.round + 1)
+    examples = [int(n) for n in result.examples]
+    failed, reasons = list(result.failures), list(result.failures.values())
+    report = wire.Report(ids, accepted, examples, failed, reasons, lost)
     infos: dict[str, Any] = {
         name: [float(v) for v in np.asarray(values)] for name, values in result.infos.items()
     }
     return RecordDict(
         {
-            **wire.pack(result.aggregate),
-            wire.CONFIG: ConfigRecord(said),
+            wire.ARRAYS: wire.pack(result.aggregate),
+            wire.CONFIG: wire.write_fields(report),
             wire.METRICS: MetricRecord(infos),
         }
     )
 
 
 def run_clients(
-    node: Node,
-    phase: str,
-    ids: Sequence[str],
-    keys: Sequence[int],
-    message: Any,
-    states: Mapping[str, Any],
+    node: Node, assignment: wire.Assignment, message: Any, states: Mapping[str, Any]
 ) -> RoundResult:
-    """The round of the node's clients `ids`; its aggregate is the sum, not yet divided.
-
-    keys: the words of their keys, one client's after the other's. The server has made them for its
-    cohort anyway; to make them here would take a tenth of a second of every message.
-    """
+    """The round of the node's clients; its aggregate is the sum, not yet divided."""
+    ids = assignment.clients
     unknown = sorted(set(ids) - set(node.clients.ids))
     if unknown:
         raise FedpaError(f"the node does not hold client {unknown[0]!r}")
+    words: Any = np.asarray(assignment.keys, np.uint32).reshape(len(ids), -1)
     new = node.algorithm.client_init(node.theta)
     cohort = Cohort(
         ids,
         node.clients.examples,
-        _read_keys(keys, len(ids)),
+        jax.random.wrap_key_data(words),
         {name: states.get(name, new) for name in ids},
         [node.clients.num_examples(name) for name in ids],
         None,
         sorted({node.clients.num_examples(name) for name in node.clients.ids}),
     )
-    update = find_update(node.algorithm, phase)
-    return node.engine(update, _undivided(node.algorithm.aggregation), message, cohort)
+    update = list_updates(node.algorithm)[assignment.phase]
+    return node.engine(update, node.algorithm.aggregation, message, cohort)
 
 
-def _read_keys(words: Sequence[int], clients: int) -> Keys:
-    size = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
-    if len(words) != clients * size or not all(0 <= word < 2**32 for word in words):
-        raise FedpaError(f"keys: must be {size} words of 32 bits for each of {clients} clients")
-    raw: Any = np.asarray(words, np.uint32).reshape(clients, size)
-    return jax.random.wrap_key_data(raw)
-
-
-@functools.lru_cache(maxsize=8)
-def _undivided(aggregation: Aggregation) -> Aggregation:
-    """Its sums as they are. The same object each time: engines keep programs by it."""
-    return aggregation._replace(value=lambda total: total)
-
-
-def _find_store(context: Context, asked: Any, t: int) -> tuple[Store, int]:
+def _find_store(
+    context: Context, holding: Holding, assignment: wire.Assignment
+) -> tuple[StateStore, int]:
     """Where clients' states are, and from which round on they may be asked for again."""
-    directory = read_holding(context.node_config).state_dir
-    if not directory:  # a run that is resumed would find nothing here: no round is repeated
-        return in_context(context.state), t
-    run = str(asked["run"])
-    if not run.isalnum():  # it becomes a directory's name
-        raise FedpaError(f"run = {run!r}: must be letters and digits")
-    return in_directory(Path(directory) / run), int(asked["floor"])
+    if not holding.state_dir:  # a run that is resumed would find nothing here: no round is repeated
+        return StateStore(context.state), assignment.round
+    if not assignment.run.isalnum():  # it becomes a directory's name
+        raise FedpaError(f"run = {assignment.run!r}: must be letters and digits")
+    return StateStore(StateFiles(Path(holding.state_dir) / assignment.run)), assignment.floor
 
 
 def _name(context: Context) -> str:
-    try:
-        holding = read_holding(context.node_config)
-    except FedpaError:
-        holding = Holding(str(context.node_config.get("name") or ""))
-    if holding.name:
-        return holding.name
-    if holding.partition_id is not None:
-        return f"node {holding.partition_id}"
-    return f"node {context.node_id}"
+    """The node's name in messages, also when its other settings can't be read."""
+    number = context.node_config.get("partition-id", context.node_id)
+    return str(context.node_config.get("name") or f"node {number}")
 
 
 def _report_errors(

@@ -2,6 +2,11 @@
 
 Cohorts, checkpoints, early stopping and what is rejected are as in `fedpa.fit`; the directory is a
 run's like any other. If it is cut off, the same `flwr run` resumes it from its last checkpoint.
+
+The engine, like every other, is given a client update, an aggregation, a message and a cohort, and
+returns the aggregate. The update runs where the clients are; here its phase is named, the message
+sent once to each node that holds clients of the cohort, and their sums merged, in the order of the
+clients' ids.
 """
 
 import contextlib
@@ -16,23 +21,29 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from fedpa.algorithms.fedopt import Algorithm
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
 from fedpa.algorithms.methods import Method, OfPopulation, about
 from fedpa.atomic_write import write_atomically
 from fedpa.data.federated import FederatedData
-from fedpa.engines.engine import Engine, OfAlgorithm, RoundResult
+from fedpa.engines.engine import Cohort, Engine, OfAlgorithm, RoundResult, Traffic, no_reports
+from fedpa.engines.execution import raw_keys
 from fedpa.errors import FedpaError
 from fedpa.flower import wire
-from fedpa.flower.client import example_shapes, make_node, message_shapes
-from fedpa.flower.engine import RunFacts, flower, with_tokens
-from fedpa.flower.roster import Roster
-from fedpa.flower.settings import Connection, read_connection
+from fedpa.flower.client import (
+    INQUIRY,
+    describe_node,
+    example_shapes,
+    list_updates,
+    make_node,
+    reply_shapes,
+)
+from fedpa.flower.roster import Connection, Roster, read_connection
 from fedpa.metrics.streaming import make_evaluator
-from fedpa.server.aggregation import total_weight
+from fedpa.server.aggregation import Aggregation, all_finite, total_weight
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
@@ -40,6 +51,13 @@ from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
 from fedpa.types import Params
+
+SHOWN = ("train/loss", "eval/loss", "eval/accuracy", "eval/recall_at_5", "train/rejected")
+"""A round's numbers in the log."""
+LOST = (
+    "fedpa: round %d: %s has lost the states of %d of its clients (%r, …): they start again "
+    "(a state-dir in its --node-config would have kept them)"
+)
 
 Train = Callable[[Problem, OfAlgorithm, Path, Sequence[Callback]], Fit]
 """(problem with the nodes' clients, where they run, run directory, callbacks) → the outcome."""
@@ -135,42 +153,23 @@ def server_app(load: Callable[[Mapping[str, Any]], Served]) -> ServerApp:
 
 def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
     """Start or resume a run on the nodes of the grid."""
-    problem = served.problem
     with warnings.catch_warnings(), _without_propagation():
         warnings.showwarning = _log_ours(warnings.showwarning)
         out = Path(connection.out) if connection.out else fresh_directory(served.name)
-        example = example_shapes(problem.clients)
-        roster = Roster(grid, connection, _describe_message(served), wire.describe_example(example))
-        roster.wait_to_start()
-        for reason in roster.twice.values():  # the first to answer would be chosen
-            raise FedpaError(reason)
+        # What nodes compare with their own.
+        arrays = describe_node(make_node(served.problem, served.method, 1.0))
+        roster = Roster(grid, connection, arrays)
+        roster.wait(connection.min_nodes, f"min-nodes = {connection.min_nodes}, but")
         start = read_start(out) or RunStart(secrets.token_hex(8), roster.sizes())
-        facts = RunFacts(
-            example,
-            served.weighting,
-            _population(served.method, start.clients),
-            start.run,
-            lambda t: (list_checkpoints(out)[-2:] or [t])[0],
-        )
-
-        def connect(algorithm: Algorithm, theta: Params) -> tuple[Algorithm, Engine]:
-            engine = flower(algorithm, theta, roster, facts)
-
-            @functools.wraps(engine)
-            def run(*given: Any) -> RoundResult:
-                if read_start(out) is None:  # not before the run is known to continue here
-                    write_atomically(out / CLIENTS, json.dumps(start._asdict()).encode())
-                return engine(*given)
-
-            return with_tokens(algorithm, theta), run
-
         where = f"{len(start.clients)} clients on {len(roster.sites)} nodes"
         log(INFO, "fedpa: %s; run directory %s", where, out.absolute())
         done = len(past(out)) if is_run(out) else 0
         if done:
             log(INFO, "fedpa: resumes the run in that directory after round %d", done)
-        with_nodes = problem._replace(clients=_remote_data(start.clients, example))
-        result = served.train(with_nodes, OfAlgorithm(connect), out, [_log_round])
+        remote = _remote_data(start.clients, example_shapes(served.problem.clients))
+        connect = functools.partial(flower, roster, served, start, out)
+        problem = served.problem._replace(clients=remote)
+        result = served.train(problem, OfAlgorithm(connect), out, [_log_round])
     nothing = " (all of them before: nothing was to do)" if done == len(result.history) else ""
     log(INFO, "fedpa: done, after round %d%s", len(result.history), nothing)
     return result
@@ -197,6 +196,14 @@ def _without_propagation() -> Iterator[None]:
         yield
     finally:
         logger.propagate = before
+
+
+def _log_round(event: Event) -> None:
+    """A line for every round."""
+    record = event.record
+    values = "  ".join(f"{key} {record[key]:.4g}" for key in SHOWN if key in record)
+    done, phase = f"{event.round}/{event.rounds}", record["phase"]
+    log(INFO, "fedpa: round %s  %s  %s  %.1f s", done, phase, values, record["seconds"])
 
 
 class RunStart(NamedTuple):
@@ -229,25 +236,107 @@ def _remote_data(sizes: Mapping[str, int], example: Any) -> FederatedData:
     return FederatedData(sorted(sizes), sizes.__getitem__, examples)
 
 
-def _describe_message(served: Served) -> dict[str, str]:
-    """What nodes compare with what they would expect to be sent."""
-    node = make_node(served.problem, served.method, 1.0)
-    return wire.describe_arrays(message_shapes(node.algorithm, node.theta))
+def flower(
+    roster: Roster, served: Served, start: RunStart, out: Path, algorithm: Algorithm, theta: Params
+) -> tuple[Algorithm, Engine]:
+    """The algorithm as the round loop runs it, and the engine.
 
+    What clients keep stays on the nodes: the loop has of each state the round that it is of.
+    """
+    keeps = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
+    updates, example = list_updates(algorithm), example_shapes(served.problem.clients)
+    merge, value = jax.jit(algorithm.aggregation.merge), jax.jit(algorithm.aggregation.value)
+    finite = jax.jit(all_finite)
+    weight_of = jax.jit(lambda total: value(total).weight)
+    weight = functools.partial(total_weight, served.weighting)
+    population = 1.0  # as in queries, where the method does not ask for it
+    if isinstance(served.method, OfPopulation):
+        population = total_weight(served.method.weighting, start.clients.values())
 
-def _population(method: Method, sizes: Mapping[str, int]) -> float:
-    """Σ q_i of all clients; 1, as in queries, where the method does not ask for it."""
-    if not isinstance(method, OfPopulation):
-        return 1.0
-    return total_weight(method.weighting, sizes.values())
+    @functools.cache
+    def expect(phase: str) -> wire.Expected:
+        total, infos = reply_shapes(algorithm, theta, phase, example)
+        return wire.Expected(total, infos, weight_of, weight)
 
+    def write_messages(
+        phase: str, parts: Mapping[int, list[str]], message: Message, cohort: Cohort
+    ) -> dict[int, RecordDict]:
+        arrays, t = wire.pack(message), cohort.round
+        keys = dict(zip(cohort.ids, raw_keys(cohort).tolist(), strict=True))
+        # A resumed run begins at its last checkpoint, or the one before.
+        floor = (list_checkpoints(out)[-2:] or [t])[0]
+        contents = {}
+        for node, ids in parts.items():
+            words = [word for name in ids for word in keys[name]]
+            states = [int(cohort.states[name]) for name in ids if keeps and phase != INQUIRY]
+            asked = wire.Assignment(phase, t, ids, words, population, start.run, floor, states)
+            contents[node] = RecordDict(
+                {wire.ARRAYS: arrays, wire.CONFIG: wire.write_fields(asked)}
+            )
+        return contents
 
-SHOWN = ("train/loss", "eval/loss", "eval/accuracy", "eval/recall_at_5", "train/rejected")
+    def run(
+        client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
+    ) -> RoundResult:
+        if read_start(out) is None:  # not before the run is known to continue here
+            write_atomically(out / CLIENTS, json.dumps(start._asdict()).encode())
+        phase = next(name for name, update in updates.items() if update is client)
+        expected, number = expect(phase), cohort.round + 1
+        roster.refresh()
+        if not roster.sites:
+            roster.wait(1, f"round {number}:")
+        holders = roster.holders()
+        place = {name: index for index, name in enumerate(cohort.ids)}
+        parts: dict[int, list[str]] = {}
+        failures = {}
+        for name in sorted(place):
+            if name in holders:
+                parts.setdefault(holders[name], []).append(name)
+            else:
+                failures[name] = "no connected node holds it"
+        sites = {node: roster.sites[node] for node in parts}
+        contents = write_messages(phase, parts, message, cohort)
+        answers = roster.exchange(contents, str(number))
+        # Where no client counts, the sum is 0 and its weight, too: the server skips the round.
+        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), expected.total)
+        reports = no_reports(cohort)
+        for node, ids in parts.items():  # by first ids: the same order every time
+            members = [place[name] for name in ids]
+            sizes = {name: cohort.sizes[place[name]] for name in ids}
+            try:
+                with wire.reading():
+                    answer = answers[node]
+                    if isinstance(answer, wire.NodeError):
+                        raise answer
+                    part, report, infos = wire.read_reply(answer, expected, sizes)
+                    merged = merge(total, part) if any(report.accepted) else total
+                    if not finite(merged):
+                        why = "its sum is too large: with the others' it is not finite"
+                        raise wire.WireError(why)
+            except wire.WireError as error:
+                name = sites[node].name
+                failures.update(dict.fromkeys(ids, f"{name}: {error}"))
+                log(WARNING, "fedpa: round %d: %s: %s", number, name, error)
+                # Unless it has been restarted meanwhile, and has said what it holds.
+                if isinstance(error, wire.NodeError) and roster.sites.get(node) is sites[node]:
+                    roster.suspect(node)
+                continue
+            total = merged
+            lost = [name for name in ids if name in report.lost]
+            if lost:
+                log(WARNING, LOST, number, sites[node].name, len(lost), lost[0])
+            reasons = dict(zip(report.failed, report.reasons, strict=False))
+            failures |= {name: reasons[name] for name in ids if name in reasons}
+            reports.accepted[members] = report.accepted
+            reports.examples[members] = list(sizes.values())
+            for name, values in infos.items():
+                reports.infos.setdefault(name, np.full(len(place), np.nan))[members] = values
+            if keeps:
+                done = [name for name, ok in zip(ids, report.accepted, strict=True) if ok]
+                reports.states.update(dict.fromkeys(done, np.int32(number)))
+        up = sum(wire.count_bytes(a) for a in answers.values() if isinstance(a, RecordDict))
+        down = sum(wire.count_bytes(content) for content in contents.values())
+        return RoundResult(value(total), *reports, failures, up // len(place), Traffic(up, down))
 
-
-def _log_round(event: Event) -> None:
-    """A line for every round."""
-    record = event.record
-    values = "  ".join(f"{key} {record[key]:.4g}" for key in SHOWN if key in record)
-    done, phase = f"{event.round}/{event.rounds}", record["phase"]
-    log(INFO, "fedpa: round %s  %s  %s  %.1f s", done, phase, values, record["seconds"])
+    with_tokens = algorithm._replace(client_init=lambda theta: np.int32(0))
+    return with_tokens if keeps else algorithm, run

@@ -13,21 +13,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore import log
 
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.flower import wire
-from fedpa.flower.settings import LARGEST_CLIENT
+from fedpa.flower.roster import LARGEST_CLIENT
 from fedpa.numpy_client import ClientWork, check_work, describe_work, is_trained
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server, ServerState, init, update
@@ -92,7 +85,7 @@ class FedPA(FedAvg):
         self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer)
         self.state: ServerState | None = None
         self._given = ArrayRecord()
-        self._asked: set[int] = set()
+        self._asked = 0
 
     def summary(self) -> None:
         log(INFO, "\t├──> FedPA: %s", self.work)
@@ -115,7 +108,7 @@ class FedPA(FedAvg):
         size = max(round(self.fraction_train * len(nodes)), 1)
         rng = np.random.default_rng([self.seed, server_round])
         chosen = [nodes[k] for k in sorted(rng.choice(len(nodes), size, replace=False))]
-        self._asked = set(chosen)
+        self._asked = size
         work = self.work._replace(sampling=server_round > self.burn_in_rounds)
         asked = dict(config) | {"server-round": server_round} | describe_work(work)
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(asked)})
@@ -138,38 +131,33 @@ class FedPA(FedAvg):
         """Σ n_i Δ_i / Σ n_i as a gradient; what can't be used is named and left out."""
         assert self.state is not None
         theta = _floats(self._given)
-        sums = {name: np.zeros(array.shape, np.float64) for name, array in theta.items()}
-        weight, counted, numbers = 0, 0, dict[str, float]()
+        usable: list[tuple[int, dict[str, np.ndarray], dict[str, float]]] = []
         for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
             try:
                 with wire.reading():
-                    delta, n, metrics = _read_reply(message, theta)
+                    usable.append(_read_reply(message, theta))
             except wire.WireError as error:
-                node = message.metadata.src_node_id
-                log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, error)
-                continue
-            counted += 1
-            weight += n
-            for name, array in delta.items():
-                sums[name] += n * array
-            for name, value in metrics.items():
-                numbers[name] = numbers.get(name, 0.0) + n * value
-        rejected = len(self._asked) - counted
-        if not counted or counted < self.min_success * len(self._asked) or not weight:
+                _log_left_out(server_round, message, error)
+        rejected = self._asked - len(usable)
+        weight = sum(n for n, _, _ in usable)
+        if len(usable) < self.min_success * self._asked or not weight:
             log(WARNING, "fedpa: round %d: the model stays as it is", server_round)
             return None, MetricRecord({"rejected": rejected})
-        mean = {
-            name: jnp.asarray((total / weight).astype(theta[name].dtype))
-            for name, total in sums.items()
-        }
+        mean = {}
+        for name, array in theta.items():
+            total = sum(n * delta[name] for n, delta, _ in usable)
+            mean[name] = jnp.asarray(np.asarray(total / weight, array.dtype))
         self.state, info = update(self.server, self.state, mean, jnp.asarray(float(weight)))
         new = {
             name: np.asarray(self.state.theta[name], array.dtype) for name, array in theta.items()
         }
-        metrics = {name: value / weight for name, value in numbers.items()}
-        skipped = int(info.skipped)
-        record = MetricRecord({**metrics, "rejected": rejected, "skipped": skipped})
-        return ArrayRecord(dict(self._given) | dict(wire.pack_arrays(new))), record
+        names = dict.fromkeys(name for _, _, metrics in usable for name in metrics)
+        averages = {
+            name: sum(n * metrics.get(name, 0.0) for n, _, metrics in usable) / weight
+            for name in names
+        }
+        numbers: dict[str, Any] = {**averages, "rejected": rejected, "skipped": int(info.skipped)}
+        return ArrayRecord(dict(self._given) | dict(wire.pack(new))), MetricRecord(numbers)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -177,8 +165,7 @@ class FedPA(FedAvg):
         usable = []
         for message in replies:
             if message.has_error():
-                node, why = message.metadata.src_node_id, wire.describe_error(message.error)
-                log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, why)
+                _log_left_out(server_round, message, wire.describe_error(message.error))
                 continue
             for name, record in list(message.content.metric_records.items()):
                 shown = {wire.escape_text(key, 100): value for key, value in record.items()}
@@ -187,15 +174,20 @@ class FedPA(FedAvg):
         return super().aggregate_evaluate(server_round, usable)
 
 
+def _log_left_out(server_round: int, message: Message, why: object) -> None:
+    node = message.metadata.src_node_id
+    log(WARNING, "fedpa: round %d: node %d is left out: %s", server_round, node, why)
+
+
 def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    found = {name: array.numpy() for name, array in arrays.items()}
-    return {name: a for name, a in found.items() if is_trained(a)}
+    """The arrays that are trained."""
+    return {name: a for name, array in arrays.items() if is_trained(a := array.numpy())}
 
 
 def _read_reply(
     message: Message, theta: dict[str, np.ndarray]
-) -> tuple[dict[str, np.ndarray], int, dict[str, float]]:
-    """A client's Δ in float64, n and metrics. What makes no sense is refused and named."""
+) -> tuple[int, dict[str, np.ndarray], dict[str, float]]:
+    """A client's n, Δ in float64 and metrics. What makes no sense is refused and named."""
     if message.has_error():
         raise wire.WireError(wire.describe_error(message.error))
     arrays, metrics = message.content.get(wire.ARRAYS), message.content.get(wire.METRICS)
@@ -215,4 +207,4 @@ def _read_reply(
         for name, value in metrics.items()
         if name != "num-examples" and isinstance(value, int | float)
     }
-    return delta, n, numbers
+    return n, delta, numbers

@@ -1,30 +1,31 @@
 """The wire format: what messages between the server and its nodes hold, and how it is read.
 
-A message, either way, has some of these records; the names are Flower's own where it has them.
+A message, either way, has up to three records, by Flower's own names:
 
-    arrays   arrays by name (layers/0/weight): θ; back, a sum of clients' results, or a model
-    scalars  a tree's single numbers by name: as arrays each would bring 128 bytes of header along
-    config   what is asked, or what is said about the answer: texts, ids, flags
-    metrics  numbers to be shown
+    arrays   a tree's arrays by name (layers/0/weight): θ; back, a sum of clients' results
+    config   the fields of one of the types below: what is asked, or what is said of the answer
+    metrics  numbers about each client
 
-The engine's nodes (`fedpa.flower.client`) answer with the sum over their clients, not yet divided;
-the strategy's (`fedpa.numpy_client`) with a model. Nothing is said about the tree itself: both
-sides know it. What arrives is checked before any of it is used, and refused as a whole.
-
-Nothing here imports JAX unless a tree is packed or unpacked: a node of the strategy has none.
+Nothing is said about the tree itself: both sides know it. What arrives is checked before any of it
+is used, and refused as a whole.
 """
 
 import contextlib
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import difflib
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, convert_value
+from fedpa.training.named_arrays import path_name
 
-ARRAYS, SCALARS, CONFIG, METRICS = "arrays", "scalars", "config", "metrics"
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+OWN = "app."
+"""Begins the names of settings that are the app's, not ours."""
 
 CODES = {
     1: "an error that Flower does not explain",
@@ -34,6 +35,55 @@ CODES = {
     8: "the node's app ended before it answered",
 }
 """Flower's error replies, in words."""
+
+
+class Query(NamedTuple):
+    """Asked of a node that appears: which clients does it hold?"""
+
+    version: str
+    """Of fedpa, on the server."""
+    arrays: str
+    """JSON: type and shape of each array that clients are sent, and of an example's."""
+
+
+class Introduction(NamedTuple):
+    """The answer of a node that has the same version and arrays."""
+
+    name: str
+    clients: list[str]
+    examples: list[int]
+
+
+class Assignment(NamedTuple):
+    """A round of some of a node's clients."""
+
+    phase: str
+    round: int
+    clients: list[str]
+    keys: list[int]
+    """The words of the clients' keys, one client's after the other's. The server has made them for
+    its cohort; to make them again would take a tenth of a second of every message."""
+    population: float
+    """Σ q_i of all nodes' clients, for methods that have to know."""
+    run: str = ""
+    """The run's name, where clients keep states."""
+    floor: int = 0
+    """The round that the server may have to return to."""
+    states: list[int] = []
+    """The rounds that the clients' states are of."""
+
+
+class Report(NamedTuple):
+    """What a node says of a round, in the order of the clients that were asked for."""
+
+    clients: list[str]
+    accepted: list[bool]
+    examples: list[int]
+    failed: list[str] = []
+    reasons: list[str] = []
+    """What went wrong with those that failed."""
+    lost: list[str] = []
+    """Clients whose state of an earlier round is gone."""
 
 
 def escape_text(text: object, longest: int = 500) -> str:
@@ -68,6 +118,8 @@ def reading() -> Iterator[None]:
         yield
     except WireError:
         raise
+    except FedpaError as error:
+        raise WireError(str(error)) from None
     except Exception as error:
         raise WireError(f"the answer makes no sense: {type(error).__name__}: {error}") from None
 
@@ -78,20 +130,104 @@ def describe_error(error: Error) -> str:
     return f"{text}: {escape_text(error.reason)}" if error.reason else text
 
 
-# Arrays by name, and trees of them.
+# Flat tables: settings, and the fields of a message.
+
+Fields = TypeVar("Fields")
 
 
-def pack_arrays(arrays: Mapping[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in arrays.items()})
+def write_fields(fields: Any) -> ConfigRecord:
+    """The fields as a record. Empty ones are left out: Flower can't measure them."""
+    said = {name: value for name, value in fields._asdict().items() if value not in ([], "")}
+    return ConfigRecord(said)
+
+
+def read_fields(kind: Callable[..., Fields], content: RecordDict) -> Fields:
+    """The fields of a message, each of the type that it should have.
+
+    Raises NodeError if there is an error in their place.
+    """
+    record = content.get(CONFIG)
+    if not isinstance(record, ConfigRecord):
+        raise WireError(f"there is no record {CONFIG}")
+    if "error" in record:
+        raise NodeError(str(record["error"]))
+    values: dict[str, Any] = {}
+    defaults: Any = kind._field_defaults  # type: ignore[attr-defined]
+    for name, hint in typing.get_type_hints(kind).items():
+        value = record.get(name, defaults.get(name))
+        if typing.get_origin(hint) is not list:
+            values[name] = convert_value(hint, value, name)
+        elif isinstance(value, list):
+            (item,) = typing.get_args(hint)
+            values[name] = [convert_value(item, each, name) for each in value]
+        else:
+            raise WireError(f"{name} = {value!r}: must be a list")
+    return kind(**values)
+
+
+def read_settings(
+    kind: Callable[..., Fields], table: Mapping[str, Any], where: str, others: bool = False
+) -> Fields:
+    """A dataclass of settings from a flat table, whose names may have dashes.
+
+    Args:
+        kind: The dataclass.
+        table: Its values by name; names that begin with `app.` are left alone.
+        where: What messages call the table.
+        others: Whether the table may hold settings of others.
+    """
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in hints:
+            values[name] = convert_value(hints[name], value, f"{where}: {key}")
+        elif not others and not key.startswith(OWN):
+            raise unknown_setting(where, key, hints)
+    return kind(**values)
+
+
+def unknown_setting(where: str, key: str, known: Iterable[str]) -> FedpaError:
+    """The error for a name that no setting has."""
+    close = difflib.get_close_matches(key, [name.replace("_", "-") for name in known], n=1)
+    hint = f"did you mean {close[0]}?" if close else f"a setting of the app itself is {OWN}{key}"
+    return FedpaError(f"{where}: unknown field {key}: {hint}")
+
+
+# Trees of arrays.
+
+
+def name_leaves(tree: Any) -> dict[str, Any]:
+    """The tree's arrays, or shapes, by their names."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def describe_arrays(tree: Any) -> dict[str, str]:
+    """Each array's type and shape, as a text, by its name."""
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in name_leaves(tree).items()}
+
+
+def pack(tree: Any) -> ArrayRecord:
+    """A tree's arrays as a record."""
+    return ArrayRecord({name: Array(np.asarray(a)) for name, a in name_leaves(tree).items()})
+
+
+def unpack(template: Any, record: Mapping[str, Any]) -> Any:
+    """The tree in a record. `template`: the arrays it must have, or their shapes."""
+    wanted = name_leaves(template)
+    for name in record:
+        if name not in wanted:
+            raise WireError(f"{name} is not among the arrays that are needed")
+    leaves = [read_array(record, name, leaf) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
 def read_array(record: Mapping[str, Any], name: str, wanted: Any) -> np.ndarray:
     """The array of that name; refused unless it has the shape and type of `wanted`."""
     if name not in record:
         raise WireError(f"there is no array {name}")
-    value = record[name]
     try:
-        array = value.numpy() if isinstance(value, Array) else np.asarray(value, wanted.dtype)
+        array: np.ndarray = record[name].numpy()
     except Exception as error:
         raise WireError(f"{name} can't be read: {error}") from None
     if array.shape != tuple(wanted.shape):
@@ -106,55 +242,6 @@ def check_finite(name: str, array: np.ndarray) -> None:
         raise WireError(f"{name} holds a value that is not finite")
 
 
-def name_leaves(tree: Any) -> dict[str, Any]:
-    """The tree's arrays, or shapes, by their names."""
-    import jax
-
-    from fedpa.training.named_arrays import path_name
-
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def pack(tree: Any) -> dict[str, Any]:
-    """A tree as a message's records, by their names in it."""
-    leaves = {name: np.asarray(leaf) for name, leaf in name_leaves(tree).items()}
-    return {
-        ARRAYS: pack_arrays({name: leaf for name, leaf in leaves.items() if leaf.ndim}),
-        SCALARS: MetricRecord({n: leaf.item() for n, leaf in leaves.items() if not leaf.ndim}),
-    }
-
-
-def unpack(template: Any, content: Mapping[str, Any]) -> Any:
-    """The tree that a message holds. `template`: the arrays it must have, or their shapes."""
-    import jax
-
-    wanted = name_leaves(template)
-    arrays, scalars = content.get(ARRAYS, {}), content.get(SCALARS, {})
-    for name in [*arrays, *scalars]:
-        if name not in wanted:
-            raise WireError(f"{name} is not among the arrays that are needed")
-    leaves = [
-        read_array(arrays if leaf.ndim else scalars, name, leaf) for name, leaf in wanted.items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(template), leaves)
-
-
-def describe_arrays(tree: Any) -> dict[str, str]:
-    """Each array's type and shape, as a text, by its name."""
-    return {name: _describe(leaf) for name, leaf in name_leaves(tree).items()}
-
-
-def describe_example(shapes: Any) -> str:
-    """The shapes of an example's arrays in their tree, to be compared."""
-    import jax
-
-    return repr(jax.tree.map(_describe, shapes))
-
-
-def _describe(array: Any) -> str:
-    return f"{array.dtype}{list(array.shape)}"
-
-
 def count_bytes(content: RecordDict) -> int:
     """How large a message's records are; one that Flower can't measure counts nothing."""
     total = 0
@@ -164,21 +251,7 @@ def count_bytes(content: RecordDict) -> int:
     return total
 
 
-# What is said beside the arrays.
-
-
-def read_config(content: RecordDict) -> ConfigRecord:
-    """What a message says beside its arrays."""
-    record = content.get(CONFIG)
-    if not isinstance(record, ConfigRecord):
-        raise WireError(f"there is no record {CONFIG}")
-    return record
-
-
-def check_count(what: str, n: Any, largest: int) -> None:
-    """Refuse a number of examples that can't be one: it is a weight."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= largest:
-        raise WireError(f"{what} = {n!r}: must be a whole number from 0 to {largest:,}")
+# A node's reply to an assignment.
 
 
 class Expected(NamedTuple):
@@ -194,48 +267,36 @@ class Expected(NamedTuple):
     """Σ q_i of clients by their numbers of examples."""
 
 
-class Reply(NamedTuple):
-    """What a node sent for a round, in the order of the clients that were asked for."""
-
-    total: Any
-    accepted: Sequence[bool]
-    infos: Mapping[str, Sequence[float]]
-    failures: Mapping[str, str]
-    """What went wrong with single clients."""
-    lost: Sequence[str]
-    """Clients whose state of an earlier round is gone."""
-
-
-def read_reply(content: RecordDict, expected: Expected, sizes: Mapping[str, int]) -> Reply:
+def read_reply(
+    content: RecordDict, expected: Expected, sizes: Mapping[str, int]
+) -> tuple[Any, Report, dict[str, list[float]]]:
     """The reply of a node for its clients in `sizes`, with their numbers of examples.
+
+    Returns the sum, the report and the numbers about each client.
 
     A sum that is not finite, of other arrays or shapes, or of another weight than its clients', is
     refused as a whole and named: nothing of it reaches the model. Raises WireError.
     """
-    said, ids = read_config(content), list(sizes)
-    if "error" in said:
-        raise NodeError(str(said["error"]))
-    if list(said.get("clients", ())) != ids:  # type: ignore[arg-type]
+    report = read_fields(Report, content)
+    infos: Any = dict(content.get(METRICS, {}))
+    if report.clients != list(sizes):
         raise WireError("clients: the answer is not of the clients that were asked for")
-    accepted = _read_list("accepted", said.get("accepted"), bool, len(ids))
-    examples = _read_list("examples", said.get("examples"), int | float, len(ids))
-    for name, n, ok in zip(ids, examples, accepted, strict=True):
-        if n != sizes[name] and (n != 0 or ok):  # a client that could not be read reports none
-            raise WireError(f"examples = {n!r} of client {name!r}: it has {sizes[name]}")
-    total = unpack(expected.total, content)
-    for name, array in name_leaves(total).items():
-        check_finite(name, array)
-    counted = [sizes[name] for name, ok in zip(ids, accepted, strict=True) if ok]
-    _check_weight(expected.weight_of(total), expected.weight(counted), len(counted))
-    infos = {}
-    for name, values in content.get(METRICS, {}).items():
+    for name in infos:
         if name not in expected.infos:
             raise WireError(f"{name} is not among the numbers that nodes report")
-        infos[name] = _read_list(name, values, int | float, len(ids))
-    lost: Any = said.get("lost", ())
-    missing = set(lost)
-    failures = _read_texts("failures", said.get("failures", "{}"))
-    return Reply(total, accepted, infos, failures, [name for name in ids if name in missing])
+    lists = {"accepted": report.accepted, "examples": report.examples, **infos}
+    for name, values in lists.items():
+        if not isinstance(values, list) or len(values) != len(sizes):
+            raise WireError(f"{name} must have one value for each of the {len(sizes)} clients")
+    for name, n, ok in zip(sizes, report.examples, report.accepted, strict=True):
+        if n != sizes[name] and (n != 0 or ok):  # a client that could not be read reports none
+            raise WireError(f"examples = {n!r} of client {name!r}: it has {sizes[name]}")
+    total = unpack(expected.total, content[ARRAYS])
+    for name, array in name_leaves(total).items():
+        check_finite(name, array)
+    counted = [n for n, ok in zip(report.examples, report.accepted, strict=True) if ok]
+    _check_weight(expected.weight_of(total), expected.weight(counted), len(counted))
+    return total, report._replace(reasons=[escape_text(why) for why in report.reasons]), infos
 
 
 def _check_weight(weight: Any, expected: float, clients: int) -> None:
@@ -244,8 +305,6 @@ def _check_weight(weight: Any, expected: float, clients: int) -> None:
     Weights are whole numbers: their sum in float32 is exact up to 2²⁴, and above it rounds with
     every client.
     """
-    import jax
-
     rounding = 0.0 if expected <= 2**24 else clients * 2.0**-24 * expected
     for leaf in jax.tree.leaves(weight):
         values = np.asarray(leaf, np.float64).reshape(-1)
@@ -256,18 +315,7 @@ def _check_weight(weight: Any, expected: float, clients: int) -> None:
             )
 
 
-def _read_list(name: str, values: Any, kind: Any, length: int) -> list[Any]:
-    if not isinstance(values, list) or len(values) != length:
-        raise WireError(f"{name} must have one value for each of the {length} clients")
-    for value in values:
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            expected = "true or false" if kind is bool else "a number"
-            raise WireError(f"{name} = {value!r}: must be {expected}")
-    return values
-
-
-def _read_texts(name: str, text: Any) -> dict[str, str]:
-    try:
-        return {str(key): escape_text(value) for key, value in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise WireError(f"{name} must be a JSON object of texts") from None
+def check_count(what: str, n: Any, largest: int) -> None:
+    """Refuse a number of examples that can't be one: it is a weight."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= largest:
+        raise WireError(f"{what} = {n!r}: must be a whole number from 0 to {largest:,}")

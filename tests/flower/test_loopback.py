@@ -17,14 +17,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
 import fedpa
 from fedpa.errors import BadValueError, FedpaError, NoUsableClientError
-from fedpa.experiments.flower import client_app, load_served, run_settings
+from fedpa.experiments.flower import client_app, load_node, load_served, run_settings
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run
 from fedpa.flower import server
-from fedpa.flower.client import _read_keys
-from fedpa.flower.settings import read_connection
-from fedpa.flower.states import in_context, in_directory
-from fedpa.flower.wire import Expected, WireError, describe_error, read_reply
+from fedpa.flower.client import run_clients
+from fedpa.flower.node import Holding, StateFiles, StateStore
+from fedpa.flower.roster import read_connection
+from fedpa.flower.wire import Assignment, Expected, WireError, describe_error, read_reply
 from fedpa.training.checkpoint import checkpoint_path
 from tests.flower.loopback_grid import LoopbackGrid, capture
 
@@ -112,9 +112,11 @@ def test_the_model_crosses_the_wire_once_each_way_in_float32(tmp_path):
         fit = serve(grid, config)
         sent = [message for message in grid.sent if message.metadata.message_type == "train"]
         for message in sent:
-            arrays = message.content["arrays"]
-            assert {array.numpy().dtype for array in arrays.values()} == {np.dtype(np.float32)}
-            assert sum(array.numpy().size for array in arrays.values()) == 2_410
+            arrays = [array.numpy() for array in message.content["arrays"].values()]
+            assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+            assert (
+                sum(array.size for array in arrays) == 2_410 + 1
+            )  # θ and the learning rate's factor
         traffic[method] = [
             (record["comm/bytes_up"], record["comm/bytes_down"]) for record in fit.history
         ]
@@ -144,14 +146,14 @@ def drop_array(content):
     content["arrays"] = ArrayRecord(arrays)
 
 
-def set_weight(content, value):
-    (name,) = content["scalars"]
-    content["scalars"][name] = value
-
-
 def change_weight(content, change):
-    (name,) = content["scalars"]
-    set_weight(content, change(content["scalars"][name]))
+    (name,) = (name for name, array in content["arrays"].items() if array.numpy().ndim == 0)
+    weight = content["arrays"][name].numpy()
+    content["arrays"][name] = Array(np.asarray(change(weight), weight.dtype))
+
+
+def set_weight(content, value):
+    change_weight(content, lambda weight: value)
 
 
 def reject_one(content):
@@ -166,6 +168,7 @@ def set_examples(content, change):
     content["config"]["examples"] = [change(n) for n in content["config"]["examples"]]
 
 
+UNREADABLE = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"abc")
 FAULTS = {
     "another shape": (lambda c: change_array(c, lambda a: a[..., :-1].copy()), "has shape"),
     "another type": (lambda c: change_array(c, lambda a: a.astype(np.float64)), "is of type"),
@@ -188,16 +191,25 @@ FAULTS = {
     ),
     "other clients": (lambda c: c["config"].update(clients=["x"]), "that were asked for"),
     "no records": (lambda c: c.clear(), "there is no record"),
-    "a number for clients": (lambda c: c["config"].update(clients=5), "makes no sense"),
-    "a text for a number": (
-        lambda c: c.update(scalars=ConfigRecord(dict.fromkeys(c["scalars"], "abc"))),
+    "a number for clients": (
+        lambda c: c["config"].update(clients=5),
+        "clients = 5: must be a list",
+    ),
+    "bytes that are no array": (
+        lambda c: c["arrays"].update(dict.fromkeys(c["arrays"], UNREADABLE)),
         "can't be read",
+    ),
+    "numbers for arrays": (lambda c: c.update(arrays=c["metrics"]), "is not among the arrays"),
+    "a text among numbers": (
+        lambda c: c["config"].update(examples=["x"] * len(c["config"]["examples"])),
+        "examples = 'x': must be a whole number",
     ),
     "a list of nothing": (
         lambda c: c["config"].update(accepted=[]),
         "accepted must have one",
     ),
-    "depths": (lambda c: c["config"].update(failures="[" * 100_000), "makes no sense"),
+    "depths": (lambda c: c["config"].update(failed="[" * 100_000), "failed = '[["),
+    "no arrays": (lambda c: c.pop("arrays"), "makes no sense"),
     "flower's error": (5, "the node is gone"),
 }
 
@@ -248,11 +260,11 @@ def test_errors_of_nodes_and_of_single_clients_are_shown_in_one_line():
     with pytest.raises(WireError) as error:
         read_reply(RecordDict({"config": said}), expect_weight(3.0), {"a": 3})
     failed = {"clients": ["a"], "accepted": [False], "examples": [0]}
-    failures = json.dumps({"a": FORGED})
-    content = RecordDict({"config": ConfigRecord({**failed, "failures": failures})})
-    reply = read_reply(content, expect_weight(0.0), {"a": 3})
+    failed |= {"failed": ["a"], "reasons": [FORGED]}
+    content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord(failed)})
+    _, report, _ = read_reply(content, expect_weight(0.0), {"a": 3})
     gone = describe_error(Error(2, FORGED))
-    for text in (str(error.value), reply.failures["a"], gone):
+    for text in (str(error.value), report.reasons[0], gone):
         assert "gone\\nfedpa: round 9: all is well\\x1b[2J" in text
         assert text.isprintable()
         assert len(text) < 600
@@ -262,7 +274,7 @@ def test_weights_above_what_float32_counts_may_be_rounded():
     """By one rounding a client, and no more."""
     sizes = dict.fromkeys("abc", 7_000_001)
     said = {"clients": [*sizes], "accepted": [True] * 3, "examples": [*sizes.values()]}
-    content = RecordDict({"config": ConfigRecord(said)})
+    content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord(said)})
     read_reply(content, expect_weight(np.float32(21_000_004)), sizes)
     with pytest.raises(WireError, match="weight = 21000012"):
         read_reply(content, expect_weight(np.float32(21_000_012)), sizes)
@@ -274,7 +286,8 @@ def test_sums_of_clients_that_don_t_count_and_sums_too_large_are_left_out(tmp_pa
 
     def huge(content):
         for name, array in content["arrays"].items():
-            content["arrays"][name] = Array(np.full_like(array.numpy(), 3e38))
+            if array.numpy().ndim:  # not the weight
+                content["arrays"][name] = Array(np.full_like(array.numpy(), 3e38))
 
     def uncounted(content):
         huge(content)
@@ -500,7 +513,7 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
 
 
 def test_states_that_nobody_will_ask_for_are_dropped(tmp_path):
-    contexts = (in_context(RecordDict()), in_directory(tmp_path / "run"))
+    contexts = (StateStore(RecordDict()), StateStore(StateFiles(tmp_path / "run")))
     template = {"c": jnp.zeros(3), "n": jnp.zeros(())}
     for store in contexts:
         for t in (2, 4, 5, 7):
@@ -519,7 +532,7 @@ def test_states_that_nobody_will_ask_for_are_dropped(tmp_path):
 
 
 def test_a_state_that_is_damaged_is_lost_and_no_other(tmp_path):
-    store = in_directory(tmp_path / "run")
+    store = StateStore(StateFiles(tmp_path / "run"))
     store.put({name: {"c": jnp.ones(3)} for name in "ab"}, 2)
     damaged = sorted((tmp_path / "run").iterdir())[0]
     damaged.write_bytes(b"PK")
@@ -608,16 +621,29 @@ def test_refused_before_any_work(tmp_path, what):
     assert not [message for message in grid.sent if message.metadata.message_type == "train"]
 
 
-def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch):
-    original = server._describe_message
+OTHERS = {
+    "a model": (
+        {"message/theta/layers/0/weight": "float32[16, 64]"},
+        r"float32\[16, 64\] on the server and float32\[32, 64\]",
+    ),
+    "examples": (
+        {"example/x": "float32[32]"},
+        r"example/x is float32\[32\] on the server and float32\[64\]",
+    ),
+    "an array more": ({"example/z": "int32[]"}, r"is int32\[\] on the server and not there"),
+}
 
-    def other(run):
-        found = original(run)
-        name = next(iter(found))
-        return {**found, name: "float32[16, 64]"}
 
-    monkeypatch.setattr(server, "_describe_message", other)
-    with pytest.raises(FedpaError, match=r"float32\[16, 64\] on the server and float32\[32, 64\]"):
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch, what):
+    changes, said = OTHERS[what]
+    original = server.describe_node
+
+    def other(node):
+        return {**original(node), **changes}
+
+    monkeypatch.setattr(server, "describe_node", other)
+    with pytest.raises(FedpaError, match=said):
         served(settings(tmp_path))
 
 
@@ -630,8 +656,8 @@ def test_a_model_that_is_not_the_servers_is_refused_by_its_array(tmp_path, monke
         ),
         ({"examples": [-1] * 34}, "examples of client 'client-000' = -1"),
         ({"clients": ["a"] * 34}, "each once"),
-        ({"kind": "[Infinity]"}, "an example's arrays are [Infinity]"),
-        ({"clients": 5}, "must be lists of one length"),
+        ({"clients": 5}, "clients = 5: must be a list"),
+        ({"clients": ["a"]}, "must be lists of one length"),
         ({"clients": ["a\nb", *map(str, range(33))]}, "client 'a\\\\nb': an id must be"),
         ({"clients": ["a" * 300, *map(str, range(33))]}, "an id must be at most 200"),
         ({"error": FORGED}, "gone\\nfedpa: round 9: all is well\\x1b[2J"),
@@ -710,13 +736,15 @@ def test_another_version_of_fedpa_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [[1, 2, 3], [1, 2, 3, -4], [1, 2, 3, 2**32]])
-def test_keys_that_are_none_are_refused(words):
-    with pytest.raises(FedpaError, match="keys: must be 2 words of 32 bits for each of 2 clients"):
-        _read_keys(words, 2)
+def test_keys_that_are_none_are_refused(tmp_path, words):
+    node = load_node(settings(tmp_path), Holding(), 1.0)
+    ids = list(node.clients.ids)[:2]
+    with pytest.raises((TypeError, ValueError, OverflowError), match=r"key|reshape|bounds"):
+        run_clients(node, Assignment("burn-in", 0, ids, words, 1.0), None, {})
 
 
 def test_no_example_is_told(tmp_path):
-    """What a node says of its data: ids, sizes, and the shapes of an example's arrays."""
+    """What a node says of its data: ids and sizes."""
     config = settings(tmp_path)
     grid = grid_of(config)
     said = []
@@ -728,11 +756,10 @@ def test_no_example_is_told(tmp_path):
     for message in queries:
         assert list(message.content) == ["config"]
         about = message.content["config"]
-        assert set(about) == {"name", "clients", "examples", "kind"}
-        assert about["kind"] == "{'x': 'float32[64]', 'y': 'int32[]'}"
+        assert set(about) == {"name", "clients", "examples"}
     for message in (m for m in said if m.metadata.message_type == "train"):
         arrays = message.content["arrays"]
-        assert sum(a.numpy().size for a in arrays.values()) == 2_410  # the sum of deltas alone
+        assert sum(a.numpy().size for a in arrays.values()) == 2_410 + 1  # Σ q Δ and Σ q
 
 
 @pytest.mark.filterwarnings("ignore:round")
