@@ -72,13 +72,19 @@ def client_info(
     delta: Params, uncorrected: Params, loss: Scalar, made: DeltaInfo | None = None
 ) -> ClientInfo:
     """`made` is what the delta says of itself; None if it is made of no samples."""
-    norm, plain = optax.tree.norm(delta), optax.tree.norm(uncorrected)
-    both = norm * plain
-    cosine = jnp.where(
-        both > 0, optax.tree.vdot(delta, uncorrected) / jnp.where(both > 0, both, 1), 1
+    return ClientInfo(
+        loss,
+        optax.tree.norm(delta),
+        optax.tree.norm(optax.tree.sub(delta, uncorrected)),
+        cosine(delta, uncorrected),
+        *(made or (jnp.zeros(()), jnp.zeros(()))),
     )
-    correction = optax.tree.norm(optax.tree.sub(delta, uncorrected))
-    return ClientInfo(loss, norm, correction, cosine, *(made or (jnp.zeros(()), jnp.zeros(()))))
+
+
+def cosine(one: Params, other: Params) -> Scalar:
+    """Of the angle between them; 1 where one of them is 0."""
+    both = optax.tree.norm(one) * optax.tree.norm(other)
+    return jnp.where(both > 0, optax.tree.vdot(one, other) / jnp.where(both > 0, both, 1), 1)
 
 
 def run_locally(

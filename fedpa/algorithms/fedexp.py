@@ -9,13 +9,13 @@ the mean of the last two iterates is evaluated, as they jump about: `averaging.l
 command line's choice unless told otherwise. Clients are sent the last iterate.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, fedopt
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, Sent, fedopt
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
@@ -26,12 +26,6 @@ from fedpa.server import update as server_update
 from fedpa.server.aggregation import Aggregate
 from fedpa.server.update import Server, ServerInfo, ServerState
 from fedpa.types import Key, Params, Scalar
-
-
-class ExtrapolatedResult(NamedTuple):
-    delta: Params
-    square: Scalar
-    """‖Δ_i‖²."""
 
 
 @describe
@@ -46,12 +40,12 @@ def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Meth
         def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
             out = averaging(message, data, state, key)
             square = optax.tree.norm(widened(out.result), squared=True)
-            return out._replace(result=ExtrapolatedResult(out.result, square))
+            return out._replace(result=Sent(out.result, square))
 
         def step(
             state: ServerState, aggregate: Aggregate, t: Any
         ) -> tuple[ServerState, ServerInfo]:
-            length = step_length(aggregate.mean.square, aggregate.mean.delta, epsilon)
+            length = step_length(aggregate.mean.more, aggregate.mean.delta, epsilon)
             new, info = server_update.update(
                 server, state, aggregate.mean.delta, aggregate.weight, length * server.schedule(t)
             )

@@ -21,7 +21,14 @@ import jax.numpy as jnp
 from fedpa.errors import check_integer
 from fedpa.objectives.client_data import ClientData
 from fedpa.server import update as server_update
-from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, weighted_mean
+from fedpa.server.aggregation import (
+    Aggregate,
+    Aggregation,
+    Result,
+    Weight,
+    all_finite,
+    weighted_mean,
+)
 from fedpa.server.schedules import constant
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
 from fedpa.types import Key, Keys, Params, Scalar
@@ -42,11 +49,33 @@ def stage(phase: str) -> str:
 
 
 class Broadcast(NamedTuple):
-    """What FedAvg, FedPA and their controls send to clients."""
+    """What clients are sent by `fedopt`."""
 
     theta: Params
     rate: Scalar
     """Multiplies the client's learning rate this round."""
+    shared: Any = ()
+    """See `Shared`."""
+
+
+class Sent(NamedTuple):
+    """What a client sends where that is more than Δ."""
+
+    delta: Params
+    more: Any
+
+
+class Shared(NamedTuple):
+    """What a server keeps beside θ and sends to clients with it: SCAFFOLD's c, MIME's statistics.
+
+    Clients' results are then `Sent`.
+    """
+
+    init: Callable[[Params], Any]
+    """θ → before the first round."""
+    update: Callable[[ServerState, Aggregate], Any]
+    """(the server's state before the round, what clients sent) → after it. As it was where that is
+    not finite, or θ stays as it was."""
 
 
 class ClientResult(NamedTuple):
@@ -164,20 +193,31 @@ def fedopt(
     phase: Callable[[int], str],
     client_rate: Callable[[Any], Any] = constant(1.0),
     server_rate: Callable[[Any], Any] = constant(1.0),
+    shared: Shared | None = None,
 ) -> Algorithm:
     """Algorithm 1 around the given client updates; the rates multiply learning rates by round."""
     check_server(server)
 
+    def init(theta: Params) -> ServerState:
+        state = server_update.init(server, theta)
+        return state if shared is None else state._replace(shared=shared.init(theta))
+
     def broadcast(state: ServerState, t: Any) -> Broadcast:
-        return Broadcast(state.theta, jnp.asarray(client_rate(t), jnp.float32))
+        return Broadcast(state.theta, jnp.asarray(client_rate(t), jnp.float32), state.shared)
 
     def step(state: ServerState, aggregate: Aggregate, t: Any) -> tuple[ServerState, ServerInfo]:
-        return server_update.update(
-            server, state, aggregate.mean, aggregate.weight, server_rate(t) * server.schedule(t)
-        )
+        delta = aggregate.mean if shared is None else aggregate.mean.delta
+        rate = server_rate(t) * server.schedule(t)
+        new, info = server_update.update(server, state, delta, aggregate.weight, rate)
+        if shared is None:
+            return new, info
+        fresh = shared.update(state, aggregate)
+        ok = ~info.skipped & all_finite(fresh)
+        kept = jax.tree.map(lambda fresh, old: jnp.where(ok, fresh, old), fresh, state.shared)
+        return new._replace(shared=kept), info
 
     return Algorithm(
-        init=lambda theta: server_update.init(server, theta),
+        init=init,
         phase=phase,
         broadcast=broadcast,
         clients=clients,

@@ -4,15 +4,21 @@
 
 FedPA's clients estimate the terms of the numerator and leave the denominator to the server's
 learning rate. Here every k-th round clients also send what they see of their precision, the input
-factor of each layer's Fisher matrix, from one pass over their examples at θ; the server divides the
-averaged delta by its running average (`fedpa/server/global_precision.py`):
+factor A_i of each layer's Fisher matrix, from one pass over their examples at θ
+(`fedpa.precisions.input_factor`). For each layer, Δ̄ its averaged delta stacked as [b; W], the
+server keeps a running average and divides by it:
 
-    D = ε (Ā + εI)⁻¹ Σ q_i Δ_i / Σ q_i
+    A ← βA + (1 − β) Σ q_i A_i / Σ q_i          A_i = Z_i Z_iᵀ, or exactly X_iᵀX_i/n_i
+    Ā = A (p + 1)/tr A
+    D = ε (Ā + εI)⁻¹ Δ̄
 
-and D goes to the server optimizer in Δ̄'s place. Δ_i is what any method's clients send.
+and D goes to the server optimizer in Δ̄'s place. Δ_i is what any method's clients send. Directions
+that inputs don't reach keep gain 1, steep ones shrink; ε is in units of Ā's mean eigenvalue, 1.
+Large layers have a block-diagonal A. What belongs to no layer that is seen keeps gain 1.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +26,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
+from fedpa.algorithms.client import cosine
 from fedpa.algorithms.fedopt import (
     WITH,
     Algorithm,
@@ -27,18 +34,19 @@ from fedpa.algorithms.fedopt import (
     ClientResult,
     ClientState,
     ClientUpdate,
+    Sent,
     State,
 )
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.layer_inputs import Layer, layers_of
+from fedpa.objectives.layer_inputs import Layer, layers_of, stack_layer, unstack_layer
 from fedpa.objectives.objective import Objective
-from fedpa.precisions.input_factor import input_factors
-from fedpa.precisions.kronecker import Factor
-from fedpa.server import global_precision as denominator
-from fedpa.server.aggregation import Aggregate
-from fedpa.server.global_precision import Precision, Sent, with_precision
+from fedpa.precision import accumulation_dtype, narrowed
+from fedpa.precisions import kronecker
+from fedpa.precisions.input_factor import cut_layer, input_factors
+from fedpa.precisions.kronecker import Cholesky, Factor, Kronecker
+from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
 from fedpa.types import Key, Params, Scalar
 
 EVERY = 5
@@ -50,10 +58,21 @@ WITH_PRECISION = f"{WITH}precision"
 """Phases in which clients send a sketch are named after those in which they don't."""
 
 
+class LayerPrecision(NamedTuple):
+    """What the server knows of a layer's precision."""
+
+    averaged: Kronecker
+    """A."""
+    factor: Cholesky
+    """Of Ā/ε + I: computed when A changes and kept for the rounds between."""
+    steepest: Scalar
+    """Ā's largest eigenvalue, about; the mean is 1."""
+
+
 class PrecisionState(NamedTuple):
     numerator: State
     """The server's state as the numerator's method has it."""
-    precision: Precision
+    precision: tuple[LayerPrecision, ...]
 
 
 class PrecisionInfo(NamedTuple):
@@ -114,6 +133,8 @@ def global_precision(
         def theta_of(state: State) -> Params:
             message = inner.broadcast(state, 0)
             check_type("numerator's message", message, Broadcast, "that of fedpa.fedavg(…)")
+            if jax.tree.leaves(message.shared):
+                raise refuse("numerator", numerator, "keeps more than θ: no such method will do")
             return message.theta
 
         def layers(state: State) -> tuple[Layer, ...]:
@@ -126,38 +147,125 @@ def global_precision(
 
         def init(theta: Params) -> PrecisionState:
             state = inner.init(theta)
-            return PrecisionState(state, denominator.init(layers(state), theta, block))
+            return PrecisionState(state, init_precision(layers(state), theta, block))
 
         def server(
             state: PrecisionState, aggregate: Aggregate, t: Any
         ) -> tuple[PrecisionState, PrecisionInfo]:
-            found, precision = layers(state.numerator), state.precision
+            seen, precision = layers(state.numerator), state.precision
             mean, fresh = aggregate.mean
             _check_delta(mean, theta_of(state.numerator))
             if fresh:
-                precision = denominator.update(
-                    precision, found, fresh, aggregate.weight, decay=beta, epsilon=epsilon
+                precision = update_precision(
+                    precision, seen, fresh, aggregate.weight, decay=beta, epsilon=epsilon
                 )
-            step = denominator.precondition(precision, found, mean)
+            step = precondition(precision, seen, mean)
             after, info = inner.server(state.numerator, Aggregate(step, aggregate.weight), t)
-            steepest = jnp.max(precision.steepest)
-            return PrecisionState(after, precision), _info(info.skipped, step, mean, steepest)
+            norm, plain = optax.tree.norm(step), optax.tree.norm(mean)
+            return PrecisionState(after, precision), PrecisionInfo(
+                info.skipped,
+                jnp.where(plain > 0, norm / jnp.where(plain > 0, plain, 1), 1),
+                cosine(step, mean),
+                jnp.max(jnp.stack([layer.steepest for layer in precision])),
+            )
 
-        clients = {name: _plain(client) for name, client in inner.clients.items()}
+        clients = {
+            name: _send_with(client, lambda *_: ()) for name, client in inner.clients.items()
+        }
         for name, client in inner.clients.items():
-            clients[name + WITH_PRECISION] = _with_factors(client, factors)
+            clients[name + WITH_PRECISION] = _send_with(client, factors)
         return Algorithm(
             init=init,
             phase=lambda t: inner.phase(t) + ("" if t % every else WITH_PRECISION),
             broadcast=lambda state, t: inner.broadcast(state.numerator, t),
             clients=clients,
             client_init=inner.client_init,
-            aggregation=with_precision(inner.aggregation, block),
+            aggregation=unpack_factors(inner.aggregation, block),
             server=server,
             parameters=lambda state: inner.parameters(state.numerator),
         )
 
     return build
+
+
+_SKETCH = 1001
+"""The stream of a client's randomness that sketches are drawn from; chains use others."""
+
+
+def _send_with(client: ClientUpdate, factors: Any) -> ClientUpdate:
+    """The client's result, and what it sees of the precision beside it."""
+
+    def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
+        out = client(message, data, state, key)
+        return out._replace(result=Sent(out.result, factors(message, data, key)))
+
+    return whole
+
+
+def init_precision(
+    layers: Sequence[Layer], theta: Params, largest: int
+) -> tuple[LayerPrecision, ...]:
+    """A = 0: every direction has gain 1."""
+    dtype = accumulation_dtype(jnp.result_type(*jax.tree.leaves(theta)))
+    zeros = [kronecker.zeros(cut_layer(layer, largest), dtype) for layer in layers]
+    return tuple(
+        LayerPrecision(zero, Cholesky(kronecker.add_identity(zero).blocks), jnp.zeros((), dtype))
+        for zero in zeros
+    )
+
+
+def update_precision(
+    precision: tuple[LayerPrecision, ...],
+    layers: Sequence[Layer],
+    fresh: Sequence[Kronecker],
+    weight: Scalar,
+    *,
+    decay: float,
+    epsilon: float,
+) -> tuple[LayerPrecision, ...]:
+    """A and its factors after a round whose clients sent what they see; unchanged if none did."""
+
+    def update(old: LayerPrecision, new: Kronecker, layer: Layer) -> LayerPrecision:
+        kept = kronecker.scale(old.averaged, decay)
+        averaged = kronecker.add(kept, kronecker.scale(narrowed(new, kept), 1 - decay))
+        bar = kronecker.normalize(averaged, layer.features)
+        in_epsilons = Kronecker(bar.blocks / epsilon)
+        factor = kronecker.factorize(kronecker.add_identity(in_epsilons))
+        return LayerPrecision(averaged, factor, kronecker.largest_eigenvalue(bar))
+
+    new = tuple(map(update, precision, fresh, layers))
+    ok = all_finite(new) & (weight > 0)
+    return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, precision)
+
+
+def precondition(
+    precision: Sequence[LayerPrecision], layers: Sequence[Layer], delta: Params
+) -> Params:
+    """D, from Δ̄."""
+    for layer, known in zip(layers, precision, strict=True):
+        divided = kronecker.solve(known.factor, stack_layer(layer, delta))
+        delta = unstack_layer(layer, divided, delta)
+    return delta
+
+
+def unpack_factors(aggregation: Aggregation, largest: int) -> Aggregation:
+    """The aggregation of deltas and matrices A_i: sketches become Z_i Z_iᵀ as they are added.
+
+    A client whose sketch is not finite is rejected with its delta.
+    """
+
+    def unpack(result: Sent) -> Sent:
+        return result._replace(
+            more=tuple(kronecker.unpack(factor, largest) for factor in result.more)
+        )
+
+    def init(result: Result, weight: Weight) -> Any:
+        return aggregation.init(jax.eval_shape(unpack, result), weight)
+
+    def add(total: Any, result: Result, weight: Weight) -> tuple[Any, Bool[Array, ""]]:
+        return aggregation.add(total, unpack(result), weight)
+
+    return aggregation._replace(init=init, add=add)
 
 
 def _check_delta(mean: Any, theta: Params) -> None:
@@ -185,29 +293,3 @@ def check_settings(
         raise refuse(f"{prefix}epsilon", epsilon, "must be a finite number > 0")
     if decay is not None and not 0 <= decay < 1:
         raise refuse(f"{prefix}decay", decay, "must be in [0, 1)")
-
-
-_SKETCH = 1001
-"""The stream of a client's randomness that sketches are drawn from; chains use others."""
-
-
-def _plain(client: ClientUpdate) -> ClientUpdate:
-    return _with_factors(client, lambda message, data, key: ())
-
-
-def _with_factors(client: ClientUpdate, factors: Any) -> ClientUpdate:
-    """The client's result, and what it sees of the precision beside it."""
-
-    def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
-        out = client(message, data, state, key)
-        return out._replace(result=Sent(out.result, factors(message, data, key)))
-
-    return whole
-
-
-def _info(skipped: Any, step: Params, mean: Params, steepest: Scalar) -> PrecisionInfo:
-    norm, plain = optax.tree.norm(step), optax.tree.norm(mean)
-    both = norm * plain
-    cosine = jnp.where(both > 0, optax.tree.vdot(step, mean) / jnp.where(both > 0, both, 1), 1)
-    ratio = jnp.where(plain > 0, norm / jnp.where(plain > 0, plain, 1), 1)
-    return PrecisionInfo(skipped, ratio, cosine, steepest)

@@ -4,14 +4,15 @@
 client's learning rate is not used: Δ is a gradient, and the server's rate has another scale.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import Broadcast, client_info, run_locally
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientResult, fedopt
+from fedpa.algorithms.client import client_info, run_locally
+from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, fedopt
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.methods import Method, describe
 from fedpa.objectives.client_data import ClientData
@@ -26,7 +27,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
     """Visit the mini-batches `local` describes, without moving, and send the mean gradient."""
     check_server(server)
     samples = local_work(local).samples
-    at_rest = local._replace(optimizer=_gradient_mean())
+    at_rest = local._replace(optimizer=remember_mean(optax.tree.zeros_like))
 
     def build(objective: Objective) -> Algorithm:
         sampler = local_sampler(objective, at_rest, jnp.ones(()), average=False)
@@ -42,22 +43,23 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
     return build
 
 
-class _GradientMean(NamedTuple):
+class GradientMean(NamedTuple):
     mean: Params
+    """Of the gradients seen so far."""
     steps: Count
 
 
-def _gradient_mean() -> optax.GradientTransformation:
-    """An optimizer that stays where it is and remembers the mean of the gradients it has seen."""
+def remember_mean(change: Callable[[Params], Params]) -> optax.GradientTransformation:
+    """g ← change(g), dense whatever g is; remembers the mean of the g."""
 
-    def init(theta: Params) -> _GradientMean:
-        return _GradientMean(jax.tree.map(jnp.zeros_like, theta), jnp.zeros((), jnp.int32))
+    def init(theta: Params) -> GradientMean:
+        return GradientMean(optax.tree.zeros_like(theta), jnp.zeros((), jnp.int32))
 
     def update(
-        gradient: Params, state: _GradientMean, params: Params | None = None
-    ) -> tuple[Params, _GradientMean]:
-        steps = state.steps + 1
-        mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(g.dtype), state.mean, gradient)
-        return jax.tree.map(jnp.zeros_like, gradient), _GradientMean(mean, steps)
+        gradient: Params, seen: GradientMean, params: Params | None = None
+    ) -> tuple[Params, GradientMean]:
+        steps = seen.steps + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(g.dtype), seen.mean, gradient)
+        return change(gradient), GradientMean(mean, steps)
 
     return optax.GradientTransformation(init, update)

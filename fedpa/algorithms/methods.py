@@ -6,13 +6,12 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 import optax
 
 from fedpa.algorithms.fedopt import Algorithm
-from fedpa.errors import FedpaError
 from fedpa.objectives.objective import Objective
 from fedpa.server.aggregation import total_weight
 
@@ -21,13 +20,28 @@ Method = Callable[[Objective], Algorithm]
 """An algorithm with all its settings, waiting for the objective."""
 
 
-class About(NamedTuple):
-    """What files and reports say of a method."""
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A method that says what it is."""
 
-    name: str
-    """fedpa, mb-sgd."""
+    build: Method
+    builder: Callable[..., Method]
+    """The function that built it: `fedpa.fedpa`."""
     arguments: Mapping[str, Any]
-    """What the function that built it was given."""
+    """What that was given."""
+
+    def __call__(self, objective: Objective) -> Algorithm:
+        return self.build(objective)
+
+    @property
+    def name(self) -> str:
+        """fedpa, mb-sgd."""
+        return self.builder.__name__.replace("_", "-")
+
+    @property
+    def lacks_population(self) -> bool:
+        """Whether it has yet to be told of all clients, not only those of a round."""
+        return self.arguments.get("population", 0) is None
 
     def settings(self) -> dict[str, Any]:
         """The plain values among the arguments, and in them, by name: rho, epochs.
@@ -36,33 +50,6 @@ class About(NamedTuple):
         of 1 (`client_step`, `server_step`): the learning rate of SGD, and nearly that of Adam.
         """
         return _plain(self.arguments)
-
-
-@dataclasses.dataclass(frozen=True)
-class Described:
-    """A method that says what it is."""
-
-    build: Method
-    about: About
-
-    def __call__(self, objective: Objective) -> Algorithm:
-        return self.build(objective)
-
-
-@dataclasses.dataclass(frozen=True)
-class OfPopulation:
-    """A method that has yet to be told of all clients, not only those of a round."""
-
-    weighting: str
-    """By which weights q_i it counts them."""
-    method: Callable[[float], Method]
-    """Σ q_i over all clients → the method."""
-    about: About | None = None
-
-    def __call__(self, objective: Objective) -> Algorithm:
-        raise FedpaError(
-            "population is not known: give population=…, the sum of the weights of all clients"
-        )
 
 
 def describe(builder: Callable[P, Method]) -> Callable[P, Method]:
@@ -74,36 +61,43 @@ def describe(builder: Callable[P, Method]) -> Callable[P, Method]:
         method = builder(*args, **options)
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
-        about = About(builder.__name__.replace("_", "-"), bound.arguments)
-        if isinstance(method, OfPopulation):
-            return dataclasses.replace(method, about=about)
-        return Described(method.build if isinstance(method, Described) else method, about)
+        inner = method.build if isinstance(method, Described) else method
+        return Described(inner, build, bound.arguments)
 
     return build
 
 
-def about(method: Any) -> About | None:
-    """What a method says of itself; None of a function of the user's."""
-    return method.about if isinstance(method, Described | OfPopulation) else None
+def count_population(method: Method, sizes: Iterable[int]) -> float:
+    """Σ q_i over all clients, of these sizes; 1 where the method does not ask for it."""
+    if not isinstance(method, Described) or not method.lacks_population:
+        return 1.0
+    return total_weight(method.arguments["server"].weighting, sizes)
+
+
+def set_population(method: Method, population: float) -> Method:
+    """The method, told of Σ q_i over all clients if it asks for it."""
+    if not isinstance(method, Described) or not method.lacks_population:
+        return method
+    return method.builder(**{**method.arguments, "population": population})
 
 
 def _plain(arguments: Mapping[str, Any], side: str = "") -> dict[str, Any]:
     """The settings among a builder's arguments."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, optax.GradientTransformation):
-            found |= _first_step(f"{side}_step", value)
+            settings |= _first_step(f"{side}_step", value)
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-            found = _plain(value._asdict(), "client" if name == "local" else name) | found
-        elif isinstance(value, Described | OfPopulation) and value.about is not None:
-            found = {**value.about.settings(), name: value.about.name} | found
+            settings = _plain(value._asdict(), "client" if name == "local" else name) | settings
+        elif isinstance(value, Described):
+            settings = {**value.settings(), name: value.name} | settings
         elif name == "optimizer" and isinstance(value, int | float):
-            found[f"{side}_step"] = value
+            settings[f"{side}_step"] = value
         elif isinstance(value, np.generic):
-            found.setdefault(name, value.item())
+            settings.setdefault(name, value.item())
         elif isinstance(value, bool | int | float | str):
-            found.setdefault(name, value)
-    return found
+            settings.setdefault(name, value)
+    return settings
 
 
 def _first_step(name: str, optimizer: optax.GradientTransformation) -> dict[str, float]:
@@ -114,10 +108,3 @@ def _first_step(name: str, optimizer: optax.GradientTransformation) -> dict[str,
         length = float(np.abs(np.asarray(step))[0])
         return {name: float(f"{length:.6g}")} if math.isfinite(length) else {}
     return {}
-
-
-def of_population(method: Method, sizes: Iterable[int]) -> Method:
-    """The method, told how many examples each of all clients has."""
-    if not isinstance(method, OfPopulation):
-        return method
-    return method.method(total_weight(method.weighting, sizes))

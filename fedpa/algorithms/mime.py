@@ -24,20 +24,28 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.algorithms.client import client_info, run_locally
-from fedpa.algorithms.fedopt import TRAINING, Algorithm, ClientResult, Inquiry
+from fedpa.algorithms.fedopt import (
+    TRAINING,
+    Algorithm,
+    Broadcast,
+    ClientResult,
+    Inquiry,
+    Sent,
+    Shared,
+    fedopt,
+)
 from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work, scaled
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.minibatches import batch_in_order, steps_per_epoch
+from fedpa.objectives.minibatches import Minibatch, steps_per_epoch, sum_batches
 from fedpa.objectives.objective import Objective, or_one, penalty, sum_losses
 from fedpa.precision import narrowed, widened
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.server import optimizers
-from fedpa.server import update as server_update
-from fedpa.server.aggregation import Aggregate, all_finite, client_weight, weighted_mean
-from fedpa.server.update import Server, ServerInfo, ServerState, check_server
+from fedpa.server.aggregation import Aggregate, client_weight
+from fedpa.server.update import Server, ServerState, check_server
 from fedpa.types import Count, Key, Params, Scalar
 
 Statistics = Any
@@ -87,26 +95,11 @@ def moments(second_moment: optimizers.SecondMoment, b1: float, tau: float) -> Ba
     return Base(init, move, track)
 
 
-class MimeState(NamedTuple):
-    server: ServerState
+class MimeShared(NamedTuple):
     statistics: Statistics
     """s."""
     gradient: Params
     """c, from this round's inquiry on; () in MimeLite."""
-
-
-class MimeBroadcast(NamedTuple):
-    theta: Params
-    statistics: Statistics
-    gradient: Params
-    rate: Scalar
-    """Multiplies the client's learning rate this round."""
-
-
-class MimeResult(NamedTuple):
-    delta: Params
-    gradient: Params
-    """∇f_i(x); () in MIME, which has it already."""
 
 
 class InquiryInfo(NamedTuple):
@@ -130,6 +123,22 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
     check_server(server)
     check_type("base", base, Base, "fedpa.algorithms.momentum(0.9)")
 
+    def init(theta: Params) -> MimeShared:
+        return MimeShared(
+            base.init(theta), optax.tree.zeros_like(theta) if control_variates else ()
+        )
+
+    def update(state: ServerState, aggregate: Aggregate) -> MimeShared:
+        gradient = state.shared.gradient if control_variates else aggregate.mean.more
+        tracked = base.track(narrowed(gradient, state.theta), state.shared.statistics)
+        return state.shared._replace(statistics=tracked)
+
+    def receive(state: ServerState, answer: Aggregate) -> ServerState:
+        old = state.shared.gradient
+        there = answer.weight > 0  # if nobody answered, c is what it was
+        new = jax.tree.map(lambda a, b: jnp.where(there, a, b), narrowed(answer.mean, old), old)
+        return state._replace(shared=state.shared._replace(gradient=new))
+
     def build(objective: Objective) -> Algorithm:
         def full_gradient(theta: Params, data: ClientData, key: Key) -> tuple[Scalar, Params]:
             own = jax.random.fold_in(key, _FULL_GRADIENT)
@@ -137,29 +146,25 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
             # An empty client has no gradient, not that of the regularizer.
             return loss, jax.tree.map(lambda g: jnp.where(data.n > 0, g, 0), gradient)
 
-        def asked(theta: Params, data: ClientData, state: Any, key: Key) -> ClientResult:
+        def answer(theta: Params, data: ClientData, state: Any, key: Key) -> ClientResult:
             loss, gradient = full_gradient(theta, data, key)
             weight = client_weight(server.weighting, data.n)
-            return ClientResult(MimeResult((), gradient), weight, state, InquiryInfo(loss))
+            return ClientResult(gradient, weight, state, InquiryInfo(loss))
 
-        def client(message: MimeBroadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
+        def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
             sampler = _local_steps(objective, local, base, message, control_variates)
             chain, loss = run_locally(sampler, samples, message.theta, data, key)
             delta = optax.tree.sub(message.theta, chain.theta)
             gradient = () if control_variates else full_gradient(message.theta, data, key)[1]
             info = client_info(delta, delta, loss)
             weight = client_weight(server.weighting, data.n)
-            return ClientResult(MimeResult(delta, gradient), weight, state, info)
+            return ClientResult(Sent(delta, gradient), weight, state, info)
 
-        def receive(state: MimeState, answer: Aggregate) -> MimeState:
-            new = narrowed(answer.mean.gradient, state.gradient)
-            there = answer.weight > 0  # if nobody answered, c is what it was
-            kept = jax.tree.map(lambda a, b: jnp.where(there, a, b), new, state.gradient)
-            return state._replace(gradient=kept)
-
-        inquiry = Inquiry(lambda state: state.server.theta, asked, receive)
-        algorithm = _algorithm(server, local, base, client, control_variates)
-        return algorithm._replace(inquiry=inquiry) if control_variates else algorithm
+        shared, clients = Shared(init, update), {TRAINING: client}
+        frame = fedopt(server, clients, lambda _: TRAINING, local.schedule, shared=shared)
+        if not control_variates:
+            return frame
+        return frame._replace(inquiry=Inquiry(lambda state: state.theta, answer, receive))
 
     return build
 
@@ -172,7 +177,7 @@ def _local_steps(
     objective: Objective,
     local: LocalTraining,
     base: Base,
-    message: MimeBroadcast,
+    message: Broadcast,
     control_variates: bool,
 ) -> Sampler:
     """FedAvg's mini-batches; the gradient corrected and moved along by U. Always dense."""
@@ -184,8 +189,8 @@ def _local_steps(
         loss, g = gradient_at(y)
         if control_variates:
             _, at_x = gradient_at(message.theta)
-            g = jax.tree.map(lambda g, gx, c: g - gx + c, g, at_x, message.gradient)
-        direction = base.move(g, message.statistics)
+            g = jax.tree.map(lambda g, gx, c: g - gx + c, g, at_x, message.shared.gradient)
+        direction = base.move(g, message.shared.statistics)
         updates, memory = optimizer.update(direction, memory, y)
         return optax.apply_updates(y, updates), memory, loss
 
@@ -199,39 +204,6 @@ def _local_steps(
     )
 
 
-def _algorithm(
-    server: Server, local: LocalTraining, base: Base, client: Any, control_variates: bool
-) -> Algorithm:
-    def init(theta: Params) -> MimeState:
-        gradient = optax.tree.zeros_like(theta) if control_variates else ()
-        return MimeState(server_update.init(server, theta), base.init(theta), gradient)
-
-    def broadcast(state: MimeState, t: Any) -> MimeBroadcast:
-        rate = jnp.asarray(local.schedule(t), jnp.float32)
-        return MimeBroadcast(state.server.theta, state.statistics, state.gradient, rate)
-
-    def step(state: MimeState, aggregate: Aggregate, t: Any) -> tuple[MimeState, ServerInfo]:
-        inner, info = server_update.update(
-            server, state.server, aggregate.mean.delta, aggregate.weight, server.schedule(t)
-        )
-        met = state.gradient if control_variates else aggregate.mean.gradient
-        tracked = base.track(narrowed(met, state.server.theta), state.statistics)
-        ok = ~info.skipped & all_finite(tracked)
-        kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), tracked, state.statistics)
-        return MimeState(inner, kept, state.gradient), info
-
-    return Algorithm(
-        init=init,
-        phase=lambda _: TRAINING,
-        broadcast=broadcast,
-        clients={TRAINING: client},
-        client_init=lambda theta: (),
-        aggregation=weighted_mean(),
-        server=step,
-        parameters=lambda state: server_update.parameters(server, state.server),
-    )
-
-
 def client_gradient(
     objective: Objective, theta: Params, data: ClientData, key: Key, batch_size: int
 ) -> tuple[Scalar, Params]:
@@ -239,20 +211,15 @@ def client_gradient(
 
     As a step of local SGD has it: with reduction `sum` both are the mean over an epoch's batches.
     """
-    capacity = jax.tree.leaves(data.examples)[0].shape[0]
-    order = jnp.arange(capacity, dtype=jnp.int32)
-    steps = steps_per_epoch(data.n, batch_size)
 
-    def body(index: Any, carry: tuple[Scalar, Scalar, Params]) -> tuple[Scalar, Scalar, Params]:
-        batch = batch_in_order(data, order, index, batch_size)
+    def sums(index: Count, batch: Minibatch) -> tuple[Scalar, Scalar, Params]:
         (loss, weight), gradient = jax.value_and_grad(sum_losses, argnums=1, has_aux=True)(
             objective, theta, batch.examples, batch.weights, jax.random.fold_in(key, index)
         )
-        return jax.tree.map(jnp.add, carry, (loss, weight, widened(gradient)))
+        return loss, weight, widened(gradient)
 
-    shapes = jax.eval_shape(body, 0, (jnp.zeros(()), jnp.zeros(()), widened(theta)))
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    loss, weight, gradient = jax.lax.fori_loop(0, steps, body, start)
+    loss, weight, gradient = sum_batches(sums, data, batch_size)
+    steps = steps_per_epoch(data.n, batch_size)
     count = or_one(weight if objective.reduction == "mean" else steps.astype(weight.dtype))
     added, pull = jax.value_and_grad(lambda theta: penalty(objective, theta, loss))(theta)
     mean = jax.tree.map(lambda g, p: g / count.astype(g.dtype) + widened(p), gradient, pull)

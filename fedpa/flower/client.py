@@ -28,7 +28,7 @@ from flwr.supercore import log
 
 import fedpa
 from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
-from fedpa.algorithms.methods import Method, OfPopulation
+from fedpa.algorithms.methods import Method, set_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.local import per_client
@@ -90,8 +90,7 @@ def make_node(
         engine: Where clients run; default: one after the other, since a process may live for one
             round, and programs for several clients side by side take longer to compile.
     """
-    if isinstance(method, OfPopulation):
-        method = method.method(population)
+    method = set_population(method, population)
     model = _make_model(problem.init)
     # How many rounds there are makes no difference to what a client does.
     algorithm, theta, _ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)

@@ -26,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
-from fedpa.algorithms.methods import Method, OfPopulation, about
+from fedpa.algorithms.methods import Described, Method, count_population
 from fedpa.atomic_write import write_atomically
 from fedpa.data.federated import FederatedData
 from fedpa.engines.engine import Cohort, Engine, OfAlgorithm, RoundResult, Traffic, no_reports
@@ -101,8 +101,8 @@ def make_run(
         >>> app = server_app(load)
     """
     if weighting is None:
-        known = about(method)
-        weighting = "examples" if known is None else known.settings().get("weighting", "examples")
+        settings = method.settings() if isinstance(method, Described) else {}
+        weighting = settings.get("weighting", "examples")
     evaluate = make_evaluator(problem.metric, problem.test, problem.eval_batch_size)
     more = options.pop("callbacks", ())
 
@@ -249,9 +249,8 @@ def flower(
     finite = jax.jit(all_finite)
     weight_of = jax.jit(lambda total: value(total).weight)
     weight = functools.partial(total_weight, served.weighting)
-    population = 1.0  # as in queries, where the method does not ask for it
-    if isinstance(served.method, OfPopulation):
-        population = total_weight(served.method.weighting, start.clients.values())
+    # 1, as in queries, where the method does not ask for it.
+    population = count_population(served.method, start.clients.values())
 
     @functools.cache
     def expect(phase: str) -> wire.Expected:

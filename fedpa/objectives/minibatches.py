@@ -5,7 +5,8 @@ step of its own (the paper's experiments), and `replacement`, independent draws 
 (what the theory of iterate averaging assumes).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,3 +78,21 @@ def batch_with_replacement(data: ClientData, key: Key, batch_size: int) -> Minib
 
 def _rows(data: ClientData, rows: Int[Array, " b"]) -> Examples:
     return jax.tree.map(lambda array: array[rows], data.examples)
+
+
+def sum_batches(
+    function: Callable[[Count, Minibatch], Any], data: ClientData, batch_size: int
+) -> Any:
+    """Σ function(index, batch) over the client's examples in their order; memory is that of one."""
+    order = jnp.arange(jax.tree.leaves(data.examples)[0].shape[0], dtype=jnp.int32)
+
+    def of_batch(index: Count) -> Any:
+        return function(index, batch_in_order(data, order, index, batch_size))
+
+    shapes = jax.eval_shape(of_batch, jnp.zeros((), jnp.int32))
+    return jax.lax.fori_loop(
+        0,
+        steps_per_epoch(data.n, batch_size),
+        lambda index, sums: jax.tree.map(jnp.add, sums, of_batch(index)),
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+    )

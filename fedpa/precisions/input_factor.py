@@ -15,10 +15,10 @@ from jaxtyping import Array, Float
 
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observe
-from fedpa.objectives.minibatches import batch_in_order, steps_per_epoch
+from fedpa.objectives.minibatches import Minibatch, sum_batches
 from fedpa.objectives.objective import Objective
 from fedpa.precisions.kronecker import Cut, Factor, Kronecker, Sketch, cut, pack, split_rows
-from fedpa.types import Key, Params, Scalar
+from fedpa.types import Count, Key, Params, Scalar
 
 Rank = int | Literal["exact"] | None
 
@@ -48,10 +48,8 @@ def input_factors(
     """What a client sends of each layer at θ, from one pass over its examples in their order."""
     layers = layers_of(objective.loss, theta, data.examples)
     sketched = [columns(layer, rank, largest) for layer in layers]
-    order = jnp.arange(jax.tree.leaves(data.examples)[0].shape[0], dtype=jnp.int32)
 
-    def of_batch(index: Any) -> list[_Sums]:
-        batch = batch_in_order(data, order, index, batch_size)
+    def of_batch(index: Count, batch: Minibatch) -> list[_Sums]:
         loss_key, *keys = jax.random.split(jax.random.fold_in(key, index), 1 + len(layers))
         seen = observe(objective.loss, theta, batch.examples, batch.weights, loss_key)
         return [
@@ -59,13 +57,7 @@ def input_factors(
             for layer, s, k in zip(layers, sketched, keys, strict=True)
         ]
 
-    shapes = jax.eval_shape(of_batch, jnp.zeros((), jnp.int32))
-    totals = jax.lax.fori_loop(
-        0,
-        steps_per_epoch(data.n, batch_size),
-        lambda index, totals: jax.tree.map(jnp.add, totals, of_batch(index)),
-        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-    )
+    totals = sum_batches(of_batch, data, batch_size)
     return tuple(_factor(total, s) for total, s in zip(totals, sketched, strict=True))
 
 

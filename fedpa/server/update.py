@@ -33,6 +33,8 @@ class ServerState(NamedTuple):
     theta: Params
     optimizer: optax.OptState
     average: Any
+    shared: Any = ()
+    """What a method keeps beside θ and sends to clients with it: SCAFFOLD's c."""
 
 
 class ServerInfo(NamedTuple):
@@ -67,7 +69,8 @@ def update(
     theta = jax.tree.map(
         lambda x, u: x + (jnp.asarray(rate, u.dtype) * u).astype(x.dtype), state.theta, updates
     )
-    new = ServerState(theta, opt_state, server.averaging.update(state.average, theta))
+    average = server.averaging.update(state.average, theta)
+    new = ServerState(theta, opt_state, average, state.shared)
     # A huge Δ may be finite and its square in the optimizer's state not: that would never heal.
     ok = all_finite((delta, theta, opt_state)) & (weight > 0)
     kept = jax.tree.map(lambda fresh, old: jnp.where(ok, fresh, old), new, state)

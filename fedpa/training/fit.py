@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpa.algorithms.methods import about
+from fedpa.algorithms.methods import Described
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import OfAlgorithm
@@ -139,9 +139,8 @@ def fit(
         "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
     }
-    known = about(method)
-    if known is not None:
-        settings |= {"method": known.name, "hyperparameters": known.settings()}
+    if isinstance(method, Described):
+        settings |= {"method": method.name, "hyperparameters": method.settings()}
     made = Made(
         settings | {"program": program_fingerprint(algorithm, theta, data)},
         environment(data=data_fingerprint({"clients": data}), params=arrays_fingerprint(theta)),

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
 from fedpa.algorithms.local_training import LocalTraining
-from fedpa.algorithms.methods import of_population
+from fedpa.algorithms.methods import count_population, set_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import FedpaError, refuse
 from fedpa.metrics.metric import Metric
@@ -64,7 +64,8 @@ def prepare(
     algorithm = None
     if callable(method):
         _check_called(method, objective)
-        algorithm = of_population(method, map(data.num_examples, data.ids))(objective)
+        population = count_population(method, map(data.num_examples, data.ids))
+        algorithm = set_population(method, population)(objective)
     if isinstance(method, LocalTraining | Server):
         kind = type(method).__name__
         raise refuse(

@@ -11,7 +11,7 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.algorithms.methods import of_population
+from fedpa.algorithms.methods import count_population, set_population
 from fedpa.algorithms.mime import client_gradient, moments, momentum
 from fedpa.data import from_mapping
 from fedpa.experiments.config import default_config, resolve
@@ -176,11 +176,12 @@ def scaffold_by_hand(cohorts, weighting):
 def test_scaffold_is_option_two(weighting):
     cohorts = [(0, 1), (1, 2), (0, 2), (1,), (0, 1, 2)]
     side = Server(server.sgd(1.0), weighting)
-    counted = of_population(fedpa.scaffold(LOCAL, side), SIZES)
+    method = fedpa.scaffold(LOCAL, side)
+    counted = set_population(method, count_population(method, SIZES))
     found, state, _ = play(counted, 5, cohorts)
     path, control = scaffold_by_hand(cohorts, weighting)
     np.testing.assert_allclose(found, path, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(state.control, control, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(state.shared, control, rtol=1e-3, atol=1e-3)
 
 
 def test_a_first_round_of_scaffold_is_fedavgs(fedavg):
@@ -195,7 +196,7 @@ def test_controls_are_gradients_whatever_the_clients_optimizer_is():
     local = LOCAL._replace(optimizer=optax.sgd(1e-4, momentum=0.9))
     _, state, _ = play(fedpa.scaffold(local, WHOLE, population=sum(SIZES)), 1)
     full = sum(w * gradient(i, START) for i, w in enumerate(weights()))
-    np.testing.assert_allclose(state.control, full, rtol=0.01)
+    np.testing.assert_allclose(state.shared, full, rtol=0.01)
 
 
 def mime_by_hand(move, track, s, control_variates, rounds=3):
@@ -332,7 +333,7 @@ def test_a_table_is_not_left_alone_where_every_row_moves():
         algorithm = fedpa.scaffold(local, WHOLE, population=2)(objective)
         state = algorithm.init(model)
         message = algorithm.broadcast(state, 0)._replace(
-            control=jax.tree.map(jnp.ones_like, state.control)
+            shared=jax.tree.map(jnp.ones_like, state.shared)
         )
         (client,) = algorithm.clients.values()
         out = jax.jit(client, compiler_options=QUICK)(
@@ -469,7 +470,7 @@ def test_controls_stay_together_when_the_server_skips_a_round():
     for snapshot in snapshots:
         own = [np.asarray(snapshot.client_states[name]) for name in CLIENTS]
         mean = sum(n * c for n, c in zip(SIZES, own, strict=True)) / sum(SIZES)
-        np.testing.assert_allclose(snapshot.state.control, mean, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(snapshot.state.shared, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_what_a_method_fixes_is_stated():

@@ -264,7 +264,7 @@ def test_a_numerator_of_more_than_deltas_is_refused():
     mime = fedpa.mime(LOCAL, SIDE, base=fedpa.algorithms.momentum(0.9))
     with pytest.raises(FedpaError, match="asks its clients first"):
         fit(fedpa.global_precision(mime))
-    with pytest.raises(FedpaError, match=r"numerator's message = .*must be a Broadcast"):
+    with pytest.raises(FedpaError, match=r"numerator = .*keeps more than θ"):
         fit(fedpa.global_precision(fedpa.scaffold(LOCAL, SIDE, population=36)))
 
 

@@ -5,11 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedpa.algorithms.fedopt import Sent
+from fedpa.algorithms.global_precision import (
+    init_precision,
+    precondition,
+    unpack_factors,
+    update_precision,
+)
 from fedpa.objectives.layer_inputs import Layer
 from fedpa.precisions.kronecker import Gram, Kronecker, Sketch, cut, split_rows
-from fedpa.server import global_precision as precision
 from fedpa.server import weighted_mean
-from fedpa.server.global_precision import Sent, with_precision
 from tests.federations import trees_equal
 
 RNG = np.random.default_rng(0)
@@ -37,7 +42,7 @@ def in_parts(matrix, largest):
 
 
 def after(largest, *matrices, weight=1.0):
-    state = jax.jit(lambda: precision.init([LAYER], DELTA, largest))()
+    state = jax.jit(lambda: init_precision([LAYER], DELTA, largest))()
     for matrix in matrices:
         state = updated(state, in_parts(matrix, largest), jnp.asarray(weight))
     return state
@@ -45,11 +50,11 @@ def after(largest, *matrices, weight=1.0):
 
 @jax.jit
 def updated(state, blocks, weight):
-    return precision.update(state, [LAYER], [blocks], weight, decay=DECAY, epsilon=EPSILON)
+    return update_precision(state, [LAYER], [blocks], weight, decay=DECAY, epsilon=EPSILON)
 
 
 def stepped(state):
-    return jax.jit(lambda delta: precision.precondition(state, [LAYER], delta))(DELTA)
+    return jax.jit(lambda delta: precondition(state, [LAYER], delta))(DELTA)
 
 
 def expected(averaged):
@@ -68,11 +73,11 @@ def test_the_formula_in_numpy():
     one, two = spd(1), spd(2)
     averaged = DECAY * (1 - DECAY) * one + (1 - DECAY) * two
     state = after(FEATURES, one, two)
-    np.testing.assert_allclose(state.averaged[0].blocks[0], averaged, rtol=1e-5)
+    np.testing.assert_allclose(state[0].averaged.blocks[0], averaged, rtol=1e-5)
     check(stepped(state), expected(averaged))
     bar = averaged * FEATURES / np.trace(averaged)
     largest = np.linalg.eigvalsh(bar)[-1]
-    assert 0.9 * largest < float(state.steepest[0]) < 1.001 * largest
+    assert 0.9 * largest < float(state[0].steepest) < 1.001 * largest
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3])
@@ -111,14 +116,14 @@ def test_a_round_of_nobody_or_of_no_numbers_leaves_the_average():
 
 def client(seed, **changes):
     z = np.random.default_rng(seed).standard_normal((FEATURES, 2)).astype(np.float32)
-    fields = {"delta": {"w": jnp.full(2, float(seed))}, "factors": (Sketch(jnp.asarray(z)),)}
+    fields = {"delta": {"w": jnp.full(2, float(seed))}, "more": (Sketch(jnp.asarray(z)),)}
     return Sent(**(fields | changes)), z
 
 
 def test_sums_are_of_products_and_a_client_that_is_not_finite_is_left_out_whole():
-    aggregation = with_precision(weighted_mean(), 4)
+    aggregation = unpack_factors(weighted_mean(), 4)
     sent = [client(seed)[0] for seed in range(3)]
-    sent[1] = sent[1]._replace(factors=(Sketch(sent[1].factors[0].z.at[0, 0].set(jnp.inf)),))
+    sent[1] = sent[1]._replace(more=(Sketch(sent[1].more[0].z.at[0, 0].set(jnp.inf)),))
     weights = [jnp.asarray(q) for q in (1.0, 5.0, 3.0)]
 
     @jax.jit
@@ -136,11 +141,11 @@ def test_sums_are_of_products_and_a_client_that_is_not_finite_is_left_out_whole(
     np.testing.assert_allclose(mean.delta["w"], [1.5, 1.5])
     z = [split_rows(jnp.asarray(client(seed)[1]), cut(FEATURES, 4)) for seed in (0, 2)]
     wanted = (z[0] @ z[0].swapaxes(1, 2) + 3 * z[1] @ z[1].swapaxes(1, 2)) / 4
-    np.testing.assert_allclose(mean.precision[0].blocks, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean.more[0].blocks, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_exact_factors_add_up_and_rounds_without_have_none():
-    aggregation = with_precision(weighted_mean(), 4)
+    aggregation = unpack_factors(weighted_mean(), 4)
 
     @jax.jit
     def twice(result):
@@ -149,7 +154,7 @@ def test_exact_factors_add_up_and_rounds_without_have_none():
         return aggregation.value(aggregation.merge(total, total)).mean, accepted
 
     triangle = Gram(jnp.arange(6.0)[None])  # of one block of 3
-    mean, accepted = twice(client(1, factors=(triangle,))[0])
+    mean, accepted = twice(client(1, more=(triangle,))[0])
     assert bool(accepted)
-    np.testing.assert_array_equal(mean.precision[0].blocks[0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
-    assert twice(client(1, factors=())[0])[0].precision == ()
+    np.testing.assert_array_equal(mean.more[0].blocks[0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
+    assert twice(client(1, more=())[0])[0].more == ()
