@@ -16,12 +16,8 @@ import tomli_w
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.errors import explain
-from fedpa.experiments.report.found_runs import (
-    choose_scale,
-    find_runs,
-    group_runs,
-    list_differences,
-)
+from fedpa.experiments.report.comparison import choose_scale
+from fedpa.experiments.report.runs import find_runs, group_runs, list_differences
 from fedpa.objectives import least_squares
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import read_last_checkpoint

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa import Best, FedpaError, early_stopping, stop_at
-from fedpa.experiments.report.summary import Curve, rounds_to
+from fedpa.experiments.report.curves import Curve, find_rounds_to
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training import Event, Stop, max_minutes
 from fedpa.training.stopping import remember_best
@@ -43,7 +43,7 @@ def test_a_target_is_reached_when_tables_say_so(values, target, window):
     expected = next((int(t) for t, mean in smooth if mean >= target), None)
     assert followed(stop_at(METRIC, target, window), values)[0] == expected
     if window == 10:
-        assert rounds_to(curve, target) == expected
+        assert find_rounds_to(curve, target) == expected
 
 
 @given(curves, st.integers(1, 5), st.floats(0, 0.5))

@@ -26,9 +26,8 @@ from fedpa.errors import FedpaError, check_integer, explain, find_name, match_na
 from fedpa.experiments.catalogue import CIFAR, count_sizes, find_cifar
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands.data import splits_table
-from fedpa.experiments.report.figures import render_figure
+from fedpa.experiments.report.figures import draw_partition, render_figure
 from fedpa.experiments.report.live import show_file_progress
-from fedpa.experiments.report.partition_figure import draw_partition
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.training.run_directory import check_free
 

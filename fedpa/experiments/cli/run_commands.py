@@ -24,8 +24,8 @@ from fedpa.experiments.cli.arguments import (
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
+from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
 from fedpa.experiments.report.live import show_file_progress
-from fedpa.experiments.report.summary import at_the_end, curve, final
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import WAITING
 from fedpa.metrics.streaming import PERCENTILES
@@ -200,7 +200,7 @@ def print_outcome(
         say(console, f"{rounds} of {config.rounds} rounds are done: {explain_resuming(out)}")
         return
     metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
-    value = final(curve(result.history, f"eval/{metric}"), last)
+    (value,) = compute_finals([read_curve(result.history, f"eval/{metric}")], last)
     say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
     say(console, _tested(result.history, metric))
     target = config.stopping.target
@@ -218,8 +218,8 @@ def print_outcome(
 
 def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
     """The model at the end on the whole test split, and who is left behind."""
-    said = f"test {metric} {at_the_end(history, f'test/{metric}'):.4f}"
-    lower, middle, upper = (at_the_end(history, f"test/{metric}_p{p}") for p in PERCENTILES)
+    said = f"test {metric} {read_last(history, f'test/{metric}'):.4f}"
+    lower, middle, upper = (read_last(history, f"test/{metric}_p{p}") for p in PERCENTILES)
     if middle == middle:
         said += f" (clients: 10 % at most {lower:.3f}, half {middle:.3f}, 90 % {upper:.3f})"
     return said

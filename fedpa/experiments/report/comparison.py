@@ -13,17 +13,23 @@ import numpy as np
 
 from fedpa.errors import match_name, refuse
 from fedpa.experiments.report.bootstrap import Interval, interval_of_mean
-from fedpa.experiments.report.found_runs import Group, Scale, choose_scale, describe_unequal_burn_in
-from fedpa.experiments.report.panels import Panel, diagnostics, learning_curves, over_clients
-from fedpa.experiments.report.summary import (
+from fedpa.experiments.report.curves import (
+    WINDOW,
     Curve,
-    at_the_end,
-    common_rounds,
-    curve,
-    finals,
-    length,
-    rounds_to,
+    Panel,
+    Scale,
+    align_curves,
+    compute_finals,
+    find_first_sampling,
+    find_rounds_to,
+    make_client_panels,
+    make_diagnostics,
+    make_learning_curves,
+    read_curve,
+    read_last,
 )
+from fedpa.experiments.report.runs import Group
+from fedpa.experiments.tasks.task import tasks
 
 COHORTS = ("clients_per_round", "task_options")
 """Settings, or tables of them, that with the seed decide which clients take part in a round and
@@ -49,10 +55,8 @@ class Row(NamedTuple):
     """Mean over seeds."""
     interval: Interval | None
     """Of that mean; None for one seed."""
-    difference: Difference | None
-    """None for the reference itself, without one, and where there is nothing to pair."""
-    unpaired: str | None
-    """Why there is nothing to pair."""
+    difference: Difference | str | None
+    """Or why there is none; None for the reference itself, and without one."""
     test: float
     """Of each run's last round, on the whole test split; mean over seeds."""
     ends: tuple[int, int]
@@ -88,6 +92,13 @@ class Comparison(NamedTuple):
         runs = [run for group in self.groups for run in group.runs]
         return max(max(run.rounds, len(run.history)) for run in runs)
 
+    @property
+    def title(self) -> str:
+        """digits, 60 rounds, 2 seeds."""
+        counts = sorted({len(group.runs) for group in self.groups})
+        seeds = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+        return f"{self.task}, {self.rounds} rounds, {seeds} seed{'s' if counts[-1] > 1 else ''}"
+
 
 def compare_groups(
     groups: Sequence[Group], reference: str | None = None, scale: Scale | None = None
@@ -100,93 +111,115 @@ def compare_groups(
             the first.
         scale: How the numbers are reported; default: as the task has it.
     """
+    by_task = {
+        task: [group for group in groups if group.task == task]
+        for task in dict.fromkeys(group.task for group in groups)
+    }
     if reference is not None:
-        _check_reference(groups, reference)
-    found = []
-    for task in dict.fromkeys(group.task for group in groups):
-        own = [group for group in groups if group.task == task]
-        place, measure = _find_reference(own, reference), scale or choose_scale(own)
-        unequal = describe_unequal_burn_in(own)
-        if unequal is not None:
-            warnings.warn(unequal, stacklevel=2)
-        found.append(
-            Comparison(
-                task,
-                own,
-                measure,
-                None if place is None else own[place].label,
-                compute_rows(own, measure, place),
-                learning_curves(own, measure),
-                diagnostics(own),
-                over_clients(own),
-                unequal,
-            )
-        )
-    return found
+        counts = [len(_find_groups(own, reference)) for own in by_task.values()]
+        if not any(counts) or max(counts) > 1:
+            labels = ", ".join(dict.fromkeys(group.label for group in groups))
+            what = "stands for several" if any(counts) else "does not take part"
+            raise refuse("reference", reference, f"{what}; choose from {labels}")
+    return [_compare(own, reference, scale or choose_scale(own)) for own in by_task.values()]
 
 
-def compute_rows(groups: Sequence[Group], scale: Scale, reference: int | None = None) -> list[Row]:
-    """One row for each method; `reference`: the place of the one others are compared with."""
-    key = f"eval/{scale.metric}"
-    curves = [[curve(history, key) for history in group.histories] for group in groups]
-    found = []
-    for place, (group, own) in enumerate(zip(groups, curves, strict=True)):
-        values = finals(own, scale.last)
-        gap: Difference | str | None = None
-        if reference is not None and place != reference:
-            gap = _difference(group, groups[reference], own, curves[reference], scale.last)
-        lengths = [length(history) for history in group.histories]
-        evaluated = common_rounds(own)
-        until = int(evaluated[-1]) if len(evaluated) else min(lengths)
-        tests = [at_the_end(history, f"test/{scale.metric}") for history in group.histories]
-        found.append(
-            Row(
-                group.label,
-                len(group.runs),
-                until,
-                float(np.mean(values)),
-                interval_of_mean(values),
-                gap if isinstance(gap, Difference) else None,
-                gap if isinstance(gap, str) else None,
-                float(np.mean(tests)),
-                (min(lengths), max(lengths)),
-                {target: [rounds_to(c, target) for c in own] for target in scale.targets},
-                *(
-                    _total(group, key, until)
-                    for key in ("seconds", "comm/bytes_up", "comm/bytes_down")
-                ),
-            )
-        )
-    return found
+def _compare(groups: Sequence[Group], reference: str | None, scale: Scale) -> Comparison:
+    unequal = _describe_unequal_burn_in(groups)
+    if unequal is not None:
+        warnings.warn(unequal, stacklevel=3)
+    chosen = None
+    if len(groups) > 1:  # one method alone is compared with none
+        named = _find_groups(groups, reference or "fedavg")
+        chosen = named[0] if named else groups[0] if reference is None else None
+    return Comparison(
+        groups[0].task,
+        groups,
+        scale,
+        None if chosen is None else chosen.label,
+        [_compute_row(group, None if group is chosen else chosen, scale) for group in groups],
+        make_learning_curves(groups, scale),
+        make_diagnostics(groups),
+        make_client_panels(groups),
+        unequal,
+    )
 
 
-def _total(group: Group, key: str, until: int) -> float:
-    """Of the rounds up to `until`, mean over seeds."""
-    totals = [sum(r.get(key) or 0 for r in h if r["round"] <= until) for h in group.histories]
-    return float(np.mean(totals))
+def _find_groups(groups: Sequence[Group], wanted: str) -> list[Group]:
+    """Find by label first: no two are the same, methods of other settings have one name."""
+    by_label = [group for group in groups if group.label == wanted]
+    methods = [str(group.runs[0].settings.get("method")) for group in groups]
+    return by_label or [
+        group for group, name in zip(groups, methods, strict=True) if match_name(wanted, [name])
+    ]
 
 
-def _difference(
-    group: Group, other: Group, own: Sequence[Curve], others: Sequence[Curve], last: int
-) -> Difference | str:
-    """Or why there is none."""
-    ours, theirs = _cohorts(group), _cohorts(other)
+def choose_scale(groups: Sequence[Group]) -> Scale:
+    """Choose the task's metric, targets and number of last rounds; for one's own model, guess."""
+    task = tasks().get(groups[0].task)
+    runs = [run for group in groups for run in group.runs]
+    if task is None:
+        keys = dict.fromkeys(key for run in runs for record in run.history for key in record)
+        metrics = [key.removeprefix("eval/") for key in keys if key.startswith("eval/")]
+        return Scale(next((name for name in metrics if name != "loss"), "loss"), (), WINDOW)
+    first = next(iter(task.presets.values()))
+    presets = [task.presets.get(str(run.settings.get("preset")), first) for run in runs]
+    targets = sorted({target for preset in presets for target in preset.targets})
+    return Scale(task.metric, tuple(targets), min(preset.last for preset in presets))
+
+
+def _compute_row(group: Group, reference: Group | None, scale: Scale) -> Row:
+    curves = _read_curves(group, scale)
+    finals = compute_finals(curves, scale.last)
+    lengths = [len(history) for history in group.histories]
+    evaluated, _ = align_curves(curves)
+    until = int(evaluated[-1]) if len(evaluated) else min(lengths)
+    tests = [read_last(history, f"test/{scale.metric}") for history in group.histories]
+
+    def average_total(key: str) -> float:
+        totals = [sum(r.get(key, 0) for r in history[:until]) for history in group.histories]
+        return float(np.mean(totals))
+
+    return Row(
+        group.label,
+        len(group.runs),
+        until,
+        float(np.mean(finals)),
+        interval_of_mean(finals),
+        None if reference is None else _subtract(group, reference, scale),
+        float(np.mean(tests)),
+        (min(lengths), max(lengths)),
+        {target: [find_rounds_to(curve, target) for curve in curves] for target in scale.targets},
+        average_total("seconds"),
+        average_total("comm/bytes_up"),
+        average_total("comm/bytes_down"),
+    )
+
+
+def _read_curves(group: Group, scale: Scale) -> list[Curve]:
+    return [read_curve(history, f"eval/{scale.metric}") for history in group.histories]
+
+
+def _subtract(group: Group, reference: Group, scale: Scale) -> Difference | str:
+    """Take the difference from the reference, or say why there is none."""
+    ours, theirs = _list_cohort_settings(group), _list_cohort_settings(reference)
     differ = [
         name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)
     ]
     if differ:
         return f"differs in {', '.join(differ)}"
-    if [run.seed for run in group.runs] != [run.seed for run in other.runs]:
+    if [run.seed for run in group.runs] != [run.seed for run in reference.runs]:
         return "has other seeds"
-    common = common_rounds([*own, *others])
+    curves = [*_read_curves(group, scale), *_read_curves(reference, scale)]
+    common, _ = align_curves(curves)
     if not len(common):
         return "has no evaluated round in common"
-    values = finals([*own, *others], last)
-    paired = [a - b for a, b in zip(values[: len(own)], values[len(own) :], strict=True)]
+    own, others = np.split(np.array(compute_finals(curves, scale.last)), 2)
+    paired = (own - others).tolist()
     return Difference(float(np.mean(paired)), interval_of_mean(paired), int(common[-1]))
 
 
-def _cohorts(group: Group) -> dict[str, str]:
+def _list_cohort_settings(group: Group) -> dict[str, str]:
     settings = {
         name: repr(value)
         for name, value in group.runs[0].settings.items()
@@ -196,38 +229,21 @@ def _cohorts(group: Group) -> dict[str, str]:
     return settings | {"data": ", ".join(sorted(data))}
 
 
-def _find_reference(groups: Sequence[Group], wanted: str | None) -> int | None:
-    """The reference's place among the groups of a task: the one named, by label or by method.
-
-    FedAvg, else the first, if none is named; None for one method alone, and where the one that is
-    named does not take part.
-    """
-    if len(groups) < 2:
+def _describe_unequal_burn_in(groups: Sequence[Group]) -> str | None:
+    """Say which methods begin to sample in which round, if not all that sample in the same."""
+    starts: dict[int, dict[str, None]] = {}
+    for group in groups:
+        for history in group.histories:
+            first = find_first_sampling(history)
+            if first is not None:
+                starts.setdefault(first, {})[group.label] = None
+    if len(starts) < 2:
         return None
-    if wanted is not None:
-        found = _named(groups, wanted)
-        return found[0] if len(found) == 1 else None
-    plain = _named(groups, "fedavg")
-    return plain[0] if plain else 0
-
-
-def _check_reference(groups: Sequence[Group], wanted: str) -> None:
-    """Refuse a name that none of the groups has, or several of one task."""
-    tasks = list(dict.fromkeys(group.task for group in groups))
-    by_task = [[group for group in groups if group.task == task] for task in tasks]
-    counts = [len(_named(own, wanted)) for own in by_task]
-    if not any(counts) or max(counts) > 1:
-        labels = ", ".join(dict.fromkeys(group.label for group in groups))
-        what = "stands for several" if any(counts) else "does not take part"
-        raise refuse("reference", wanted, f"{what}; choose from {labels}")
-
-
-def _named(groups: Sequence[Group], wanted: str) -> list[int]:
-    """Labels first: no two are the same, methods of other settings have one name."""
-    by_label = [k for k, group in enumerate(groups) if group.label == wanted]
-    by_method = [
-        k
-        for k, g in enumerate(groups)
-        if match_name(wanted, [str(g.runs[0].settings.get("method"))])
-    ]
-    return by_label or by_method
+    parts = []
+    for t, labels in sorted(starts.items()):
+        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+        parts.append(f"round {t}: {', '.join(list(labels)[:3])}{more}")
+    return (
+        f"the runs begin to sample in different rounds ({'; '.join(parts)}): their differences are "
+        "of burn-in, too. Give all of them one burn_in_rounds"
+    )

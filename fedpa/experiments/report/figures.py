@@ -1,22 +1,23 @@
-"""Figures: how they look, and the panels of a comparison drawn as PNG and PDF.
+"""Figures as PNG and PDF: how they look, the panels of a comparison, the picture of a partition.
 
 A palette and line styles that differ without colour, too; the same numbers give the same file.
 """
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib import rc_context
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedpa.experiments.report.comparison import Comparison
-from fedpa.experiments.report.panels import Panel, Series
-from fedpa.experiments.report.summary import WINDOW
+from fedpa.experiments.report.curves import WINDOW, Panel, Series
 
 # Okabe and Ito's palette and a line style each: distinct without colour, too.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -25,25 +26,28 @@ MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 KINDS: tuple[Literal["png", "pdf"], ...] = ("png", "pdf")
 FIGURES = tuple(f"{name}.{kind}" for name in ("curves", "diagnostics", "clients") for kind in KINDS)
 """The files there may be; without numbers for it a figure is left out."""
-COLUMNS = 2
-WIDTH = 7.0
+NAMED = 30
+"""In a partition's picture, up to this many clients or labels each has its name beside it."""
+NUMBERED = 16
+"""Up to this many clients and labels every cell has its number in it."""
+SHADES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#9ecbe6", "#0072B2", "#001d33"])
 
 
-def line_of(index: int) -> tuple[str, Any]:
-    """(colour, style) of the method at this place; where colours repeat, styles differ."""
+def choose_line(index: int) -> tuple[str, Any]:
+    """Choose (colour, style) of the method at this place; where colours repeat, styles differ."""
     style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
     return COLOURS[index % len(COLOURS)], style
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that lays itself out."""
+    """Make an empty figure, in inches, that lays itself out."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def tidy(axes: Axes, title: str, x: str, y: str) -> None:
-    """Title, labels with their units, and no frame above and to the right."""
+    """Set title and labels with their units, and no frame above and to the right."""
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -51,31 +55,8 @@ def tidy(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_height(labels: Sequence[str]) -> float:
-    """Inches that `legend_below` needs."""
-    return 0.2 * math.ceil(len(labels) / _columns(labels))
-
-
-def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
-    """A legend outside: curves fill a panel from corner to corner."""
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=_columns(list(handles)),
-        frameon=False,
-        fontsize=8,
-    )
-
-
-def _columns(labels: Sequence[str]) -> int:
-    """As many as the longest label leaves room for: about a hundred characters to a figure."""
-    longest = max(len(label) for label in labels)
-    return min(max(95 // (longest + 9), 1), 3)
-
-
 def render_figure(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
-    """The figure as a file's bytes, the same for the same figure: no date, no version."""
+    """Render a file's bytes, the same for the same figure: no date, no version."""
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
     buffer = io.BytesIO()
     with rc_context({"pdf.fonttype": 42}):  # text stays text
@@ -83,58 +64,72 @@ def render_figure(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
     return buffer.getvalue()
 
 
-def draw_curves(comparison: Comparison, title: str) -> Figure:
+def draw_curves(comparisons: Sequence[Comparison]) -> Figure:
     """Draw learning curves as in the paper: a mark per evaluation, a line for their average."""
-    methods = [group.label for group in comparison.groups]
-    y = f"{comparison.curves.y} (×), {WINDOW}-round average (line)"
-    return _draw_panels([comparison.curves._replace(title=title, y=y)], methods, "curves")
+    panels = [
+        part.curves._replace(
+            title=part.title, y=f"{part.curves.y} (×), {WINDOW}-round average (line)"
+        )
+        for part in comparisons
+    ]
+    return _draw_panels(panels, comparisons, height=4.3, columns=1)
 
 
-def draw_figures(found: Sequence[Comparison]) -> dict[str, bytes]:
+def draw_figures(comparisons: Sequence[Comparison]) -> dict[str, bytes]:
     """Draw all that there is of comparisons: file name → content."""
-    several = len(found) > 1
-    panels = {
-        "curves": [part.curves for part in found],
-        "diagnostics": [_titled(p, part, several) for part in found for p in part.diagnostics],
-        "clients": [_titled(p, part, several) for part in found for p in part.over_clients],
-    }
-    methods = list(dict.fromkeys(group.label for part in found for group in part.groups))
-    drawn = {name: _draw_panels(own, methods, name) for name, own in panels.items() if own}
+    figures = {"curves": draw_curves(comparisons)}
+    for name, height in (("diagnostics", 2.6), ("over_clients", 4.3)):
+        panels = [
+            panel if len(comparisons) == 1 else panel._replace(title=f"{part.task}: {panel.title}")
+            for part in comparisons
+            for panel in getattr(part, name)
+        ]
+        if panels:
+            drawn = _draw_panels(panels, comparisons, height, columns=min(2, len(panels)))
+            figures[name.removeprefix("over_")] = drawn
     return {
         f"{name}.{kind}": render_figure(figure, kind)
-        for name, figure in drawn.items()
+        for name, figure in figures.items()
         for kind in KINDS
     }
 
 
-def _titled(panel: Panel, part: Comparison, several: bool) -> Panel:
-    return panel._replace(title=f"{part.task}: {panel.title}") if several else panel
+def _draw_panels(
+    panels: Sequence[Panel], comparisons: Sequence[Comparison], height: float, columns: int
+) -> Figure:
+    """Draw panels side by side, each of this height in inches, and one legend below them.
 
-
-def _draw_panels(panels: Sequence[Panel], methods: Sequence[str], name: str) -> Figure:
-    columns = 1 if name == "curves" else min(COLUMNS, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    height = 4.3 if name != "diagnostics" else 2.6
-    figure = new_figure(WIDTH, height * rows + legend_height(methods))
+    Outside: curves fill a panel from corner to corner.
+    """
+    methods = list(dict.fromkeys(group.label for part in comparisons for group in part.groups))
+    # As many columns as the longest label leaves room for: about a hundred characters.
+    legend_columns = min(max(95 // (max(map(len, methods)) + 9), 1), 3)
+    rows, legend_rows = math.ceil(len(panels) / columns), math.ceil(len(methods) / legend_columns)
+    figure = new_figure(7.0, height * rows + 0.2 * legend_rows)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, panel in zip(grid, panels, strict=False):
-        _draw(axes, panel, methods)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    handles: dict[str, Artist] = {}
-    for axes in grid:
-        lines, labels = axes.get_legend_handles_labels()
-        handles |= {label: line for line, label in zip(lines, labels, strict=True)}
-    if handles:
-        legend_below(figure, handles)  # one for all
+    lines = {}
+    for axes, panel in zip(grid, panels, strict=False):
+        for series in panel.series:
+            lines[series.method] = _draw_series(axes, series, methods.index(series.method))
+        _draw_surroundings(axes, panel)
+    if lines:
+        figure.legend(
+            list(lines.values()),
+            list(lines),
+            loc="outside lower center",
+            ncols=legend_columns,
+            frameon=False,
+            fontsize=8,
+        )
     return figure
 
 
-def _draw(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:
+def _draw_surroundings(axes: Axes, panel: Panel) -> None:
+    """Draw all of a panel but its series."""
     for target in panel.targets:
         axes.axhline(target, color="0.85", linewidth=0.8, zorder=0)
-    for series in panel.series:
-        _draw_series(axes, series, methods.index(series.method))
     for switch in panel.switches:
         axes.axvline(switch, color="0.5", linestyle=(0, (1, 2)), linewidth=1.0)
     if panel.switches:
@@ -150,13 +145,139 @@ def _draw(axes: Axes, panel: Panel, methods: Sequence[str]) -> None:
     tidy(axes, panel.title, "round", panel.y)
 
 
-def _draw_series(axes: Axes, series: Series, index: int) -> None:
-    colour, style = line_of(index)
-    for marks in series.marks:
-        axes.plot(*marks.points, "x", color=colour, markersize=2.5, alpha=0.25)
-    if series.low is not None and series.high is not None:
-        rounds, low = series.low
-        axes.fill_between(rounds, low, series.high.values, color=colour, alpha=0.15, linewidth=0)
-    for rest in series.rest:
-        axes.plot(*rest.points, color=colour, linewidth=0.6)
-    axes.plot(*series.line, color=colour, linestyle=style, linewidth=1.8, label=series.method)
+def _draw_series(axes: Axes, series: Series, index: int) -> Any:
+    """Draw one method's curves; its line is the legend's."""
+    colour, style = choose_line(index)
+    for _, marks in series.marks:
+        axes.plot(*marks, "x", color=colour, markersize=2.5, alpha=0.25)
+    if series.band is not None:
+        (rounds, low), (_, high) = series.band
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+    for _, rest in series.rest:
+        axes.plot(*rest, color=colour, linewidth=0.6)
+    (line,) = axes.plot(*series.line, color=colour, linestyle=style, linewidth=1.8)
+    return line
+
+
+def draw_partition(
+    counts: np.ndarray,
+    clients: Sequence[str],
+    labels: Sequence[str] | None,
+    title: str,
+    groups: Sequence[str] | None = None,
+) -> Figure:
+    """Sizes of the clients above, below them the share that each label has of a client's examples.
+
+    counts: examples, [clients, labels]. labels: None where there are none: then sizes only.
+    groups: of the labels, each one's, those of a group side by side: then groups are named instead.
+    Clients stand in the order of the label they have most of, so that skew shows as a diagonal.
+    """
+    sizes = counts.sum(axis=1)
+    width = 8.0 if len(clients) > NAMED else max(4.5, 2.0 + 0.42 * len(clients))
+    if labels is None:
+        order = np.argsort(-sizes, kind="stable")
+        figure = new_figure(width, 3.0)
+        axes = figure.subplots()
+        _draw_sizes(axes, sizes[order])
+        axes.set_title(title, fontsize=9, loc="left")
+        _name_clients(axes, [clients[i] for i in order], "by size")
+        return figure
+    shares = counts / np.maximum(sizes, 1)[:, None]
+    order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+    height = 5.2 if len(labels) > NAMED else 0.9 + max(1.2, 0.28 * len(labels))
+    equal = int(sizes.max() - sizes.min()) <= 1
+    if equal:  # nothing to see: a word says it
+        figure = new_figure(width, height)
+        upper = lower = figure.subplots()
+        about = "" if sizes.max() == sizes.min() else "about "
+        title += f", {about}{sizes.max():,} examples each"
+    else:
+        figure = new_figure(width, height + 1.0)
+        upper, lower = figure.subplots(2, sharex=True, height_ratios=[1.0, height])
+        _draw_sizes(upper, sizes[order])
+    upper.set_title(title, fontsize=9, loc="left")
+    _draw_shares(figure, lower, shares[order].T, counts[order].T)
+    _name_labels(lower, labels, groups)
+    _name_clients(lower, [clients[i] for i in order], "by the label they have most of")
+    return figure
+
+
+def _draw_sizes(axes: Axes, sizes: np.ndarray) -> None:
+    edges = np.arange(len(sizes) + 1) - 0.5
+    axes.stairs(sizes, edges, fill=True, color=COLOURS[0], alpha=0.85)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, max(1, sizes.max()) * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.set_ylabel("examples", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.tick_params(axis="x", bottom=False)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_shares(figure: Figure, axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
+    """Small shares are told from none: shades go by the root of the share."""
+    image = axes.imshow(
+        shares,
+        aspect="auto",
+        cmap=SHADES,
+        norm=PowerNorm(0.5, 0.0, max(float(shares.max()), 1e-9)),
+        interpolation="nearest" if shares.shape[1] <= 600 else "antialiased",
+    )
+    axes.tick_params(labelsize=8)
+    bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.04, aspect=30)
+    bar.set_label("share of a client's examples", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+    if max(shares.shape) <= NUMBERED:
+        for label, client in np.argwhere(counts > 0):
+            dark = shares[label, client] > 0.25 * shares.max()
+            axes.text(
+                client,
+                label,
+                str(counts[label, client]),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "black",
+            )
+
+
+def _name_labels(axes: Axes, labels: Sequence[str], groups: Sequence[str] | None) -> None:
+    if groups is not None and len(labels) > NAMED:
+        names, first = np.unique(np.array(groups), return_index=True)
+        begins = np.sort(first)
+        ends = np.append(begins[1:], len(groups))
+        if len(names) <= NAMED:
+            axes.set_yticks((begins + ends - 1) / 2, [_short(groups[i], 30) for i in begins])
+            axes.tick_params(axis="y", labelsize=7, length=0)
+            axes.set_yticks(begins - 0.5, minor=True)
+            axes.tick_params(axis="y", which="minor", length=4)
+            axes.set_ylabel(f"{len(labels)} labels in {len(names)} groups", fontsize=9)
+            return
+    axes.set_ylabel("label", fontsize=9)
+    if len(labels) <= NAMED:
+        axes.set_yticks(range(len(labels)), [_short(name, 30) for name in labels])
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+        axes.yaxis.set_major_formatter(
+            lambda at, _: _short(labels[int(at)], 16) if 0 <= at < len(labels) else ""
+        )
+
+
+def _name_clients(axes: Axes, names: Sequence[str], order: str) -> None:
+    if len(names) > NAMED:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel(f"{len(names):,} clients, {order}", fontsize=9)
+        return
+    slanted = max(map(len, names)) > 4
+    axes.set_xticks(
+        range(len(names)),
+        [_short(name, 16) for name in names],
+        rotation=45 if slanted else 0,
+        ha="right" if slanted else "center",
+    )
+    axes.set_xlabel("client", fontsize=9)
+
+
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rich import filesize
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -24,7 +25,6 @@ from rich.text import Text
 
 from fedpa.algorithms.fedopt import stage
 from fedpa.data.cache import Tell, show_progress
-from fedpa.experiments.report.summary import format_bytes
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training.callbacks import Callback, Event
 
@@ -420,4 +420,4 @@ def amount_of(what: str, number: int) -> str:
     """Bytes in the unit a person would use, or a number with thousands apart."""
     if what.split(" ")[0] not in IN_BYTES:
         return f"{number:,}"
-    return format_bytes(number)
+    return filesize.decimal(number)

@@ -11,9 +11,21 @@
 
   const place = (chart) => document.getElementById(chart.id);
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  // The palette's hues as they are seen on a dark page.
+  const DARK = ["#4C9BE8", "#F07F3C", "#2FBF92", "#E39CC3", "#F2B632", "#8AD0F7", "#F2F2F2"];
   const colour = (method) => {
-    const palette = report.palettes[root.dataset.theme];
+    const palette = root.dataset.theme === "dark" ? DARK : report.palette;
     return palette[method % palette.length];
+  };
+  // Told apart without colour, too: plotly's dash → the lengths of its swatch.
+  const DASHES = {
+    solid: "none", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3", longdash: "11 4",
+    longdashdot: "11 3 2 3", "5px 2px 1px 2px": "5 2 1 2",
+  };
+  // Where colours repeat, dashes differ.
+  const dash = (method) => {
+    const names = Object.keys(DASHES);
+    return names[(method + Math.floor(method / names.length)) % names.length];
   };
   const faint = (hex, alpha) => {
     const [r, g, b] = [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
@@ -33,23 +45,52 @@
 
   function drawn(trace) {
     const { method, role } = trace.meta;
-    const look = LOOKS[role](colour(method), report.methods[method].dash);
+    const look = LOOKS[role](colour(method), dash(method));
     return {
       hovertemplate: "round %{x}: %{y:.4~g}<extra>%{fullData.name}</extra>",
       ...trace, ...look, showlegend: false, visible: !hidden.has(method),
     };
   }
 
-  function laidOut(layout) {
+  // Targets' names are left and right in turn: they may lie closer together than names are high.
+  // Switches' are one above the other, where methods begin in different rounds, on the side with room.
+  function annotations(chart) {
+    const rounds = chart.data.filter((t) => t.meta.role === "marks").flatMap((t) => t.x.slice(-1));
+    const middle = 0.6 * Math.max(0, ...rounds);
+    const shared = { yanchor: "bottom", showarrow: false, font: { size: 11, color: css("--quiet") } };
+    return [
+      ...chart.targets.map((y, k) => ({
+        ...shared, xref: "paper", x: k % 2, xanchor: k % 2 ? "right" : "left", y,
+        text: `target ${Number(y.toPrecision(6))}`,
+      })),
+      ...chart.switches.map((x, k) => ({
+        ...shared, x, xanchor: x < middle ? "left" : "right", xshift: x < middle ? 3 : -3,
+        yref: "paper", y: 0.01 + 0.07 * k, text: "sampling begins",
+      })),
+    ];
+  }
+
+  // Above, if faint: below, a grid line at the same height would hide a target.
+  function shapes(chart) {
+    const line = { type: "line", layer: "above", opacity: 0.6 };
+    const quiet = css("--quiet");
+    return [
+      ...chart.targets.map((y) => ({
+        ...line, xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: quiet, width: 1 },
+      })),
+      ...chart.switches.map((x) => ({
+        ...line, yref: "paper", y0: 0, y1: 1, x0: x, x1: x, line: { color: quiet, width: 1.2, dash: "dot" },
+      })),
+    ];
+  }
+
+  function layout(chart) {
     const axis = {
       gridcolor: css("--grid"), linecolor: css("--rule"), zeroline: false, automargin: true,
       tickfont: { size: 12 },
     };
-    const lines = { target: { color: css("--quiet"), width: 1 },
-                    switch: { color: css("--quiet"), width: 1.2, dash: "dot" } };
-    const title = (a) => ({ ...a.title, font: { size: 13 }, standoff: 8 });
+    const title = (text) => ({ text, font: { size: 13 }, standoff: 8 });
     return {
-      ...layout,
       paper_bgcolor: css("--page"), plot_bgcolor: css("--page"),
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: css("--text") },
       margin: { l: 52, r: 12, t: 28, b: 44 },
@@ -58,12 +99,11 @@
                     namelength: -1 },
       dragmode: touch.matches ? false : "zoom",
       modebar: { color: css("--quiet"), activecolor: css("--accent"), bgcolor: "rgba(0,0,0,0)" },
-      xaxis: { ...axis, ...layout.xaxis, title: title(layout.xaxis), showgrid: false, showline: true },
-      yaxis: { ...axis, ...layout.yaxis, title: title(layout.yaxis),
-               nticks: narrow.matches ? 6 : 9 },
-      // Above, if faint: below, a grid line at the same height would hide a target.
-      shapes: layout.shapes.map((s) => ({ ...s, layer: "above", opacity: 0.6, line: lines[s.name] })),
-      annotations: layout.annotations.map((a) => ({ ...a, font: { size: 11, color: css("--quiet") } })),
+      xaxis: { ...axis, title: title("round"), showgrid: false, showline: true },
+      yaxis: { ...axis, title: title(chart.y), nticks: narrow.matches ? 6 : 9 },
+      shapes: shapes(chart),
+      annotations: annotations(chart),
+      uirevision: "the reader's", // react keeps the zoom: axes the reader has moved stay where they are
     };
   }
 
@@ -76,11 +116,9 @@
     plotlyServerURL: "", showSendToCloud: false,
   };
 
-  // react keeps the zoom: axes the reader has moved stay where they are.
   function draw() {
     for (const chart of report.charts) {
-      const layout = { ...laidOut(chart.layout), uirevision: "the reader's" };
-      Plotly.react(place(chart), chart.data.map(drawn), layout, SETTINGS);
+      Plotly.react(place(chart), chart.data.map(drawn), layout(chart), SETTINGS);
     }
     for (const line of document.querySelectorAll("[data-swatch]")) {
       line.setAttribute("stroke", colour(Number(line.dataset.swatch)));
@@ -116,8 +154,16 @@
     }
   }
 
+  report.methods.forEach((name, method) => {
+    const label = document.createElement("label");
+    label.innerHTML = `<input type="checkbox" checked data-method="${method}">
+      <svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" stroke-width="3"
+      stroke-dasharray="${DASHES[dash(method)]}" data-swatch="${method}"/></svg>`;
+    label.append(Object.assign(document.createElement("span"), { textContent: name }));
+    document.getElementById("methods").append(label);
+  });
+
   for (const box of document.querySelectorAll("[data-method]")) {
-    box.checked = true; // some browsers remember, the charts do not
     box.addEventListener("change", () => {
       const method = Number(box.dataset.method);
       if (box.checked) hidden.delete(method); else hidden.add(method);

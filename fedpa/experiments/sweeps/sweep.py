@@ -24,7 +24,7 @@ from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, TooFewClientsError, check_integer
 from fedpa.experiments.config import RunConfig, from_table, table_of, write_toml
 from fedpa.experiments.config import as_table as run_table
-from fedpa.experiments.report.summary import curve, final
+from fedpa.experiments.report.curves import compute_finals, read_curve
 from fedpa.experiments.run import run
 from fedpa.experiments.sweeps import space as spaces
 from fedpa.experiments.sweeps.search import (
@@ -209,10 +209,10 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
     # Many trials, which are seldom resumed: what `fedpa resume` and the best round need is kept.
     prune_checkpoints(job.out, 1, [] if fit.best is None else [fit.best["round"]])
     last = preset_named(job.config.task, job.config.preset)[1].last
-    measured, sign = curve(fit.history, job.metric), -1 if lower_is_better(job.metric) else 1
+    measured, sign = read_curve(fit.history, job.metric), -1 if lower_is_better(job.metric) else 1
     points = zip(measured.rounds.tolist(), (sign * measured.values).tolist(), strict=True)
     return Outcome(
-        sign * final(measured, last),
+        sign * compute_finals([measured], last)[0],
         dict(points) if job.prune else {},
         fit.stopped,
         {

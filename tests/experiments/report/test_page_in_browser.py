@@ -3,8 +3,8 @@
 import pytest
 
 from fedpa.experiments.report.comparison import compare_groups
-from fedpa.experiments.report.found_runs import find_runs, group_runs
-from fedpa.experiments.report.page import page
+from fedpa.experiments.report.page import make_page
+from fedpa.experiments.report.runs import find_runs, group_runs
 from tests.experiments.report.browser import browser, chromium
 from tests.experiments.report.made_runs import made_comparison
 
@@ -21,7 +21,7 @@ def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report")
     groups = group_runs(find_runs([made_comparison(directory / "cmp")]))
     path = directory / "report.html"
-    path.write_text(page(compare_groups(groups)), "utf-8")
+    path.write_text(make_page(compare_groups(groups)), "utf-8")
     return path
 
 
@@ -52,9 +52,13 @@ def test_it_loads_alone_and_draws(opened, report):
     assert opened.complaints() == []
     assert set(opened.requested()) == {report.resolve().as_uri()}
     # A line and a band for each of three methods.
-    assert opened.value("document.querySelectorAll('#chart-0 path.js-line').length") == 6
-    assert opened.value("document.querySelectorAll('#chart-0 path.point').length") == 3 * 2 * 30
-    assert "sampling begins" in opened.value("document.getElementById('chart-0').textContent")
+    assert opened.value("document.querySelectorAll('#chart-0-curves path.js-line').length") == 6
+    assert (
+        opened.value("document.querySelectorAll('#chart-0-curves path.point').length") == 3 * 2 * 30
+    )
+    assert "sampling begins" in opened.value(
+        "document.getElementById('chart-0-curves').textContent"
+    )
     offered = "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title).join()"
     assert "Zoom in" in opened.value(offered)
     assert not {"Share", "Edit", "Plotly"} & set(opened.value(offered).replace(",", " ").split())
@@ -66,26 +70,28 @@ def test_a_method_is_hidden_in_all_charts(opened):
     opened.value("document.querySelector('[data-method=\"1\"]').focus()")
     press(opened, " ", 32)
     opened.wait(f"{CHARTS}.every(c => c.data.every(t => t.visible === (t.meta.method !== 1)))")
-    opened.wait("document.querySelectorAll('#chart-0 path.js-line').length === 4")
+    opened.wait("document.querySelectorAll('#chart-0-curves path.js-line').length === 4")
     hidden = lines_of_charts(opened)
     assert all(after < whole for after, whole in zip(hidden, before, strict=True))
     press(opened, " ", 32)
-    opened.wait("document.querySelectorAll('#chart-0 path.js-line').length === 6")
+    opened.wait("document.querySelectorAll('#chart-0-curves path.js-line').length === 6")
     assert lines_of_charts(opened) == before
     assert opened.complaints() == []
 
 
 def test_numbers_on_hover_and_a_zoom_that_stays(opened):
     where = opened.value(
-        "(() => { const r = document.querySelectorAll('#chart-0 path.point')[20]"
+        "(() => { const r = document.querySelectorAll('#chart-0-curves path.point')[20]"
         ".getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
     )
     move(opened, "mouseMoved", *where, held=False)
-    opened.wait("/round \\d+/.test(document.querySelector('#chart-0 .hoverlayer').textContent)")
-    ends = "document.getElementById('chart-0').layout.xaxis.range.map(Math.round).join()"
+    opened.wait(
+        "/round \\d+/.test(document.querySelector('#chart-0-curves .hoverlayer').textContent)"
+    )
+    ends = "document.getElementById('chart-0-curves').layout.xaxis.range.map(Math.round).join()"
     whole = opened.value(ends)
     box = opened.value(
-        "(() => { const r = document.querySelector('#chart-0 .nsewdrag')"
+        "(() => { const r = document.querySelector('#chart-0-curves .nsewdrag')"
         ".getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"
     )
     left, right, middle = box[0] + box[2] * 0.3, box[0] + box[2] * 0.7, box[1] + box[3] / 2
@@ -147,8 +153,9 @@ def test_the_real_clipboard_has_it(opened):
 
 
 def test_dark_by_button_and_by_the_systems_wish(opened, report):
-    plot = "document.querySelector('#chart-0 .main-svg').style.background"
-    stroke = "document.querySelector('#chart-0 .scatter path.js-line[style*=\"2.2\"]').style.stroke"
+    plot = "document.querySelector('#chart-0-curves .main-svg').style.background"
+    line = "#chart-0-curves .scatter path.js-line[style*='2.2']"
+    stroke = f'document.querySelector("{line}").style.stroke'
     assert opened.value(BACKGROUND) == LIGHT
     light = opened.value(plot), opened.value(stroke)
     opened.value("document.getElementById('theme').click()")

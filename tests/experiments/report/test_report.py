@@ -11,23 +11,25 @@ from rich.console import Console
 
 from fedpa.experiments.report.bootstrap import interval_of_mean, student_quantile
 from fedpa.experiments.report.comparison import compare_groups
-from fedpa.experiments.report.figures import draw_curves, line_of, render_figure
-from fedpa.experiments.report.found_runs import FoundRun, Group, Scale
-from fedpa.experiments.report.summary import (
+from fedpa.experiments.report.curves import (
     Curve,
-    curve,
-    final,
-    mean_over_seeds,
-    rounds_to,
-    running_average,
-    split_shown,
-    switch_round,
+    Scale,
+    align_curves,
+    compute_finals,
+    compute_running_average,
+    find_first_sampling,
+    find_rounds_to,
+    find_split,
+    read_curve,
 )
+from fedpa.experiments.report.figures import choose_line, draw_curves, render_figure
+from fedpa.experiments.report.runs import Group, Run
 from fedpa.experiments.report.tables import (
     PUBLISHED,
     format_csv,
     format_difference,
     format_test,
+    make_results,
     make_table,
 )
 from fedpa.training.history import History
@@ -49,7 +51,7 @@ def group(method, histories, seeds=None, rounds=20, **settings):
     """Runs that were to have so many rounds."""
     own = {"rounds": rounds, "method": method, **settings}
     runs = [
-        FoundRun(Path(), Path(), own | {"seed": seed}, {}, History(run), True, None)
+        Run(Path(), Path(), own | {"seed": seed}, {}, History(run), True)
         for seed, run in zip(seeds or range(len(histories)), histories, strict=True)
     ]
     return Group("digits", method, runs)
@@ -66,7 +68,7 @@ def of(rounds=20, **runs):
 
 def as_printed(comparison, width=120, published=()):
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(make_table(comparison, "title", published))
+    console.print(make_table(comparison, published))
     return console.export_text()
 
 
@@ -75,31 +77,31 @@ def as_table(comparison):
 
 
 def test_final_is_the_mean_of_the_last_rounds():
-    c = curve(history([0.0, 0.2, 0.4, 0.6]), "eval/accuracy")
-    assert final(c, 2) == pytest.approx(0.5)
-    assert final(c, 100) == pytest.approx(0.3)
+    c = read_curve(history([0.0, 0.2, 0.4, 0.6]), "eval/accuracy")
+    assert compute_finals([c], 2)[0] == pytest.approx(0.5)
+    assert compute_finals([c], 100)[0] == pytest.approx(0.3)
 
 
 def test_rounds_to_uses_the_ten_round_average():
-    c = curve(history([0.0] * 10 + [1.0] * 10), "eval/accuracy")
-    assert rounds_to(c, 0.5) == 15
-    assert rounds_to(c, 1.0) == 20
-    assert rounds_to(c, 1.1) is None
-    assert running_average(c).rounds[0] == 10
+    c = read_curve(history([0.0] * 10 + [1.0] * 10), "eval/accuracy")
+    assert find_rounds_to(c, 0.5) == 15
+    assert find_rounds_to(c, 1.0) == 20
+    assert find_rounds_to(c, 1.1) is None
+    assert compute_running_average(c).rounds[0] == 10
 
 
 def test_rounds_without_an_evaluation_are_left_out():
     records = history([0.1, 0.2, 0.3])
     del records[1]["eval/accuracy"]
     records[2]["eval/accuracy"] = None
-    c = curve(records, "eval/accuracy")
+    c = read_curve(records, "eval/accuracy")
     assert c.rounds.tolist() == [1, 3]
     assert np.isnan(c.values[1])
 
 
 def test_the_switch_is_found():
-    assert switch_round(history([0.0] * 5, switch=3)) == 3
-    assert switch_round(history([0.0] * 5)) is None
+    assert find_first_sampling(history([0.0] * 5, switch=3)) == 3
+    assert find_first_sampling(history([0.0] * 5)) is None
 
 
 def test_table_in_both_forms():
@@ -117,7 +119,10 @@ def test_table_in_both_forms():
     assert "two seeds make a very wide one" in " ".join(text.split())
     assert "at round" not in text
     assert f"± {wide.half:.4f}" in text
-    assert "10 (1 of 2 seeds)" in " ".join(text.split())
+    assert [row[5].split() for row in make_results(table).rows] == [
+        ["10", "(1", "of", "2", "seeds)"],
+        ["–"],
+    ]
     assert "–" in text
 
 
@@ -156,7 +161,8 @@ def test_seeds_of_unequal_length_are_averaged_at_the_rounds_all_have():
     assert row.interval.half == pytest.approx(0)
     assert row.seconds == 8 * 0.5
     text = " ".join(as_printed(table).split())
-    assert "(at round 8 of 12)" in text
+    assert make_results(table).rows[0][0].split("\n") == ["A", "(at round 8", "of 12)"]
+    assert "(at round 8" in text
     assert "the last that all seeds have" in text
     assert as_table(table)[0]["round"] == "8"
 
@@ -177,7 +183,7 @@ def test_differences_are_of_the_same_rounds():
     assert row.difference.mean == pytest.approx(0)
     assert (row.round, row.difference.round) == (8, 8)
     # The row says already that it is at round 8.
-    assert format_difference(row).startswith("+0.0000 ± ")
+    assert format_difference(row).startswith("+0.0000\n± ")
     table = compared(runs, last=2, reference="B")
     assert format_difference(table.rows[0]).endswith("(at round 8)")
     assert table.rows[0].final > table.rows[1].final
@@ -217,12 +223,12 @@ def test_the_test_split_says_of_which_rounds_it_is():
     for run in ends:
         run[-1]["test/accuracy"] = 0.6
     (row,) = compared(of(A=ends)).rows
-    assert format_test(row) == "0.6000 (rounds 8 to 12)"
+    assert format_test(row) == "0.6000\n(rounds 8\nto 12)"
 
 
 def test_published_rows_are_empty_where_the_paper_says_nothing():
     table = compared(of(A=[history([0.5] * 20)]), [0.25, 0.86])
-    shown = make_table(table, "title", PUBLISHED["emnist"])
+    shown = make_table(table, PUBLISHED["emnist"])
     unknown, known = ([*column.cells] for column in shown.columns[3:5])
     assert unknown[1:] == [""] * 5
     assert known[1:] == ["1291", "–", "1360", "–", "92"]
@@ -262,14 +268,14 @@ def test_seeds_of_unequal_length_have_a_mean_where_all_are():
         Curve(np.array([1, 2]), np.array([0.0, 1.0])),
         Curve(np.array([1, 2, 3]), np.array([1.0, 2.0, 5.0])),
     )
-    mean = mean_over_seeds([short, long])
-    assert mean.rounds.tolist() == [1, 2]
-    assert mean.values.tolist() == [0.5, 1.5]
+    rounds, values = align_curves([short, long])
+    assert rounds.tolist() == [1, 2]
+    assert values.tolist() == [[0.0, 1.0], [1.0, 2.0]]
 
 
 def drawn(target=0.5, **runs):
     comparison = compared(of(**runs), [target])
-    return imread(io.BytesIO(render_figure(draw_curves(comparison, "title"), "png")))
+    return imread(io.BytesIO(render_figure(draw_curves([comparison]), "png")))
 
 
 def test_curves_are_drawn():
@@ -291,11 +297,10 @@ def test_the_names_of_the_methods_stand_below_the_curves():
 
 def test_the_curve_says_whose_examples_it_is_of():
     plain = history([0.1, 0.2])
-    assert split_shown(plain, "accuracy") == "test"
-    assert split_shown([r | {"valid/accuracy": r["eval/accuracy"]} for r in plain], "accuracy") == (
-        "validation"
-    )
-    assert split_shown([r | {"valid/accuracy": 0.7} for r in plain], "accuracy") == "test"
+    same = [r | {"valid/accuracy": r["eval/accuracy"]} for r in plain]
+    other = [r | {"valid/accuracy": 0.7} for r in plain]
+    splits = [find_split([group("A", [[], run])], "accuracy") for run in (plain, same, other)]
+    assert splits == ["test", "validation", "test"]
 
 
 def test_the_table_has_the_test_split_of_the_last_round():
@@ -307,4 +312,4 @@ def test_the_table_has_the_test_split_of_the_last_round():
 
 
 def test_no_two_of_many_methods_look_alike():
-    assert len({(colour, str(style)) for colour, style in map(line_of, range(40))}) == 40
+    assert len({(colour, str(style)) for colour, style in map(choose_line, range(40))}) == 40

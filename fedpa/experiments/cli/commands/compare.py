@@ -40,10 +40,11 @@ from fedpa.experiments.comparison import (
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.curves import Scale
 from fedpa.experiments.report.figures import draw_curves, render_figure
-from fedpa.experiments.report.found_runs import Scale, find_runs, group_runs
 from fedpa.experiments.report.live import watch_run
-from fedpa.experiments.report.page import page
+from fedpa.experiments.report.page import make_page
+from fedpa.experiments.report.runs import find_runs, group_runs
 from fedpa.experiments.report.tables import PUBLISHED, format_csv, format_number, make_table
 from fedpa.experiments.run import check_run
 from fedpa.experiments.sweeps.search import Trial, find_best
@@ -273,16 +274,14 @@ def _report(
     ]
     scale = Scale(task.metric, preset.targets, preset.last)
     (comparison,) = compare_groups(groups, reference, scale)
-    seeds = "1 seed" if command.seeds == 1 else f"{command.seeds} seeds"
-    title = f"{command.run.task}, {command.run.rounds} rounds, {seeds}"
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     # Printed first: whatever becomes of the files, the numbers are seen.
-    console.print(make_table(comparison, title, published, name))
+    console.print(make_table(comparison, published, name))
     with run_directory.writing(out):
         write_atomically(out / run_directory.TABLE, format_csv(comparison).encode())
-        curves = render_figure(draw_curves(comparison, title), "png")
+        curves = render_figure(draw_curves([comparison]), "png")
         write_atomically(out / run_directory.CURVES, curves)
-        write_atomically(out / run_directory.REPORT, page([comparison]).encode())
+        write_atomically(out / run_directory.REPORT, make_page([comparison]).encode())
     say(
         console,
         f"written to {format_path(out)}: {run_directory.TABLE}, {run_directory.CURVES}, "

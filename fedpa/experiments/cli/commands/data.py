@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import filesize
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +32,6 @@ from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_
 from fedpa.experiments.cli.commands import COMMANDS
 from fedpa.experiments.download import download
 from fedpa.experiments.report.live import show_file_progress
-from fedpa.experiments.report.summary import format_bytes
 
 NAMES = {"positional": "NAME", "help": f"{', '.join(DATA_SETS)}."}
 
@@ -101,7 +101,7 @@ def get(argv: Sequence[str], console: Console) -> None:
                 path = directory / archive.name
                 there = os.path.exists(path)  # False where nobody may look: told below
                 download(url, path, archive.checksum)
-                done = "there already" if there else format_bytes(path.stat().st_size)
+                done = "there already" if there else filesize.decimal(path.stat().st_size)
                 say(console, f"{format_path(path)}: {done}, its checksum is right")
     except KeyboardInterrupt:
         if any((directory / f"{archive.name}.part").exists() for archive, _ in wanted):

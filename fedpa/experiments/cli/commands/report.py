@@ -10,8 +10,8 @@ from fedpa.errors import refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words, say
 from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.figures import FIGURES, draw_figures
-from fedpa.experiments.report.found_runs import check_tasks, find_runs, group_runs
-from fedpa.experiments.report.page import page
+from fedpa.experiments.report.page import make_page
+from fedpa.experiments.report.runs import check_tasks, find_runs, group_runs
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
 from fedpa.training.run_directory import check_writable, writing
 
@@ -44,11 +44,12 @@ def main(argv: Sequence[str], console: Console) -> None:
     runs = find_runs(command.directories)
     if not command.mixed:
         check_tasks(runs)
-    found = compare_groups(group_runs(runs), command.reference)
-    files = {command.out: page(found).encode()}
+    comparisons = compare_groups(group_runs(runs), command.reference)
+    files = {command.out: make_page(comparisons).encode()}
     if command.figures:
         files |= {
-            _beside(command.out, name): content for name, content in draw_figures(found).items()
+            _beside(command.out, name): content
+            for name, content in draw_figures(comparisons).items()
         }
     with writing(command.out), stage_files(command.out) as staged:
         for path, content in files.items():
