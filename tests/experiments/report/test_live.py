@@ -12,7 +12,7 @@ from rich.live import Live
 
 from fedpa.experiments.cli.main import _one_line
 from fedpa.experiments.report import live
-from fedpa.experiments.report.live import Pace, Seen, after, fitting, paced, seconds_left, watch_run
+from fedpa.experiments.report.live import join_fitting, watch_run
 from fedpa.training.callbacks import Event
 
 NAMES = [f"f{n:04}_{n % 50:02}" for n in range(1000)]
@@ -180,15 +180,17 @@ def test_time_left_is_of_the_rounds_after_compiling(terminal):
         assert round_of(5, 10, phase="sampling").endswith("finishing")
 
 
-def test_the_pace_is_that_of_recent_rounds():
-    pace = Pace(0.0)
-    for t in range(1, 101):
-        pace = paced(pace, "burn-in", float(t))
-    assert seconds_left(pace, 10, 100.0) == pytest.approx(10)
-    for t in range(1, live.RECENT + 1):
-        pace = paced(pace, "burn-in", 100.0 + 60 * t)
-    assert seconds_left(pace, 10, pace.since) == pytest.approx(600)
-    assert seconds_left(pace, 0, pace.since) is None
+def test_the_pace_is_that_of_recent_rounds(narrow):
+    rounds = 100 + live.RECENT + 10
+    with watch_run(narrow.console, "FedPA", rounds) as callback:
+        for t in range(1, rounds + 1):
+            narrow.now += 1 if t <= 100 else 60
+            callback(event(t, rounds))
+            if t == 100:
+                assert narrow.look()[0].endswith(f"0:00:{live.RECENT + 10} left")
+            if t == 100 + live.RECENT:
+                assert narrow.look()[0].endswith("0:10:00 left")
+        assert "left" not in narrow.look()[0]
 
 
 def test_it_ends_as_one_line_and_runs_in_a_row_are_a_table(terminal):
@@ -296,22 +298,23 @@ def test_with_little_room_words_go_before_they_are_cut(monkeypatch):
         assert terminal.look() == ["FedPA[5]  round  2/60  burn-in   0:00:00"]
 
 
-def test_the_best_is_the_highest_number():
-    seen = Seen()
-    for t, value in enumerate([math.nan, 0.25, None, 0.75, 0.75, math.nan], start=1):
-        told = {"phase": "burn-in", "eval/accuracy": value, "eval/loss": 1.0}
-        seen = after(seen, t, told, "accuracy")
-    assert seen.best == (0.75, 4)
-    assert math.isnan(seen.latest["accuracy"])
+def test_the_best_is_the_highest_number(narrow):
+    with watch_run(narrow.console, "FedPA", 6, metric="accuracy") as callback:
+        for t, value in enumerate([math.nan, 0.25, None, 0.75, 0.75, math.nan], start=1):
+            callback(event(t, 6, value))
+        assert narrow.look()[1:] == [
+            "  metrics   accuracy nan  loss 0.5000",
+            "  best      accuracy 0.7500 in round 4",
+        ]
 
 
 def test_pieces_are_whole():
-    assert fitting(["one", "two", "three"], 15, ", ") == "one, two, three"
-    assert fitting(["one", "two", "three"], 14, ", ") == "one, two, …"
-    assert fitting(["one", "two", "three"], 10, ", ") == "one, …"
-    assert fitting(["one", "two", "three"], 14, ", ", more=None) == "one, two"
-    assert fitting(["longer than that"], 5, ", ") == "longer than that"
-    assert fitting([], 5, ", ") == ""
+    assert join_fitting(["one", "two", "three"], 15, ", ") == "one, two, three"
+    assert join_fitting(["one", "two", "three"], 14, ", ") == "one, two, …"
+    assert join_fitting(["one", "two", "three"], 10, ", ") == "one, …"
+    assert join_fitting(["one", "two", "three"], 14, ", ", more=None) == "one, two"
+    assert join_fitting(["longer than that"], 5, ", ") == "longer than that"
+    assert join_fitting([], 5, ", ") == ""
 
 
 def plain():
