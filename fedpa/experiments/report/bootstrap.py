@@ -12,13 +12,12 @@ ones (exponential) 88 to 91 %, for which no small sample has a remedy. Two seeds
 about nine times as wide as they are apart: it says that two seeds hardly say anything.
 """
 
-import functools
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -60,36 +59,6 @@ def band_of_mean(values: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
     tail = (1 - level) / 2
     means = np.tensordot(counts / n, values - mean, axes=1)
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
-    half = _widened(n, level) * np.maximum(-low, high)
+    widened = math.sqrt(n / (n - 1)) * stdtrit(n - 1, 1 - tail) / ndtri(1 - tail)
+    half = widened * np.maximum(-low, high)
     return mean - half, mean + half
-
-
-@functools.cache
-def _widened(n: int, level: float) -> float:
-    """By what the deviations of n seeds' bootstrap means are to be multiplied."""
-    normal = statistics.NormalDist().inv_cdf((1 + level) / 2)
-    return math.sqrt(n / (n - 1)) * student_quantile(n - 1, level) / normal
-
-
-def student_quantile(freedom: int, level: float) -> float:
-    """t such that Student's distribution has `level` of its mass within ± t."""
-    low, high = 0.0, 1.0
-    while _within(high, freedom) < level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
-    return (low + high) / 2
-
-
-def _within(t: float, freedom: int) -> float:
-    """The mass within ± t: for whole degrees of freedom, a finite sum of powers of a cosine."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * k / (k + 1)
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total

@@ -82,7 +82,7 @@ class Comparison(NamedTuple):
     """One for each group."""
     curves: Panel
     diagnostics: Sequence[Panel]
-    over_clients: Sequence[Panel]
+    clients: Sequence[Panel]
     unequal_burn_in: str | None = None
     """In which rounds the methods begin to sample, if not in the same."""
 

@@ -78,15 +78,14 @@ def draw_curves(comparisons: Sequence[Comparison]) -> Figure:
 def draw_figures(comparisons: Sequence[Comparison]) -> dict[str, bytes]:
     """Draw all that there is of comparisons: file name → content."""
     figures = {"curves": draw_curves(comparisons)}
-    for name, height in (("diagnostics", 2.6), ("over_clients", 4.3)):
+    for name, height in (("diagnostics", 2.6), ("clients", 4.3)):
         panels = [
             panel if len(comparisons) == 1 else panel._replace(title=f"{part.task}: {panel.title}")
             for part in comparisons
             for panel in getattr(part, name)
         ]
         if panels:
-            drawn = _draw_panels(panels, comparisons, height, columns=min(2, len(panels)))
-            figures[name.removeprefix("over_")] = drawn
+            figures[name] = _draw_panels(panels, comparisons, height, columns=min(2, len(panels)))
     return {
         f"{name}.{kind}": render_figure(figure, kind)
         for name, figure in figures.items()

@@ -215,9 +215,10 @@ class RunView:
         """Draw label, bar, words: with little room a shorter bar, then none, then fewer words."""
         fit = [word for n, word in enumerate(words, 1) if self._measure(words[:n]) <= width]
         length = min(width - self._measure(fit) - len(GAP), longest)
-        bar = ProgressBar(self.rounds, self.round, width=length)
+        cells: list[RenderableType] = [Text(self.label, "bold"), *fit]
+        if length >= SHORTEST_BAR:
+            cells.insert(1, ProgressBar(self.rounds, self.round, width=length))
         table = Table.grid(padding=(0, len(GAP), 0, 0))
-        cells = [Text(self.label, "bold"), *([bar] if length >= SHORTEST_BAR else []), *fit]
         for _ in cells:
             table.add_column(no_wrap=True, overflow="ellipsis")
         table.add_row(*cells)

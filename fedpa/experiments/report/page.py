@@ -105,7 +105,7 @@ def _fill_page(comparisons: Sequence[Comparison], least: int, notices: Sequence[
 
 
 def _list_panels(part: Comparison) -> list[Panel]:
-    return [part.curves, *part.diagnostics, *part.over_clients]
+    return [part.curves, *part.diagnostics, *part.clients]
 
 
 def _name_chart(panel: Panel, number: int) -> str:
@@ -253,7 +253,7 @@ def _show_diagnostics(part: Comparison, number: int) -> str:
 
 
 def _show_clients(part: Comparison, number: int) -> str:
-    content = "".join(_show_chart(panel, number, "chart tall") for panel in part.over_clients)
+    content = "".join(_show_chart(panel, number, "chart tall") for panel in part.clients)
     for metric in find_spread_metrics(part.groups, "test"):
         header = ["method", *(f"{p}th percentile" for p in PERCENTILES)]
         rows = [[_label_with_ends(group)] for group in part.groups]
