@@ -1,25 +1,18 @@
 """Federated data: client ids, examples per client, one client's arrays by id. Read lazily."""
 
+import functools
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedpa.engines.resident import Packed
-from fedpa.errors import BadValueError, DataError, FedpaError
-from fedpa.objectives.client_data import (
-    Kind,
-    check_examples,
-    column_name,
-    find_bad_value,
-    find_misfit,
-    is_real,
-    kind_of,
-)
+from fedpa.errors import DataError, FedpaError
+from fedpa.objectives.client_data import Kind, check_examples, find_bad_value, is_real
 
 PACKED_UP_TO = 2**28
 """Bytes of examples up to which a packed copy of them is kept: rounds of many small clients begin
@@ -93,7 +86,7 @@ def from_mapping(clients: Any) -> FederatedData:
     # the client to name is looked for when it is known that there is one.
     flat = _flatten(clients, keys)
     if flat is None:
-        raise _blame((name, clients[key]) for name, key in zip(ids, keys, strict=True))
+        raise _blame(clients, ids, keys)
     columns, sizes, structure = flat
     if not sizes.any():
         raise FedpaError("clients have no examples: at least one client needs one")
@@ -102,17 +95,11 @@ def from_mapping(clients: Any) -> FederatedData:
     arrays = None
     if int(sizes.sum()) * sum(row_bytes) <= PACKED_UP_TO:
         arrays = list(map(np.concatenate, columns))
-    for place, column in enumerate(columns):
-        whole = None if arrays is None else [(0, arrays[place])]
-        for first, block in whole or _blocks(column, start, row_bytes[place]):
-            bad = find_bad_value(block)
-            if bad is not None:
-                index, expected = bad
-                row = first + index[0]
-                client = int(np.searchsorted(start, row, side="right")) - 1
-                within = [int(row - start[client]), *index[1:]]
-                value = f"{column_name(structure, place)}{within} = {block[tuple(index)]}"
-                raise BadValueError(f"client {ids[client]!r}: {value}: {expected}")
+    blocks = arrays or itertools.chain.from_iterable(
+        _blocks(column, start * size) for column, size in zip(columns, row_bytes, strict=True)
+    )
+    if any(find_bad_value(block) is not None for block in blocks):
+        raise _blame(clients, ids, keys)
     position = {name: place for place, name in enumerate(ids)}
 
     def num_examples(name: str) -> int:
@@ -205,23 +192,19 @@ def _as_numpy(column: list[Any]) -> list[np.ndarray] | None:
         return None
 
 
-def _blame(clients: Iterable[tuple[str, Any]]) -> FedpaError:
+def _blame(clients: Mapping[Any, Any], ids: Sequence[str], keys: Sequence[Any]) -> FedpaError:
     """The error that names the client whose arrays can't be used, or are unlike the others'."""
-    shapes = {}
-    for name, tree in clients:
-        leaves, structure = jax.tree.flatten(tree)
-        for place, leaf in enumerate(leaves):
-            misfit = find_misfit(leaf)
-            if misfit is not None:
-                return FedpaError(f"client {name!r}: {column_name(structure, place)} {misfit}")
+    kinds = {}
+    for name, key in zip(ids, keys, strict=True):
         try:
-            shapes[name] = str(kind_of(list(map(np.asarray, leaves)), structure))
+            _, own = check_examples(clients[key], functools.partial(_name_client, name))
         except FedpaError as error:
-            return FedpaError(f"client {name!r}: {error}")
+            return error
+        kinds[name] = str(own)
     # What most clients have is right; one that differs is named, wherever it stands.
-    usual, _ = Counter(shapes.values()).most_common(1)[0]
-    name, shape = next(item for item in shapes.items() if item[1] != usual)
-    return FedpaError(f"client {name!r} has arrays {shape}: the others have {usual}")
+    usual, _ = Counter(kinds.values()).most_common(1)[0]
+    name, kind = next(item for item in kinds.items() if item[1] != usual)
+    return FedpaError(f"client {name!r} has arrays {kind}: the others have {usual}")
 
 
 def _row_bytes(column: Sequence[np.ndarray]) -> int:
@@ -229,12 +212,8 @@ def _row_bytes(column: Sequence[np.ndarray]) -> int:
     return int(np.prod(column[0].shape[1:])) * max(d.itemsize for d in set(map(_DTYPE, column)))
 
 
-def _blocks(
-    column: Sequence[np.ndarray], start: np.ndarray, row_bytes: int
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, the arrays of the next few clients as one), a few megabytes each."""
-    blocks = start * row_bytes // CHECKED_AT_ONCE
-    edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(column)]
-    for first, last in itertools.pairwise(edges):
-        one = last - first == 1
-        yield int(start[first]), column[first] if one else np.concatenate(column[first:last])
+def _blocks(column: Sequence[np.ndarray], start: np.ndarray) -> Iterator[np.ndarray]:
+    """The arrays of the next few clients as one, a few megabytes each. start: in bytes."""
+    edges = np.flatnonzero(np.diff(start // CHECKED_AT_ONCE)) + 1
+    for first, last in itertools.pairwise([0, *edges.tolist(), len(column)]):
+        yield column[first] if last - first == 1 else np.concatenate(column[first:last])

@@ -1,7 +1,7 @@
 """Text for models (appendix D): vocabularies, posts as bags of words, sentences as ids."""
 
 import itertools
-import json
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedpa.errors import DataError, check_integer, explain
+from fedpa.data.readers.reader import read_json, refuse_damaged
+from fedpa.errors import DataError, check_integer
 
 File: TypeAlias = str | PathLike[str]
 
@@ -69,16 +70,13 @@ def read_words(path: File, size: int) -> Vocabulary:
     """
     check_integer("size", size, 1)
     lines: dict[str, int] = {}
-    try:
-        # As bytes: text would also be cut into lines at characters that words may hold.
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(itertools.islice(file, size), 1):
-                word = _word(path, number, line)
-                first = lines.setdefault(word, number)
-                if first != number:
-                    raise DataError(f"{path}, line {number}: {word!r} stands in line {first} too")
-    except OSError as error:
-        raise DataError(f"{path}: can't be read ({explain(error)})") from error
+    # As bytes: text would also be cut into lines at characters that words may hold.
+    with refuse_damaged(f"{path} can't be read", OSError), Path(path).open("rb") as file:
+        for number, line in enumerate(itertools.islice(file, size), 1):
+            word = _parse_word(path, number, line)
+            first = lines.setdefault(word, number)
+            if first != number:
+                raise DataError(f"{path}, line {number}: {word!r} stands in line {first} too")
     return _complete(path, make_vocabulary(lines), size, "words")
 
 
@@ -89,16 +87,7 @@ def read_tags(path: File, size: int) -> Vocabulary:
     warning.
     """
     check_integer("size", size, 1)
-    try:
-        pairs = json.loads(Path(path).read_bytes(), object_pairs_hook=tuple)
-    except OSError as error:
-        raise DataError(f"{path}: can't be read ({explain(error)})") from error
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep lists
-        raise DataError(f"{path}: not JSON ({error})") from error
+    pairs = read_json(Path(path), object_pairs_hook=tuple)
     if not isinstance(pairs, tuple):
         raise DataError(f"{path}: holds a {type(pairs).__name__}: must be an object tag → count")
     seen: set[str] = set()
@@ -111,15 +100,13 @@ def read_tags(path: File, size: int) -> Vocabulary:
         if tag in seen:
             raise DataError(f"{path}: the tag {tag!r} is counted twice")
         seen.add(tag)
-    most = sorted(pairs, key=_times, reverse=True)[:size]  # a stable sort, reversed too
+    most = sorted(pairs, key=operator.itemgetter(1), reverse=True)[
+        :size
+    ]  # a stable sort, reversed too
     return _complete(path, make_vocabulary(tag for tag, _ in most), size, "tags")
 
 
-def _times(pair: tuple[str, int]) -> int:
-    return pair[1]
-
-
-def _word(path: File, number: int, line: bytes) -> str:
+def _parse_word(path: File, number: int, line: bytes) -> str:
     """The word of a line `word count`."""
     word, _, times = line.rstrip(b"\r\n").rpartition(b" ")
     if not word or b" " in word or not times.isdigit():

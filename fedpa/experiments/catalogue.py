@@ -50,8 +50,8 @@ class Feature(NamedTuple):
     """One example's."""
 
     shape: tuple[int, ...]
-    dtype: str
-    """NumPy's name, or "str"."""
+    dtype: np.dtype[Any]
+    """`object` of text."""
     bounds: tuple[float, float] | None = None
     """Least and largest value there may be."""
 
@@ -82,13 +82,18 @@ class DataSet(NamedTuple):
     """Whether it is dealt to clients."""
 
 
-_EMNIST = {"pixels": Feature((28, 28), "float32", (0.0, 1.0)), "label": Feature((), "int32")}
-_CIFAR = {
-    "image": Feature((32, 32, 3), "uint8", (0.0, 255.0)),
-    "label": Feature((), "int64"),
-    "coarse_label": Feature((), "int64"),
+_LABEL = Feature((), np.dtype("int64"))
+_TEXT = Feature((), np.dtype(object))
+_EMNIST = {
+    "pixels": Feature((28, 28), np.dtype("float32"), (0.0, 1.0)),
+    "label": Feature((), np.dtype("int32")),
 }
-_TEXT = {name: Feature((), "str") for name in ("tokens", "title", "tags", "creation_date", "type")}
+_CIFAR = {
+    "image": Feature((32, 32, 3), np.dtype("uint8"), (0.0, 255.0)),
+    "label": _LABEL,
+    "coarse_label": _LABEL,
+}
+_POSTS = dict.fromkeys(("tokens", "title", "tags", "creation_date", "type"), _TEXT)
 
 
 def _files(name: str, *splits: str) -> dict[str, str]:
@@ -145,7 +150,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         "sentences by user",
         _archives("stackoverflow", WORDS, TAGS),
         _files("stackoverflow", "train", "held_out", "test"),
-        _TEXT | {"score": Feature((), "int64")},
+        _POSTS | {"score": Feature((), np.dtype("int64"))},
         None,
         {"train": Figures(342_477, 397.0, 1279.0), "test": Figures(204_088, 81.0, 301.0)},
         ("stackoverflow.sqlite", {"train": "train", "held_out": "held_out", "test": "test"}),
@@ -350,7 +355,7 @@ def _conform(
     def conform(client: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         misfit = _find_misfit(client, examples, expected)
         if misfit and not data.num_examples(client):
-            return {key: np.zeros((0, *own.shape), _dtype(own)) for key, own in expected.items()}
+            return {key: np.zeros((0, *own.shape), own.dtype) for key, own in expected.items()}
         if misfit:
             raise DataError(f"{where}: {misfit}")
         for key, (least, most) in bounds.items():
@@ -378,23 +383,19 @@ def _find_misfit(
     fits = all(
         feature in there
         and there[feature].shape[1:] == wanted.shape
-        and _kind(there[feature].dtype) == _kind(_dtype(wanted))
+        and _kind(there[feature].dtype) == _kind(wanted.dtype)
         for feature, wanted in expected.items()
     )
     if fits:
         return None
-    has = ", ".join(f"{k} {_show(Feature(a.shape[1:], a.dtype.name))}" for k, a in there.items())
+    has = ", ".join(f"{k} {_show(Feature(a.shape[1:], a.dtype))}" for k, a in there.items())
     should = ", ".join(f"{k} {_show(feature)}" for k, feature in expected.items())
     return f"client {client!r} has {has}; must have {should}"
 
 
 def _show(feature: Feature) -> str:
-    dtype = "text" if feature.dtype in ("str", "object") else feature.dtype
+    dtype = "text" if feature.dtype == object else feature.dtype.name
     return dtype + (str(list(feature.shape)) if feature.shape else "")
-
-
-def _dtype(feature: Feature) -> np.dtype[Any]:
-    return np.dtype(object if feature.dtype == "str" else feature.dtype)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
@@ -404,11 +405,11 @@ def _kind(dtype: np.dtype[Any]) -> str:
 
 def _reshape(array: np.ndarray, feature: Feature | None) -> np.ndarray:
     """Bring an array to the feature's form, or leave it as it is: the check names it."""
-    if feature is None or _kind(array.dtype) != _kind(_dtype(feature)):
+    if feature is None or _kind(array.dtype) != _kind(feature.dtype):
         return array
     if array[:1].size == np.prod(feature.shape, dtype=int) * len(array[:1]):
         array = array.reshape(len(array), *feature.shape)
-    own = _dtype(feature)
+    own = feature.dtype
     if own.kind in "iu" and array.size and array.dtype != own:
         limits = np.iinfo(own)
         if array.min() < limits.min or array.max() > limits.max:  # would become another number

@@ -38,21 +38,22 @@ class Patience(NamedTuple):
 
 
 def download(url: str, path: Path, checksum: str, patience: Patience = Patience()) -> Path:
-    """The file behind `url`, as `path`, once its checksum is right.
+    """Download the file behind `url` as `path`, once its checksum is right.
 
     checksum: "sha256:…" or "md5:…". Bytes gather in `<name>.part`, which a later call continues;
     the file has its name only when it is whole. A `path` that is there already is kept if its
     checksum is right, and refused otherwise: it may be the user's own.
     """
-    _kind(checksum)
+    if not checksum.startswith(("sha256:", "md5:")):
+        raise refuse("checksum", checksum, 'must be "sha256:…" or "md5:…"')
     check_url("url", url)
-    if _there(path, checksum):
+    if _is_there(path, checksum):
         return path
     part = path.with_name(path.name + ".part")
-    with _writing(path):
+    with _refuse_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(part) as file:
-            if not _there(path, checksum):  # another process may have finished it meanwhile
+        with _lock(part) as file:
+            if not _is_there(path, checksum):  # another process may have finished it meanwhile
                 _fetch(url, file, part, checksum, patience)
                 os.replace(part, path)
     return path
@@ -73,36 +74,31 @@ def check_url(field: str, url: str) -> None:
         raise refuse(field, url, "names no host")
 
 
-def checksum_of(path: Path, kind: str) -> str:
-    """The file's checksum as "sha256:…" or "md5:…"."""
+def compute_checksum(path: Path, like: str) -> str:
+    """Compute a file's checksum, "sha256:…" or "md5:…". like: a checksum of the same kind."""
+    kind = like.partition(":")[0]
     with path.open("rb") as file:
         return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
 
 
-def _there(path: Path, checksum: str) -> bool:
+def _is_there(path: Path, checksum: str) -> bool:
+    """Whether the file is there. Another one of its name is refused."""
     try:
-        found = checksum_of(path, _kind(checksum))
+        own = compute_checksum(path, checksum)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise FedpaError(f"{path}: can't be read: {explain(error)}") from None
-    if found != checksum:
+    if own != checksum:
         raise DataError(
-            f"{path} is there, but is another file: its checksum is {found}, the original's "
+            f"{path} is there, but is another file: its checksum is {own}, the original's "
             f"{checksum}; move it away to download the original"
         )
     return True
 
 
-def _kind(checksum: str) -> str:
-    kind, _, value = checksum.partition(":")
-    if kind not in ("sha256", "md5") or not value:
-        raise refuse("checksum", checksum, 'must be "sha256:…" or "md5:…"')
-    return kind
-
-
 @contextlib.contextmanager
-def _locked(part: Path) -> Iterator[BinaryIO]:
+def _lock(part: Path) -> Iterator[BinaryIO]:
     """The part, open at its end, ours alone until we close it or die. An empty one is removed."""
     try:
         import fcntl
@@ -137,24 +133,22 @@ def _fetch(url: str, file: BinaryIO, part: Path, checksum: str, patience: Patien
     """Fill the part until it is whole and right."""
     furthest, failures = _size(file), 0
     with progress(f"downloading {part.stem}") as tell:
-        while True:
-            trouble = _receive(url, file, part, checksum, patience.timeout, tell)
-            if trouble is None:
-                break
+        while trouble := _receive(url, file, part, checksum, patience.timeout, tell):
             # Only new ground counts as progress: a server that always starts over must not
             # keep us here for ever.
-            failures = failures + 1 if _size(file) <= furthest else 1
-            furthest = max(furthest, _size(file))
+            size = _size(file)
+            failures = failures + 1 if size <= furthest else 1
+            furthest = max(furthest, size)
             if failures >= patience.attempts:
-                kept = f"; {_size(file):,} bytes are kept, trying again resumes" * (_size(file) > 0)
+                kept = f"; {size:,} bytes are kept, trying again resumes" if size else ""
                 raise FedpaError(f"{url}: can't be downloaded: {trouble}{kept}")
             patience.pause(failures)
     os.fsync(file.fileno())
-    found = checksum_of(part, _kind(checksum))
-    if found != checksum:
+    own = compute_checksum(part, checksum)
+    if own != checksum:
         part.unlink()
         raise DataError(
-            f"{url}: the checksum of {part.stem} is {found}, should be {checksum}: what came is "
+            f"{url}: the checksum of {part.stem} is {own}, should be {checksum}: what came is "
             "not the original, or was damaged on the way; it is removed, try again"
         )
 
@@ -169,8 +163,9 @@ def _receive(
         request.add_header("Range", f"bytes={size}-")
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            if size and not _continues(answer, size):
-                size = _emptied(file, part)
+            given = answer.headers.get("Content-Range", "").removeprefix("bytes ")
+            if size and not (answer.status == 206 and given.startswith(f"{size}-")):
+                size = _empty(file, part)
                 if answer.status == 206:
                     return "the server sent another range than asked for"
             length = answer.headers.get("Content-Length")
@@ -178,7 +173,7 @@ def _receive(
             _check_space(part, size, total)
             tell(size, total)
             while block := answer.read(BLOCK):
-                with _writing(part):
+                with _refuse_disk_errors(part):
                     file.write(block)
                     file.flush()
                 size += len(block)
@@ -186,9 +181,9 @@ def _receive(
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and size:  # there is nothing after what we have
-            if checksum_of(part, _kind(checksum)) == checksum:
+            if compute_checksum(part, checksum) == checksum:
                 return None
-            _emptied(file, part)
+            _empty(file, part)
             return "the part did not fit the file"
         reason = f"HTTP {error.code} {error.reason}"
         if error.code not in TRY_AGAIN:
@@ -201,20 +196,13 @@ def _receive(
     return None
 
 
-def _continues(answer: http.client.HTTPResponse, size: int) -> bool:
-    """Whether the answer is the rest of the file from `size` on."""
-    content = answer.headers.get("Content-Range", "")
-    return answer.status == 206 and content.removeprefix("bytes ").startswith(f"{size}-")
-
-
-def _emptied(file: BinaryIO, part: Path) -> int:
-    with _writing(part):
-        file.truncate(0)
-    return 0
+def _empty(file: BinaryIO, part: Path) -> int:
+    with _refuse_disk_errors(part):
+        return file.truncate(0)
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _refuse_disk_errors(path: Path) -> Iterator[None]:
     """Errors of the disk, told from those of the connection."""
     try:
         yield

@@ -63,9 +63,9 @@ def test_tags_come_by_count_and_then_in_the_files_order(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"a": 3,\n"b" 2}', "counted, line 2: not JSON"),
-        ('{"a": ' + "[" * 100_000, "counted: not JSON"),
-        ('{"a": ' + "1" * 5000 + "}", "counted: not JSON"),
+        ('{"a": 3,\n"b" 2}', "counted .* no JSON: .* line 2"),
+        ('{"a": ' + "[" * 100_000, "counted .* no JSON"),
+        ('{"a": ' + "1" * 5000 + "}", "counted .* no JSON"),
         ('["a"]', "holds a list"),
         ('{"a": "3"}', "count of tag 'a'"),
         ('{"a": true}', "count of tag 'a'"),
@@ -75,7 +75,7 @@ def test_tags_come_by_count_and_then_in_the_files_order(tmp_path):
         ('{"a": 2, "a": 1}', "'a' is counted twice"),
         ('{"a|b": 2}', "'a|b' is no tag"),
         ("{}", "holds no tags"),
-        (b'{"\xff": 1}', "not UTF-8"),
+        (b'{"\xff": 1}', "counted .* no JSON: .*utf-8"),
     ],
 )
 def test_broken_tag_counts_are_refused(tmp_path, content, message):
@@ -100,7 +100,7 @@ def test_a_small_corpus_gives_a_small_vocabulary_and_says_so_once(tmp_path, read
 
 @pytest.mark.parametrize("read", [read_words, read_tags])
 def test_bad_calls_are_refused(tmp_path, read):
-    with pytest.raises(DataError, match="nowhere: can't be read"):
+    with pytest.raises(DataError, match="nowhere can't be read"):
         read(tmp_path / "nowhere", 1)
     with pytest.raises(FedpaError, match="size = 0"):
         read(tmp_path / "nowhere", 0)

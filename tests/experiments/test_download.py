@@ -18,7 +18,7 @@ import pytest
 from fedpa.data.cache import show_progress
 from fedpa.errors import DataError, FedpaError
 from fedpa.experiments import download as module
-from fedpa.experiments.download import Patience, checksum_of, download
+from fedpa.experiments.download import Patience, compute_checksum, download
 
 CONTENT = np.random.default_rng(0).bytes(3 * 10**6)
 SUM = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -118,7 +118,7 @@ def test_a_file_is_downloaded_checked_and_then_kept(tmp_path):
 def test_md5_where_only_that_is_published(tmp_path):
     with serving() as (url, _):
         md5 = "md5:" + hashlib.md5(CONTENT).hexdigest()
-        assert checksum_of(download(url, tmp_path / "a", md5, QUICK), "md5") == md5
+        assert compute_checksum(download(url, tmp_path / "a", md5, QUICK), "md5") == md5
 
 
 def test_progress_is_told_in_bytes(tmp_path):

@@ -19,16 +19,10 @@ make_lazy(
     __name__,
     {
         "fedpa.data.readers.cifar": ("read_cifar100",),
-        "fedpa.data.readers.hdf5": (
-            "open_hdf5",
-            "write_hdf5",
-        ),
+        "fedpa.data.readers.hdf5": ("open_hdf5", "write_hdf5"),
         "fedpa.data.readers.leaf": ("open_leaf",),
         "fedpa.data.readers.npz": ("open_npz",),
-        "fedpa.data.readers.sqlite": (
-            "open_sqlite",
-            "sqlite_splits",
-        ),
+        "fedpa.data.readers.sqlite": ("open_sqlite", "sqlite_splits"),
         "fedpa.data.readers.table": ("open_huggingface", "open_table"),
     },
 )

@@ -1,6 +1,5 @@
 """LEAF's JSON: users, their numbers of samples, and `user_data` with x and y of each."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,8 @@ from fedpa import places
 from fedpa.data.cache import Index, Tell, progress, refuse_duplicates, stamp, write_error
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
-from fedpa.data.readers.reader import Arrays, make_federation, refuse_damaged
+from fedpa.data.readers.reader import Arrays, make_federation, read_json
 from fedpa.errors import DataError
-
-BROKEN = (OSError, ValueError, RecursionError)
-"""What reading JSON raises when a file is not as it should be."""
 
 
 def open_leaf(path: str | Path) -> FederatedData:
@@ -72,8 +68,7 @@ def _users(file: Path, tell: Tell) -> Iterator[tuple[str, Arrays]]:
 
 
 def _parse(file: Path) -> dict[str, Any]:
-    with refuse_damaged(f"{file} can't be read, it is cut or no JSON", *BROKEN):
-        content = json.loads(file.read_bytes())
+    content = read_json(file)
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):

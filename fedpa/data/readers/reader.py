@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -74,6 +75,15 @@ def refuse_damaged(what: str, *kinds: type[Exception]) -> Iterator[None]:
         raise
     except kinds as error:
         raise DataError(f"{what}: {describe(error)}") from None
+
+
+def read_json(path: Path, **options: Any) -> Any:
+    """Read a JSON file. options: of `json.loads`."""
+    with (
+        refuse_damaged(f"{path} can't be read", OSError),
+        refuse_damaged(f"{path} is cut or no JSON", ValueError, RecursionError),
+    ):
+        return json.loads(path.read_bytes(), **options)
 
 
 def describe(error: BaseException) -> str:

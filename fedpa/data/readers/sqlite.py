@@ -39,6 +39,8 @@ Value: TypeAlias = list[bytes] | np.ndarray
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 LONGEST = 10
 """Bytes of a varint of 64 bits."""
+EVERYWHERE = (-(2**63), 2**63 - 1)
+"""The first and the last row there may be."""
 STEP = 10_000
 STEPS_PER_BYTE = 20
 """Steps of SQLite's machine, counted `STEP` at a time, that a statement may take for each byte of
@@ -56,34 +58,28 @@ def open_sqlite(path: str | Path, split: str, features: Features = None) -> Fede
     path = Path(path)
     with _open_tables(path) as connection:
         get_connection = hold_open(path, _Connection)
-        index = load_index(path, f"sqlite {split}", lambda: _build(path, connection, split))
-        by_client = _rows_of_client(connection)
+        statement, is_indexed = _make_statement(connection)
+        index = load_index(
+            path, f"sqlite {split}", lambda: _build(path, connection, split, is_indexed)
+        )
     position = {name: i for i, name in enumerate(index.ids)}
-
-    def query(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """What to ask for a client's rows."""
-        if by_client is not None:
-            yield by_client, (name, split)
-            return
-        place = position[name]
-        for begin, end in index.notes["runs"][slice(*index.notes["edges"][place : place + 2])]:
-            yield ROWS_OF_RUN, (int(begin), int(end), name, split)
+    runs, edges = index.notes["runs"], index.notes["edges"]
 
     def read(name: str) -> Arrays:
-        where = f"{path}: client {name!r}"
+        where, place = f"{path}: client {name!r}", position[name]
         connection = get_connection()
         rows, left = [], connection.size
         with refuse_damaged(f"{where} can't be read", *BROKEN), connection.lock:
-            for statement, values in query(name):
-                for (row,) in connection.execute(statement, values):
+            for begin, end in runs[edges[place] : edges[place + 1]].tolist():
+                for (row,) in connection.execute(statement, (begin, end, name, split)):
                     rows.append(row)
                     left -= len(row) if isinstance(row, bytes | str) else 0
                     if left < 0:  # pages that are damaged lead to the same rows again and again
                         raise DataError(f"{where} has more bytes than the file")
-        expected = index.counts[position[name]]
-        if len(rows) != expected:
+        if len(rows) != index.counts[place]:
             raise DataError(
-                f"{where} has {len(rows)} rows of split {split!r}: client_metadata says {expected}"
+                f"{where} has {len(rows)} rows of split {split!r}: client_metadata says "
+                f"{index.counts[place]}"
             )
         return _make_arrays(where, rows, features)
 
@@ -101,30 +97,30 @@ def _find_splits(connection: sqlite3.Connection) -> list[str]:
     return sorted(str(name) for (name,) in names)
 
 
-ROWS_OF_RUN = (
-    "SELECT serialized_example_proto FROM examples WHERE rowid BETWEEN ? AND ? "
-    "AND +client_id = ? AND +split_name = ? ORDER BY rowid"
-)
-
-
-def _rows_of_client(connection: sqlite3.Connection) -> str | None:
-    """The question for a client's rows, if an SQL index answers it."""
+def _make_statement(connection: sqlite3.Connection) -> tuple[str, bool]:
+    """What to ask for a client's rows between two of them, and whether an SQL index answers it."""
+    rowid, client, split, is_indexed = "rowid", "+client_id", "+split_name", False
     for _, index, *_ in connection.execute("PRAGMA index_list(examples)").fetchall():
         columns = [row[2] for row in connection.execute(f'PRAGMA index_info("{index}")')]
-        if columns[:1] == ["client_id"]:
-            split = "+split_name"  # so that no index of splits is taken instead
-        elif columns[:2] == ["split_name", "client_id"]:
-            split = "split_name"
-        else:
-            continue
-        return (
-            "SELECT serialized_example_proto FROM examples "
-            f"WHERE client_id = ? AND {split} = ? ORDER BY rowid"
-        )
-    return None
+        by_client = columns[:1] == ["client_id"]
+        if by_client or columns[:2] == ["split_name", "client_id"]:
+            # With a + before what should not be looked up, so that no other index is taken.
+            split = "+split_name" if by_client else "split_name"
+            rowid, client, is_indexed = "+rowid", "client_id", True
+            break
+    statement = (
+        f"SELECT serialized_example_proto FROM examples WHERE {rowid} BETWEEN ? AND ? "
+        f"AND {client} = ? AND {split} = ? ORDER BY rowid"
+    )
+    return statement, is_indexed
 
 
-def _build(path: Path, connection: sqlite3.Connection, split: str) -> Index:
+def _build(path: Path, connection: sqlite3.Connection, split: str, is_indexed: bool) -> Index:
+    """The clients of a split, and where their rows lie.
+
+    Its notes are `runs`, the first and last row of each run of a client's rows, client by client,
+    and `edges`: client i's runs are those from edges[i] to edges[i + 1].
+    """
     splits = _find_splits(connection)
     if split not in splits:
         raise DataError(f"{path} has no split {split!r}: there are {show_names(splits) or 'none'}")
@@ -136,21 +132,21 @@ def _build(path: Path, connection: sqlite3.Connection, split: str) -> Index:
         if not isinstance(name, str) or not isinstance(number, int) or not 0 <= number <= size:
             raise DataError(f"{path}: client_metadata has client {name!r} of {number!r} examples")
     clients.sort()
-    index = Index([name for name, _ in clients], np.array([n for _, n in clients], np.int64))
-    if _rows_of_client(connection) is not None:
-        return index
-    return index._replace(notes=_find_runs(path, connection, split, index.ids))
+    ids = [name for name, _ in clients]
+    runs = {name: [EVERYWHERE] for name in ids}
+    if not is_indexed:
+        runs = _find_runs(path, connection, split, ids)
+    notes = {
+        "runs": np.array([run for name in ids for run in runs[name]], np.int64).reshape(-1, 2),
+        "edges": np.cumsum([0, *(len(runs[name]) for name in ids)], dtype=np.int64),
+    }
+    return Index(ids, np.array([number for _, number in clients], np.int64), notes)
 
 
 def _find_runs(
     path: Path, connection: sqlite3.Connection, split: str, ids: list[str]
-) -> dict[str, np.ndarray]:
-    """Where each client's rows lie: otherwise every one would be looked for in the whole table.
-
-    Returns:
-        `runs`, the first and last row of each run of rows, client by client; and `edges`: client
-        i's are those from edges[i] to edges[i + 1].
-    """
+) -> dict[str, list[tuple[int, int]]]:
+    """Where each client's rows lie: otherwise every one would be looked for in the whole table."""
     runs: dict[str, list[tuple[int, int]]] = {name: [] for name in ids}
     with progress(f"indexing {path.name}") as tell:
         last = connection.execute("SELECT max(rowid) FROM examples").fetchone()[0]
@@ -167,12 +163,7 @@ def _find_runs(
             runs[name].append((begin, end))
             if done % 1000 == 0:
                 tell(end, last)
-    number = [0, *(len(runs[name]) for name in ids)]
-    every = [run for name in ids for run in runs[name]]
-    return {
-        "runs": np.array(every, np.int64).reshape(-1, 2),
-        "edges": np.cumsum(number, dtype=np.int64),
-    }
+    return runs
 
 
 def _make_arrays(client: str, rows: list[Any], features: Features) -> Arrays:
@@ -276,29 +267,19 @@ def _open_tables(path: Path) -> Iterator[sqlite3.Connection]:
 def decode_example(message: bytes) -> dict[str, Value]:
     """The features of one example. Fields that are not known are passed over."""
     features: dict[str, Value] = {}
-    for number, kind, value in _fields(message):
-        if (number, kind) == (1, LENGTH):
-            for inner, kind_inside, entry in _fields(value):
-                if (inner, kind_inside) == (1, LENGTH):
-                    name, feature = _entry(entry)
-                    features[name] = feature
+    for inner in _select(_fields(message), 1):
+        for entry in _select(_fields(inner), 1):
+            fields = _fields(entry)
+            name = b"".join(_select(fields, 1)[-1:])
+            try:
+                # Messages that come in parts are merged, which is to append them.
+                features[name.decode()] = _decode_feature(b"".join(_select(fields, 2)))
+            except UnicodeDecodeError:
+                raise DataError(f"a feature's name is not UTF-8: {name!r}") from None
     return features
 
 
-def _entry(entry: bytes) -> tuple[str, Value]:
-    name, parts = b"", []
-    for number, kind, value in _fields(entry):
-        if (number, kind) == (1, LENGTH):
-            name = value
-        elif (number, kind) == (2, LENGTH):
-            parts.append(value)  # messages that come in parts are merged, which is to append them
-    try:
-        return name.decode(), _feature(b"".join(parts))
-    except UnicodeDecodeError:
-        raise DataError(f"a feature's name is not UTF-8: {name!r}") from None
-
-
-def _feature(feature: bytes) -> Value:
+def _decode_feature(feature: bytes) -> Value:
     """Of the three lists the last one that is there counts; one that comes in parts is merged."""
     chosen, parts = 1, list[bytes]()
     for number, kind, value in _fields(feature):
@@ -306,27 +287,22 @@ def _feature(feature: bytes) -> Value:
             if number != chosen:
                 chosen, parts = number, []
             parts.append(value)
-    merged = b"".join(parts)
+    fields = _fields(b"".join(parts))
     if chosen == 1:
-        return [value for number, kind, value in _fields(merged) if (number, kind) == (1, LENGTH)]
-    return _floats(merged) if chosen == 2 else _integers(merged)
-
-
-def _floats(message: bytes) -> np.ndarray:
-    pieces = []
-    for number, kind, value in _fields(message):
-        if number == 1 and kind in (LENGTH, FIXED32):
-            if len(value) % 4:
-                raise DataError(f"a packed list of floats has {len(value)} bytes")
-            pieces.append(value)
+        return _select(fields, 1)
+    if chosen == 3:  # one by one and packed are the same bytes without their tags
+        return _varints(b"".join(_select(fields, 1, LENGTH, VARINT)))
+    pieces = _select(fields, 1, LENGTH, FIXED32)
+    for piece in pieces:
+        if len(piece) % 4:
+            raise DataError(f"a packed list of floats has {len(piece)} bytes")
     return np.frombuffer(b"".join(pieces), "<f4").astype(np.float32)
 
 
-def _integers(message: bytes) -> np.ndarray:
-    # One by one and packed are the same bytes without their tags.
-    kinds = (LENGTH, VARINT)
-    pieces = [v for number, kind, v in _fields(message) if number == 1 and kind in kinds]
-    return _varints(b"".join(pieces))
+def _select(fields: list[tuple[int, int, bytes]], wanted: int, *kinds: int) -> list[bytes]:
+    """The values of a field; of wire type LENGTH unless others are given."""
+    kinds = kinds or (LENGTH,)
+    return [value for number, kind, value in fields if number == wanted and kind in kinds]
 
 
 def _varints(data: bytes) -> np.ndarray:

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from fedpa.data.readers.reader import (
 from fedpa.errors import BadValueError, DataError, refuse
 
 ENDINGS = (".csv", ".parquet", ".feather")
+Groups: TypeAlias = tuple[Index, Callable[[str], np.ndarray]]
+"""The clients, and id → its rows, ascending."""
 HARMLESS = 2**28
 """Bytes that a table may always have: Parquet keeps a million equal values in a few."""
 
@@ -92,31 +94,26 @@ def _check_columns(source: object, columns: Sequence[str]) -> None:
         raise DataError(f"{source} has columns of the same name")
 
 
-class _Groups(NamedTuple):
-    who: Index
-    rows: Callable[[str], np.ndarray]
-    """id → its rows, ascending."""
-
-
 def _make_federation(
     source: str,
-    by_client: _Groups,
+    by_client: Groups,
     names: Mapping[str, str],
     take: Callable[[str, np.ndarray], np.ndarray],
 ) -> FederatedData:
     """Rows by client, each column as an array. take: (column, rows) → its values there."""
+    index, find_rows = by_client
 
     def read(client: str) -> Arrays:
-        rows = by_client.rows(client)
+        rows = find_rows(client)
         where = f"{source}: client {client!r}, column"
         return {
             new: _as_array(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
         }
 
-    return make_federation(source, by_client.who, read, by_client.rows)
+    return make_federation(source, index, read, find_rows)
 
 
-def _group_arrow_rows(source: str, table: Any, client_column: str) -> _Groups:
+def _group_arrow_rows(source: str, table: Any, client_column: str) -> Groups:
     """Who has which rows of an Arrow table."""
     pyarrow = _pyarrow()
     with _refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
@@ -133,7 +130,7 @@ def _group_arrow_rows(source: str, table: Any, client_column: str) -> _Groups:
         return _group_rows(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
 
 
-def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> _Groups:
+def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> Groups:
     """Clients by the number of each row's client among `names`."""
     for name in names:
         if not isinstance(name, str | int | np.integer) or isinstance(name, bool) or name == "":
@@ -147,11 +144,11 @@ def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> _Groups
     # A name without rows is a category that nobody is of.
     ids = sorted(name for name, code in by_name.items() if counts[code])
 
-    def rows(name: str) -> np.ndarray:
+    def find_rows(name: str) -> np.ndarray:
         code = by_name[name]
         return order[ends[code] - counts[code] : ends[code]]
 
-    return _Groups(Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), rows)
+    return Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), find_rows
 
 
 def _take(source: str, table: Any, name: str, rows: np.ndarray) -> np.ndarray:
