@@ -3,7 +3,6 @@
 import bz2
 import contextlib
 import gzip
-import json
 import lzma
 import os
 import shutil
@@ -32,8 +31,6 @@ CHUNK = 2**20
 MAX_RATIO, MAX_UNPACKED, HARMLESS = 100, 2**38, 2**28
 """Bytes that one of an archive may become (the data sets' have at most 20), that all of them may,
 and that are always unpacked. FEDPA_MAX_BYTES replaces them."""
-LISTING = ".unpacked.json"
-"""In every unpacked directory: its files and their sizes."""
 
 
 @contextlib.contextmanager
@@ -134,25 +131,8 @@ def _unpack_archive(archive: Path, files: Sequence[str]) -> dict[str, Path]:
 
 def _unpack_once(packed: Path, stem: str, unpack: Callable[[Any, Path, "_Reading"], None]) -> Path:
     """The directory in the cache that holds what is in `packed`."""
-
-    def make(inside: Path) -> None:
-        _unpack(packed, inside, unpack)
-        (inside / LISTING).write_text(json.dumps(_sizes(inside)))
-
     target = places.cache() / "unpacked" / f"{stem}-{stamp(packed)}"
-    return fill_directory(target, make, _is_complete)
-
-
-def _is_complete(directory: Path) -> bool:
-    try:
-        return bool(json.loads((directory / LISTING).read_text()) == _sizes(directory))
-    except (OSError, ValueError):
-        return False
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != LISTING)
-    return {str(path.relative_to(directory)): path.stat().st_size for path in files}
+    return fill_directory(target, lambda inside: _unpack(packed, inside, unpack))
 
 
 def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"], None]) -> None:

@@ -89,39 +89,49 @@ def settle(made: Path, target: Path) -> None:
             raise
 
 
-def fill_directory(
-    target: Path, make: Callable[[Path], None], is_complete: Callable[[Path], bool]
-) -> Path:
-    """The directory `target` of the cache; unless it is complete, `make` fills it beside its place.
+LISTING = ".files.json"
+"""In every directory of the cache: its files and their sizes."""
 
-    is_complete: whether all is there still: programs that tidy caches remove single files.
+
+def fill_directory(target: Path, make: Callable[[Path], None]) -> Path:
+    """Have `make` fill the directory `target` of the cache, unless it is there and complete.
+
+    It is filled beside its place. Programs that tidy caches remove single files.
     """
-    if is_complete(target):
+    if _is_complete(target):
         return target
     try:
         with stage(target) as beside:
             made = beside / "content"
             made.mkdir()
             make(made)
+            (made / LISTING).write_text(json.dumps(_list_sizes(made)))
             settle(made, target)
-            if not is_complete(target):
+            if not _is_complete(target):
                 # What was there is damaged. Looked at only now: before, it might have been what
                 # another process had put there in the meantime.
                 shutil.rmtree(target)
                 settle(made, target)
     except OSError as error:
-        raise write_error(target, error) from None
+        room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room" if room else "make it writable"
+        raise FedpaError(
+            f"{target.parent} can't be written ({explain(error)}): {advice}, or set "
+            "XDG_CACHE_HOME to another directory"
+        ) from None
     return target
 
 
-def write_error(target: Path, error: OSError) -> FedpaError:
-    """The error for something that can't be kept: no room, no right to write."""
-    room = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "make room" if room else "make it writable"
-    return FedpaError(
-        f"{target.parent} can't be written ({explain(error)}): {advice}, or set "
-        "XDG_CACHE_HOME to another directory"
-    )
+def _is_complete(directory: Path) -> bool:
+    try:
+        return bool(json.loads((directory / LISTING).read_text()) == _list_sizes(directory))
+    except (OSError, ValueError):
+        return False
+
+
+def _list_sizes(directory: Path) -> dict[str, int]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != LISTING)
+    return {str(path.relative_to(directory)): path.stat().st_size for path in files}
 
 
 def _size_and_time(stat: os.stat_result) -> tuple[int, int]:

@@ -173,25 +173,40 @@ def get_url(archive: Archive, mirror: str | None = None) -> str:
     return f"{base.rstrip('/')}/{archive.name}"
 
 
+def _find_layout(
+    name: str, directory: Path, look_only: bool = False
+) -> tuple[str, dict[str, Path]] | None:
+    """The first layout that a directory has: "own", "sqlite" or "leaf", and where each split is."""
+    dataset = get_dataset(name)
+    paths = archives.find(list(dataset.files.values()), name, directory, look_only)
+    if paths is not None:
+        return "own", {split: paths[file] for split, file in dataset.files.items()}
+    if dataset.sqlite is not None:
+        file, _ = dataset.sqlite
+        paths = archives.find([file], file, directory, look_only)
+        if paths is not None:
+            return "sqlite", dict.fromkeys(dataset.files, paths[file])
+    for folder in (directory / each for each in dataset.leaf):
+        if all(any((folder / split).glob("*.json")) for split in dataset.files):
+            return "leaf", dict.fromkeys(dataset.files, folder)
+    return None
+
+
 @archives.refuse_unreadable()
-def _directories(data_dir: str | Path | None) -> list[Path]:
-    return [path for path in archives.list_places(data_dir) if path.is_dir()]
+def _search(
+    name: str, data_dir: str | Path | None, look_only: bool = False
+) -> tuple[str, dict[str, Path]] | None:
+    """The first layout that is in one of the places."""
+    directories = [path for path in archives.list_places(data_dir) if path.is_dir()]
+    layouts = (_find_layout(name, directory, look_only) for directory in directories)
+    return next(filter(None, layouts), None)
 
 
 def find_dataset(name: str, data_dir: str | Path | None = None) -> Path | None:
     """Find where the data set lies, if it does: looks only, unpacks nothing."""
-    dataset = get_dataset(name)
-    layouts = [(list(dataset.files.values()), name)]
-    if dataset.sqlite is not None:
-        layouts.append(([dataset.sqlite[0]], dataset.sqlite[0]))
-    for directory in _directories(data_dir):
-        for files, stem in layouts:
-            paths = archives.find(files, stem, directory, look_only=True)
-            if paths is not None:
-                return paths[files[0]]
-        folder = _find_leaf(dataset, directory)
-        if folder is not None:
-            return folder
+    there = _search(name, data_dir, look_only=True)
+    if there is not None:
+        return there[1]["train"]
     # What has to be dealt first comes last, wherever it lies.
     return find_dataset(CIFAR, data_dir) if name == "fed_cifar100" else None
 
@@ -219,26 +234,10 @@ def find_counts(data_dir: str | Path | None = None) -> tuple[Path, Path]:
 
 def find_cifar(data_dir: str | Path | None = None) -> dict[str, Path]:
     """Find CIFAR-100's records by split."""
-    paths = _find_splits(CIFAR, data_dir)
-    if paths is None:
+    there = _search(CIFAR, data_dir)
+    if there is None:
         raise _missing(CIFAR, CIFAR, data_dir)
-    return paths
-
-
-def _find_splits(name: str, data_dir: str | Path | None) -> dict[str, Path] | None:
-    """The data set's own files by split."""
-    files = DATA_SETS[name].files
-    paths = archives.find(list(files.values()), name, data_dir)
-    return None if paths is None else {split: paths[file] for split, file in files.items()}
-
-
-@archives.refuse_unreadable()
-def _find_leaf(dataset: DataSet, directory: Path) -> Path | None:
-    """The folder of LEAF's JSON that has all splits."""
-    for folder in (directory / name for name in dataset.leaf):
-        if all(any((folder / split).glob("*.json")) for split in dataset.files):
-            return folder
-    return None
+    return there[1]
 
 
 def _missing(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
@@ -275,26 +274,29 @@ def open_dataset(
     for feature in features or ():
         if feature not in dataset.features:
             raise refuse("features", feature, f"{name} has {', '.join(dataset.features)}")
-    for directory in _directories(data_dir):
-        opened = _open_files(name, dataset, directory, features)
-        if opened is not None:
-            break
-    else:
-        records = _find_splits(CIFAR, data_dir) if name == "fed_cifar100" else None
-        if records is None:
-            raise _missing(name, name, data_dir)
-        opened = _open_hdf5(_deal_cifar(records, seed), features)
-    splits = {split: _conform(name, data, path, features) for split, (path, data) in opened.items()}
+    there = _search(name, data_dir)
+    if there is None and name == "fed_cifar100":
+        records = _search(CIFAR, data_dir)
+        there = None if records is None else ("own", _deal_cifar(records[1], seed))
+    if there is None:
+        raise _missing(name, name, data_dir)
+    layout, paths = there
+    splits = {
+        split: _conform(name, _open_split(dataset, layout, split, path, features), path, features)
+        for split, path in paths.items()
+    }
     return fedpa.data.Splits(splits["train"], splits.get("held_out"), splits["test"])
 
 
-def _open_files(
-    name: str, dataset: DataSet, directory: Path, features: Sequence[str] | None
-) -> "dict[str, tuple[Path, FederatedData]] | None":
-    """Each split's file and what it holds, in the first layout that the directory has."""
-    paths = _find_splits(name, directory)
-    if paths is not None:
-        return _open_hdf5(paths, features)
+def _open_split(
+    dataset: DataSet, layout: str, split: str, path: Path, features: Sequence[str] | None
+) -> "FederatedData":
+    if layout == "own":
+        return fedpa.data.readers.open_hdf5(path, features)
+    if layout == "sqlite" and dataset.sqlite is not None:
+        data = fedpa.data.readers.open_sqlite(path, dataset.sqlite[1][split])
+    else:
+        data = fedpa.data.readers.open_leaf(path / split)
 
     def reshape(_: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Features as in the HDF5 files. LEAF's x are our pixels, flattened, and y our labels."""
@@ -303,24 +305,7 @@ def _open_files(
             new: _reshape(examples[old], dataset.features.get(new)) for new, old in names.items()
         }
 
-    if dataset.sqlite is not None:
-        file, names = dataset.sqlite
-        where = archives.find([file], file, directory)
-        if where is not None:
-            path = where[file]
-            opened = {split: fedpa.data.readers.open_sqlite(path, names[split]) for split in names}
-            return {s: (path, fedpa.data.map_examples(d, reshape)) for s, d in opened.items()}
-    folder = _find_leaf(dataset, directory)
-    if folder is None:
-        return None
-    opened = {split: fedpa.data.readers.open_leaf(folder / split) for split in dataset.files}
-    return {s: (folder, fedpa.data.map_examples(d, reshape)) for s, d in opened.items()}
-
-
-def _open_hdf5(
-    paths: Mapping[str, Path], features: Sequence[str] | None
-) -> "dict[str, tuple[Path, FederatedData]]":
-    return {s: (path, fedpa.data.readers.open_hdf5(path, features)) for s, path in paths.items()}
+    return fedpa.data.map_examples(data, reshape)
 
 
 def _deal_cifar(records: Mapping[str, Path], seed: int) -> dict[str, Path]:
@@ -333,7 +318,6 @@ def _deal_cifar(records: Mapping[str, Path], seed: int) -> dict[str, Path]:
     target = fill_directory(
         places.cache() / "partitions" / key,
         lambda made: write_pachinko(train, test, made, seed),
-        lambda made: all((made / file).is_file() for file in files.values()),
     )
     return {split: target / file for split, file in files.items()}
 

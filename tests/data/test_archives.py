@@ -12,7 +12,7 @@ import pytest
 
 from fedpa.data import archives
 from fedpa.data.archives import find, list_places
-from fedpa.data.cache import settle, show_progress
+from fedpa.data.cache import LISTING, settle, show_progress
 from fedpa.errors import DataError, FedpaError
 
 FILES = ("set_train.h5", "set_test.h5")
@@ -279,7 +279,7 @@ def test_who_comes_second_takes_what_is_there(directory, monkeypatch):
         target.mkdir()
         (target / FILES[0]).write_bytes(b"theirs")
         (target / FILES[1]).write_bytes(b"theirs")
-        (target / archives.LISTING).write_text(json.dumps(dict.fromkeys(FILES, len(b"theirs"))))
+        (target / LISTING).write_text(json.dumps(dict.fromkeys(FILES, len(b"theirs"))))
         settle(made, target)
 
     monkeypatch.setattr("fedpa.data.cache.settle", slower)

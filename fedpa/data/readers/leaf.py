@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedpa import places
-from fedpa.data.cache import Index, Tell, progress, refuse_duplicates, stamp, write_error
+from fedpa.data.cache import Index, Tell, fill_directory, progress, refuse_duplicates, stamp
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
 from fedpa.data.readers.reader import Arrays, make_federation, read_json
 from fedpa.errors import DataError
+
+CONVERTED = "users.h5"
 
 
 def open_leaf(path: str | Path) -> FederatedData:
@@ -37,14 +39,13 @@ def open_leaf(path: str | Path) -> FederatedData:
 
 def _convert(file: Path) -> Path:
     """Convert it to HDF5, once, in the cache."""
-    target = places.cache() / "leaf" / f"{file.stem}-{stamp(file)}.h5"
-    if not target.exists():
-        try:
-            with progress(f"converting {file.name}") as tell:
-                write_hdf5(target, _users(file, tell))
-        except OSError as error:
-            raise write_error(target, error) from None
-    return target
+
+    def make(inside: Path) -> None:
+        with progress(f"converting {file.name}") as tell:
+            write_hdf5(inside / CONVERTED, _users(file, tell))
+
+    target = places.cache() / "leaf" / f"{file.stem}-{stamp(file)}"
+    return fill_directory(target, make) / CONVERTED
 
 
 def _users(file: Path, tell: Tell) -> Iterator[tuple[str, Arrays]]:
