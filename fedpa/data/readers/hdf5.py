@@ -171,29 +171,26 @@ def _build(path: Path) -> Index:
         where = f"{path}: client {name!r}"
         with refuse_damaged(f"{where} can't be read", *BROKEN):
             group = _h5py().h5g.open(root, name.encode(errors="surrogateescape"))
-            own = [feature.decode() for feature in _links(where, "feature", group)]
+            own = [feature.decode() for feature in _names_in(where, "feature", group)]
             return own, _feature(where, group, own[0], size).shape[0] if own else 0
 
     with file:
         with refuse_damaged(f"{path}: the names of its clients can't be read", *BROKEN):
-            names = _links(path, "client", root)
+            names = _names_in(path, "client", root)
         ids = sorted(name.decode(errors="surrogateescape") for name in names)
         index = index_clients(path, ids, look)
     return index._replace(notes={**index.notes, "longest": np.array(_longest_text(path))})
 
 
-def _links(where: object, what: str, group: Any) -> list[bytes]:
+def _names_in(where: object, what: str, group: Any) -> list[bytes]:
     """The names in a group. Links are refused: they may lead to other files, or in circles."""
-    h5l = _h5py().h5l
-    there: list[tuple[bytes, int]] = []
-    group.links.iterate(lambda name, info: there.append((name, info.type)), info=True)
-    for name, kind in there:
-        if kind != h5l.TYPE_HARD:
+    links: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: links.append((name, info.type)), info=True)
+    for name, kind in links:
+        if kind != _h5py().h5l.TYPE_HARD:
             shown = name.decode(errors="replace")
-            links = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
-            link = links.get(kind, "a link")
-            raise DataError(f"{where}: {what} {shown!r} is {link}: must be in the file itself")
-    return [name for name, _ in there]
+            raise DataError(f"{where}: {what} {shown!r} is a link: must be in the file itself")
+    return [name for name, _ in links]
 
 
 class _Feature(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +34,6 @@ from fedpa.data.readers.reader import (
 from fedpa.errors import BadValueError, DataError, refuse
 
 ENDINGS = (".csv", ".parquet", ".feather")
-Groups: TypeAlias = tuple[Index, Callable[[str], np.ndarray]]
-"""The clients, and id → its rows, ascending."""
 HARMLESS = 2**28
 """Bytes that a table may always have: Parquet keeps a million equal values in a few."""
 
@@ -96,24 +94,31 @@ def _check_columns(source: object, columns: Sequence[str]) -> None:
 
 def _make_federation(
     source: str,
-    by_client: Groups,
+    by_client: Mapping[str, np.ndarray],
     names: Mapping[str, str],
     take: Callable[[str, np.ndarray], np.ndarray],
 ) -> FederatedData:
-    """Rows by client, each column as an array. take: (column, rows) → its values there."""
-    index, find_rows = by_client
+    """Rows by client, each column as an array.
+
+    Args:
+        by_client: id → its rows, ascending.
+        names: The name each feature shall have → its column.
+        take: (column, rows) → its values there.
+    """
+    ids = sorted(by_client)
+    index = Index(ids, np.array([len(by_client[name]) for name in ids], np.int64))
 
     def read(client: str) -> Arrays:
-        rows = find_rows(client)
+        rows = by_client[client]
         where = f"{source}: client {client!r}, column"
         return {
             new: _as_array(f"{where} {old!r}", take(old, rows), rows) for new, old in names.items()
         }
 
-    return make_federation(source, index, read, find_rows)
+    return make_federation(source, index, read, by_client.__getitem__)
 
 
-def _group_arrow_rows(source: str, table: Any, client_column: str) -> Groups:
+def _group_arrow_rows(source: str, table: Any, client_column: str) -> dict[str, np.ndarray]:
     """Who has which rows of an Arrow table."""
     pyarrow = _pyarrow()
     with _refuse_arrow_errors(f"{source}: column {client_column!r} can't be read"):
@@ -130,25 +135,18 @@ def _group_arrow_rows(source: str, table: Any, client_column: str) -> Groups:
         return _group_rows(source, ids.indices.to_numpy(), ids.dictionary.to_pylist())
 
 
-def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> Groups:
-    """Clients by the number of each row's client among `names`."""
+def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Each client's rows, of the number of each row's client among `names`."""
     for name in names:
         if not isinstance(name, str | int | np.integer) or isinstance(name, bool) or name == "":
             raise DataError(f"{source} has client {name!r}: must be text or a whole number")
-    by_name = {str(name): code for code, name in enumerate(names)}
-    if len(by_name) != len(names):
+    ids = list(map(str, names))
+    if len(set(ids)) != len(ids):
         raise DataError(f"{source} has clients that are the same as text")
-    counts = np.bincount(codes, minlength=len(names))
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(counts)
+    ends = np.cumsum(np.bincount(codes, minlength=len(ids)))
+    rows = np.split(np.argsort(codes, kind="stable"), ends[:-1])
     # A name without rows is a category that nobody is of.
-    ids = sorted(name for name, code in by_name.items() if counts[code])
-
-    def find_rows(name: str) -> np.ndarray:
-        code = by_name[name]
-        return order[ends[code] - counts[code] : ends[code]]
-
-    return Index(ids, np.array([counts[by_name[n]] for n in ids], np.int64)), find_rows
+    return {name: own for name, own in zip(ids, rows, strict=False) if len(own)}
 
 
 def _take(source: str, table: Any, name: str, rows: np.ndarray) -> np.ndarray:
@@ -191,12 +189,8 @@ def _as_array(what: str, values: np.ndarray, rows: Sequence[int] | np.ndarray) -
             f"{what} has {values.flat[odd]!r} in row {rows[odd * len(values) // values.size]}: "
             "must be numbers, text or lists of them, none missing and all of one kind"
         )
-    try:
+    with refuse_damaged(f"{what} has lists that are not equally long", ValueError):
         return _as_array(what, np.stack([np.asarray(value) for value in values]), rows)
-    except ValueError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{what} has lists that are not equally long") from None
 
 
 def read_table(path: Path, client_column: str = "") -> Any:
