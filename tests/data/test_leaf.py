@@ -102,6 +102,8 @@ def test_an_empty_user_is_shaped_like_the_others(tmp_path, cache):
         ({"user_data": {**ONE, "b": {"x": [1, None], "y": [1, 2]}}}, "neither numbers nor text"),
         ({"user_data": {**ONE, "b": {"x": ["a", ["b"]], "y": [1, 2]}}}, "user 'b', 'x' is ragged"),
         ({"user_data": {**ONE, "b": {"x": [["a"], "b"], "y": [1, 2]}}}, "user 'b', 'x' is ragged"),
+        ({"user_data": {**ONE, "b": {"x": ["a\0b", "c"], "y": [1, 2]}}}, "'a.x00b': of client 'b'"),
+        ({"user_data": {**ONE, "b": {"a/b": [1, 2], "y": [1, 2]}}}, "feature = 'a/b'"),
         ({"user_data": {**ONE, "b": {"x": [2**70, 1], "y": [1, 2]}}}, "neither numbers nor text"),
     ],
 )

@@ -11,7 +11,7 @@ from fedpa.data.cache import Index, Tell, fill_directory, progress, refuse_dupli
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
 from fedpa.data.readers.reader import Arrays, make_federation, read_json
-from fedpa.errors import DataError
+from fedpa.errors import DataError, FedpaError
 
 CONVERTED = "users.h5"
 
@@ -42,7 +42,12 @@ def _convert(file: Path) -> Path:
 
     def make(inside: Path) -> None:
         with progress(f"converting {file.name}") as tell:
-            write_hdf5(inside / CONVERTED, _users(file, tell))
+            try:
+                write_hdf5(inside / CONVERTED, _users(file, tell))
+            except DataError:
+                raise
+            except FedpaError as error:  # of a name or a text that HDF5 does not take
+                raise DataError(f"{file}: {error}") from None
 
     target = places.cache() / "leaf" / f"{file.stem}-{stamp(file)}"
     return fill_directory(target, make) / CONVERTED
