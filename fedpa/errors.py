@@ -4,6 +4,7 @@ Each error names the field, the value it had and what would be right.
 """
 
 import difflib
+import math
 import re
 import types
 import typing
@@ -55,11 +56,12 @@ def check_integer(field: str, value: object, least: int) -> None:
         raise refuse(field, value, f"must be a whole number, at least {least}")
 
 
-def check_number(field: str, value: object) -> None:
-    """Refuse what is not a finite number ≥ 0."""
+def check_number(field: str, value: object, least: float = 0.0) -> None:
+    """Refuse what is not a finite number ≥ `least`."""
     known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not known or not 0 <= value < float("inf"):  # type: ignore[operator]
-        raise refuse(field, value, "must be a finite number ≥ 0")
+    if not known or not least <= value < math.inf or value == -math.inf:  # type: ignore[operator]
+        bound = f" ≥ {least:g}" if math.isfinite(least) else ""
+        raise refuse(field, value, f"must be a finite number{bound}")
 
 
 def check_type(field: str, value: object, kind: type, example: str) -> None:

@@ -29,7 +29,7 @@ LABORATORY = [
     {"methods", "catalogue"},
     {"models"},
     {"tasks"},
-    {"config", "run", "estimate", "workers"},
+    {"config", "evaluation", "run", "estimate", "workers"},
     {"flower"},
     {"report"},
     {"sweeps"},

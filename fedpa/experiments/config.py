@@ -30,11 +30,30 @@ from fedpa.experiments.tasks.task import (
 from fedpa.training.loop import check_counts, check_share
 from fedpa.training.recording import RecordingOptions, check_recording
 from fedpa.training.run_directory import ENVIRONMENT
-from fedpa.training.stopping import StoppingOptions, check_stopping
+from fedpa.training.stopping import WINDOW, early_stopping, stop_at
 
 
 def _list_choices(choices: Mapping[str, Any]) -> str:
     return "; ".join(f"{name} ({choice.summary})" for name, choice in choices.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingOptions:
+    """When a run ends before its last round."""
+
+    patience: int | None = None
+    """Early stopping: end after this many evaluations in a row no better than the best."""
+    stop_metric: str | None = None
+    """What early stopping watches; the task's metric if not given, on validation if there is any:
+    valid/accuracy, else eval/accuracy."""
+    min_improvement: float = 0.0
+    """By how much an evaluation must be better than the best to count."""
+    target: float | None = None
+    """End when the running average of a metric reaches this."""
+    target_metric: str | None = None
+    """Of which metric; eval/ and the task's metric if not given."""
+    target_window: int = WINDOW
+    """Rounds of the running average."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +172,22 @@ def is_all_burn_in(config: RunConfig) -> bool:
     """Whether the method draws samples, but none of its rounds would."""
     burn_in_rounds = config.hyperparameters.burn_in_rounds
     return METHODS[config.method].samples and burn_in_rounds >= config.rounds
+
+
+def check_stopping(options: StoppingOptions) -> None:
+    """Refuse what is out of range or without effect."""
+    if options.patience is not None:
+        early_stopping("", options.patience, options.min_improvement)
+    elif options.stop_metric is not None:
+        raise refuse("stop_metric", options.stop_metric, "needs patience")
+    elif options.min_improvement:
+        raise refuse("min_improvement", options.min_improvement, "needs patience")
+    if options.target is not None:
+        stop_at("", options.target, options.target_window)
+    elif options.target_metric is not None:
+        raise refuse("target_metric", options.target_metric, "needs a target")
+    elif options.target_window != WINDOW:
+        raise refuse("target_window", options.target_window, "needs a target")
 
 
 def as_table(config: RunConfig) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks.task import task_named
-from fedpa.training.evaluation import task_evaluation
 from fedpa.training.problem import Problem
 
 REPEATS = 5
@@ -36,7 +35,9 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     if problem is None:
         problem = task_named(config.task).load(config.task_options)
     training = assemble_run(config, problem)
-    algorithm, theta, data = training.algorithm, training.theta, training.data
+    algorithm, theta, assemble = training.prepared
+    data, evaluate = training.data, training.evaluate
+    assert evaluate is not None
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))
     ids = sorted(data.ids, key=data.num_examples)
@@ -49,8 +50,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     cohort = _alike(median, data, algorithm.client_init(theta), few)
     made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
     kind = find_kind(cohort)
-    measure = task_evaluation(problem, task_named(config.task).metric, config.task_options)
-    evaluation = _seconds(lambda: measure(training.assemble(theta)), 1) / config.eval_every
+    evaluation = _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
     seconds, memory = {}, {}
     for phase in dict.fromkeys(algorithm.phase(t) for t in range(training.rounds)):

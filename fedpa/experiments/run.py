@@ -14,27 +14,28 @@ from fedpa.engines import ENGINES
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.config import RunConfig, as_table, read_toml, resolve
+from fedpa.experiments.config import RunConfig, StoppingOptions, as_table, read_toml, resolve
+from fedpa.experiments.evaluation import evaluate_task, evaluate_test, list_metrics
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, check_callbacks
-from fedpa.training.evaluation import at_rounds, on_all_of_test, reported, task_evaluation
 from fedpa.training.loading import read_initial
 from fedpa.training.loop import Fit
 from fedpa.training.named_arrays import check_fits, fill_model, read_npz
 from fedpa.training.problem import Problem, prepare
 from fedpa.training.provenance import data_fingerprint, environment
+from fedpa.training.recording import Place
 from fedpa.training.run import (
-    Place,
     Training,
     check_settings,
+    connect_engine,
     resume_run,
     start_run,
     train_run,
 )
-from fedpa.training.run_directory import Made, read_run
-from fedpa.training.stopping import Best, remember_best, stops
+from fedpa.training.run_directory import read_run
+from fedpa.training.stopping import Best, early_stopping, stop_at
 
 
 def run(
@@ -79,14 +80,14 @@ def run(
     if out is None:
         return train_run(training, None)
     splits = {"train": problem.clients, "validation": problem.validation, "test": problem.test}
-    made = Made(as_table(config), environment(made_by=__name__, data=data_fingerprint(splits)))
+    made_of = environment(made_by=__name__, data=data_fingerprint(splits))
     about = {
         "task": config.task,
         "method": config.method,
         "label": label_method(config.method, config.hyperparameters),
         "seed": config.seed,
     }
-    place = Place(out, made, config.recording, about, arrays, branch)
+    place = Place(out, as_table(config), made_of, config.recording, about, arrays, branch)
     if recorded is not None:
         return resume_run(training, place, anyway)
     return start_run(training, place, overwrite)
@@ -96,8 +97,9 @@ def check_resumable(config: RunConfig, out: Path, problem: Problem) -> None:
     """Refuse other settings than those of the run in `out`, if it contains one."""
     if not run_directory.is_run(out):
         return
-    _, made, summary = read_run(out)
-    check_settings(out, made.settings, as_table(of_problem(resolve(config), problem)))
+    recorded = read_run(out)
+    check_settings(out, recorded.settings, as_table(of_problem(resolve(config), problem)))
+    summary = recorded.summary
     if summary is not None and summary["round"] > config.rounds:
         raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
 
@@ -124,7 +126,7 @@ def resume(
 def resumed_config(out: Path, rounds: int | None) -> RunConfig:
     """The configuration of the run in `out`, for `rounds` rounds if given."""
     recorded = read_run(out)
-    if "task" not in recorded.made.settings:
+    if "task" not in recorded.settings:
         raise FedpaError(
             f"{str(out)!r} was made by fedpa.fit: the same call, with out={str(out)!r}, resumes it"
         )
@@ -159,7 +161,7 @@ def check_run(
     for field in ("stop_metric", "target_metric"):
         name = getattr(config.stopping, field)
         if name is not None:
-            known = reported(problem, task_named(config.task).metric, config.task_options)
+            known = list_metrics(problem, task_named(config.task).metric, config.task_options)
             if name not in known:
                 expected = f"rounds of task {config.task} don't report it, but {', '.join(known)}"
                 raise refuse(field, name, expected)
@@ -198,35 +200,38 @@ def assemble_run(
     if arrays is not None:
         params = fill_model(params, arrays, f"init = {config.init!r}")
     method = named.build(config.hyperparameters)
-    algorithm, theta, assemble = prepare(problem.objective, params, clients, method, config.rounds)
-    if elsewhere is not None:
-        algorithm, engine = elsewhere.make(algorithm, theta)
-    measure = task_evaluation(problem, task.metric, options)
+    prepared, engine = connect_engine(
+        engine if elsewhere is None else elsewhere,
+        prepare(problem.objective, params, clients, method, config.rounds),
+    )
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
-    remembering = remember_best(best)
 
-    def at_end(model: Any, record: dict[str, Any]) -> dict[str, Any]:
-        last = {} if f"eval/{task.metric}" in record else measure(model)
-        if not config.test_at_end:
-            return last
-        return last | on_all_of_test(problem, task.metric, options, model, record | last)
+    def test(model: Any, record: dict[str, Any]) -> dict[str, Any]:
+        return evaluate_test(problem, task.metric, options, model, record)
 
     return Training(
-        algorithm,
-        theta,
+        prepared,
         clients,
-        assemble,
+        engine,
         config.rounds,
         clients_per_round,
         config.seed,
-        engine,
         config.min_success,
-        [
-            at_rounds(measure, config.eval_every),
-            remembering,
-            *stops(config.stopping, best, f"eval/{task.metric}"),
-            *callbacks,
-        ],
-        remembering,
-        at_end,
+        evaluate_task(problem, task.metric, options),
+        config.eval_every,
+        [*_make_stops(config.stopping, best, f"eval/{task.metric}"), *callbacks],
+        best,
+        test if config.test_at_end else None,
     )
+
+
+def _make_stops(options: StoppingOptions, best: Best, shown: str) -> list[Callback]:
+    """Make the callbacks that end a run; `shown` is the metric of the curves."""
+    stops: list[Callback] = []
+    if options.patience is not None:
+        watched = options.stop_metric or best.metric
+        stops.append(early_stopping(watched, options.patience, options.min_improvement))
+    if options.target is not None:
+        watched = options.target_metric or shown
+        stops.append(stop_at(watched, options.target, options.target_window))
+    return stops

@@ -1,7 +1,6 @@
 """The round loop, callbacks, checkpoints, run directories."""
 
-from fedpa.training.callbacks import Callback, Event, Remembering, Stop
-from fedpa.training.evaluation import evaluation
+from fedpa.training.callbacks import Callback, Event, Remembering, Stop, evaluation
 from fedpa.training.fit import fit
 from fedpa.training.history import History
 from fedpa.training.loading import Run, export, load, resume

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.training.history import plain
 
 BEST = "best"
@@ -59,6 +59,37 @@ class Remembering(NamedTuple):
 
 
 Callback = Callable[[Event], Answer] | Remembering
+Evaluate = Callable[[Any], Mapping[str, Any]]
+"""params → metrics by name."""
+
+
+def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
+    """Call `evaluate` every `every` rounds, and after the last: `eval/<name>`."""
+    return at_rounds(name_metrics(evaluate), every)
+
+
+def at_rounds(evaluate: Evaluate, every: Any) -> Callback:
+    """Evaluate every `every` rounds, and after the last."""
+    check_integer("eval_every", every, 1)
+
+    def callback(event: Event) -> Mapping[str, Any] | None:
+        if event.round % every == 0 or event.round == event.rounds:
+            return evaluate(event.params)
+        return None
+
+    return callback
+
+
+def name_metrics(evaluate: Evaluate) -> Evaluate:
+    """Name a user's metrics `eval/<name>`."""
+
+    def name(params: Any) -> dict[str, Any]:
+        metrics = evaluate(params)
+        if not isinstance(metrics, Mapping):
+            raise refuse("evaluate's answer", metrics, 'must be metrics by name: {"accuracy": 0.9}')
+        return {f"eval/{name}": value for name, value in metrics.items()}
+
+    return name
 
 
 def initial_memories(callbacks: Sequence[Callback]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fedpa.atomic_write import remove_directory, write_directory
 from fedpa.errors import FedpaError, explain
 from fedpa.training.history import History, Record, from_line, line
 from fedpa.training.loop import Snapshot
-from fedpa.training.named_arrays import fill_tree, name_arrays, to_numpy
+from fedpa.training.named_arrays import fill_tree, name_arrays, to_numpy, update_digest
 
 CHECKPOINTS, ARRAYS, ABOUT = "checkpoints", "state.safetensors", "state.json"
 FORMAT = 2
@@ -220,9 +220,8 @@ def _storable(array: np.ndarray) -> np.ndarray:
 
 
 def _digest(array: np.ndarray) -> str:
-    array = np.asarray(array, order="C")
-    digest = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
-    digest.update(array.reshape(-1).view(np.uint8).data)
+    digest = hashlib.blake2b(digest_size=16)
+    update_digest(digest, array)
     return digest.hexdigest()
 
 

@@ -1,35 +1,44 @@
 """`fedpa.fit`: a model and data of one's own, trained by any algorithm."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedpa.algorithms.methods import Described
 from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
-from fedpa.engines.engine import OfAlgorithm
 from fedpa.engines.local import local
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, check_integer
 from fedpa.objectives.objective import Objective, Reduction
 from fedpa.objectives.sparse_table import SparseTable
-from fedpa.training.callbacks import Callback, Event, check_callbacks
+from fedpa.training.callbacks import Callback, Evaluate, Event, check_callbacks, name_metrics
 from fedpa.training.checkpoint import list_checkpoints
-from fedpa.training.evaluation import Evaluate, at_rounds, evaluated, is_due
 from fedpa.training.loop import Fit, check_counts, check_share
-from fedpa.training.problem import prepare
-from fedpa.training.progress import show_progress
+from fedpa.training.problem import prepare, some_examples
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
     environment,
-    program_fingerprint,
+    probe_method,
 )
-from fedpa.training.recording import RecordingOptions, check_recording
-from fedpa.training.run import Place, Training, resume_run, start_run, train_run
-from fedpa.training.run_directory import Made, check_free, is_run
-from fedpa.training.stopping import Best, is_lower, remember_best
+from fedpa.training.recording import Place, RecordingOptions, check_recording
+from fedpa.training.run import (
+    Training,
+    connect_engine,
+    resume_run,
+    start_run,
+    train_run,
+)
+from fedpa.training.run_directory import is_run
+from fedpa.training.stopping import Best, is_lower
 from fedpa.types import Examples, Loss, Losses, Regularizer
+
+LINES = 10
+"""How many lines of progress a run has where there is no terminal."""
+_SHOWN = ("train/loss", "eval/", "valid/")
 
 
 def fit(
@@ -87,44 +96,28 @@ def fit(
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
+    check_integer("eval_every", eval_every, 1)
     check_callbacks(callbacks)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
     objective = Objective(loss, regularizer, reduction, sparse, weight)
-    algorithm, theta, assemble = prepare(objective, params, data, method, rounds)
-    engine = local() if engine is None else engine
-    run_by = algorithm
-    if isinstance(engine, OfAlgorithm):
-        run_by, engine = engine.make(algorithm, theta)
-    if not callable(engine):
-        raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
-    evaluations = []
-    if evaluate is not None:
-        evaluations = [at_rounds(lambda model: evaluated(evaluate, model), eval_every)]
-    if isinstance(best, str):
-        best = Best(best)
-    remembering = None if best is None else remember_best(best)
-
-    def at_end(model: Any, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluate a round that turned out to be the last when a callback ended the run."""
-        if evaluate is None or is_due(record["round"], rounds, eval_every):
-            return {}
-        return evaluated(evaluate, model)
-
+    prepared = prepare(objective, params, data, method, rounds)
+    algorithm = prepared.algorithm
+    prepared, engine = connect_engine(local() if engine is None else engine, prepared)
+    best = Best(best) if isinstance(best, str) else best
     training = Training(
-        run_by,
-        theta,
+        prepared,
         data,
-        assemble,
+        engine,
         rounds,
         clients_per_round,
         seed,
-        engine,
         min_success,
-        [*evaluations, *callbacks, *([] if remembering is None else [remembering])],
-        remembering,
-        at_end,
+        None if evaluate is None else name_metrics(evaluate),
+        eval_every,
+        callbacks,
+        best,
     )
     if out is None:
         return _follow(training, progress, None, lambda training: train_run(training, None))
@@ -138,21 +131,18 @@ def fit(
         "engine": _name_engine(engine),
         "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
+        "program": probe_method(algorithm, prepared.theta, some_examples(data)),
     }
     if isinstance(method, Described):
         settings |= {"method": method.name, "hyperparameters": method.settings()}
-    made = Made(
-        settings | {"program": program_fingerprint(algorithm, theta, data)},
-        environment(data=data_fingerprint({"clients": data}), params=arrays_fingerprint(theta)),
-    )
-    place = Place(Path(out), made, recording)
+    theta = arrays_fingerprint(prepared.theta)
+    made_of = environment(data=data_fingerprint({"clients": data}), params=theta)
+    place = Place(Path(out), settings, made_of, recording)
 
     def record(training: Training) -> Fit:
         """Start in the directory, resume there, or return what is finished."""
         if not overwrite and from_first(lambda: is_run(place.out)):
             return resume_run(training, place, anyway)
-        if is_first():
-            check_free(place.out, overwrite)
         return start_run(training, place, overwrite)
 
     return _follow(training, progress, place.out, record)
@@ -186,3 +176,48 @@ def _name_engine(engine: Any) -> str:
     """An engine's name, as commands have it: local, per-client."""
     name = getattr(engine, "__qualname__", type(engine).__name__)
     return str(name).split(".<locals>")[0].replace("_", "-")
+
+
+@contextlib.contextmanager
+def show_progress(progress: bool | None) -> Iterator[list[Callback]]:
+    """Give the callbacks that show a run's rounds.
+
+    progress: None shows them on a terminal only. Nothing is shown of a run that has no rounds left.
+    """
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if progress is False or (progress is None and not terminal):
+        yield []
+    elif not terminal:
+        yield [_print_line]
+    else:
+        with contextlib.ExitStack() as stack:
+            yield [_bar(stack)]
+
+
+def _print_line(event: Event) -> None:
+    t, rounds = event.round, event.rounds
+    if t * LINES // rounds > (t - 1) * LINES // rounds:
+        print(f"round {t}/{rounds}  {_values(event)}", file=sys.stderr, flush=True)
+
+
+def _bar(stack: contextlib.ExitStack) -> Callback:
+    """A bar from the first round on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    bar = Progress(*columns, console=Console(stderr=True))
+
+    def callback(event: Event) -> None:
+        if not bar.tasks:
+            stack.enter_context(bar)
+            bar.add_task("", total=event.rounds)
+        bar.update(bar.tasks[0].id, completed=event.round, description=_values(event))
+
+    return callback
+
+
+def _values(event: Event) -> str:
+    """The round's loss and evaluations, the first few."""
+    names = [name for name in event.record if name.startswith(_SHOWN)]
+    return "  ".join(f"{name} {event.record[name]:.4g}" for name in names[:4])

@@ -67,7 +67,7 @@ def load(directory: str | Path, which: str | int = "last", params: Any = None) -
     maker = _import_maker(recorded)
     if maker is None:
         model = dict(arrays) if params is None else fill_model(params, arrays, repr(str(out)))
-        return Run(model, recorded.made.settings, metrics, t, None)
+        return Run(model, recorded.settings, metrics, t, None)
     config, problem, model = maker.load_model(out)
     return Run(fill_model(model, arrays, repr(str(out))), config, metrics, t, problem)
 
@@ -99,7 +99,7 @@ def resume(
 
 def _import_maker(recorded: Recorded) -> ModuleType | None:
     """Import the module that assembled the run; None if it was `fedpa.fit`."""
-    name = recorded.made.environment.get(MADE_BY)
+    name = recorded.environment.get(MADE_BY)
     if name is None:
         return None
     config = str(recorded.out / run_directory.CONFIG)
@@ -128,7 +128,7 @@ def export(
     if path.exists() and not overwrite:
         raise refuse("path", str(path), "exists already: choose another, or give --overwrite")
     recorded = read_run(out)
-    settings, environment = recorded.made
+    settings, environment = recorded.settings, recorded.environment
     t, arrays = read_params(recorded, parse_round("which", which))
     about = {
         "format": "fedpa",

@@ -136,7 +136,9 @@ def train(
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
     memories = initial_memories(callbacks)
-    now = begin(algorithm, theta) if start is None else start
+    now = start
+    if now is None:
+        now = Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
     now = now._replace(memory=memories | dict(now.memory))
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     if keeps_states:
@@ -222,11 +224,6 @@ def train(
     return Fit(assemble(now.params), now.history, now.state, now.stopped)
 
 
-def begin(algorithm: Algorithm, theta: Params) -> Snapshot:
-    """A run before its first round."""
-    return Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
-
-
 def _warn_of_strangers(
     algorithm: Algorithm, theta: Params, population: int, per_round: int, rounds: int
 ) -> None:
@@ -266,16 +263,18 @@ def check_share(field: str, value: Any) -> None:
 def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float) -> None:
     succeeded = int(result.accepted.sum())
     if succeeded / len(ids) < least:
-        wrong = {
-            name: result.failures.get(name, NOT_FINITE)
-            for name, ok in zip(ids, result.accepted, strict=True)
-            if not ok
-        }
-        name, reason = next(iter(wrong.items()))
         raise TooFewClientsError(
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
-            f"asks for more; client {name!r}: {reason}"
+            f"asks for more; {_explain(result, _rejected(result, ids)[0])}"
         )
+
+
+def _rejected(result: RoundResult, ids: Sequence[str]) -> list[str]:
+    return [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
+
+
+def _explain(result: RoundResult, client: str) -> str:
+    return f"client {client!r}: {result.failures.get(client, NOT_FINITE)}"
 
 
 def _check_progress(
@@ -289,7 +288,7 @@ def _check_progress(
     rejected = record.get("train/rejected_clients", ())
     if rejected:
         failed = next((name for name in rejected if name in result.failures), rejected[0])
-        reason = f"client {failed!r}: {result.failures.get(failed, NOT_FINITE)}"
+        reason = _explain(result, failed)
     elif not result.examples.any():
         reason = f"client {ids[0]!r} has no examples, nor has any other of round {t}"
     else:
@@ -315,7 +314,7 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
         else float("nan")
         for name, values in result.infos.items()
     }
-    rejected = [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
+    rejected = _rejected(result, ids)
     metrics["train/rejected"] = len(rejected)
     metrics["train/empty"] = int((result.examples == 0)[result.accepted].sum())
     if rejected:
@@ -324,10 +323,10 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _server_metrics(info: Any) -> dict[str, Any]:
-    """`train/skipped`, and what else the method's server tells."""
-    told = jax.device_get(info)._asdict()
-    told = {f"train/{name}": float(value) for name, value in told.items() if value is not None}
-    return told | {"train/skipped": int(info.skipped)}
+    """`train/skipped`, and what else the method's server reports."""
+    values = jax.device_get(info)._asdict().items()
+    metrics = {f"train/{name}": float(value) for name, value in values if value is not None}
+    return metrics | {"train/skipped": int(info.skipped)}
 
 
 def _asked(
@@ -376,8 +375,7 @@ def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str
     warned.update(news)
     if record["train/skipped"] and "" not in warned:
         warnings.warn(
-            f"round {record['round']}: the aggregate is not finite or of no client; "
-            "the server's state stays as it was (told once)",
+            f"round {record['round']}: no usable client update, model left unchanged (shown once)",
             stacklevel=3,
         )
         warned.add("")

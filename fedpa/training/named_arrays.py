@@ -50,6 +50,25 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def update_digest(digest: Any, tree: Any) -> int:
+    """Add a tree's arrays and their places to a digest of `hashlib`.
+
+    Returns:
+        How many bytes they have.
+    """
+    size = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if is_array(leaf):
+            array = np.asarray(to_numpy(leaf), order="C")
+            if array.dtype == object:  # text
+                array = np.frombuffer(repr(array.tolist()).encode(), np.uint8)
+            place = jax.tree_util.keystr(path)
+            digest.update(f"{place} {array.dtype} {array.shape}".strip().encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+            size += array.nbytes
+    return size
+
+
 def to_portable(leaf: Any) -> np.ndarray:
     """As `to_numpy`; types that NumPy's files don't know (bfloat16) as float32, which is exact."""
     array = to_numpy(leaf)

@@ -50,10 +50,19 @@ class Problem(NamedTuple):
         return Objective(self.loss, self.regularizer, self.reduction, self.sparse, self.weight)
 
 
+class Prepared(NamedTuple):
+    """A method made for a problem."""
+
+    algorithm: Algorithm
+    theta: Params
+    assemble: Callable[[Params], Any]
+    """θ → the model as the user gave it."""
+
+
 def prepare(
     objective: Objective, params: Any, data: FederatedData, method: Any, rounds: int
-) -> tuple[Algorithm, Params, Callable[[Params], Any]]:
-    """Make the algorithm for this objective: (algorithm, θ, θ → params).
+) -> Prepared:
+    """Make the algorithm for this objective.
 
     Raises:
         FedpaError: Loss, parameters, data and method don't fit together.
@@ -74,7 +83,7 @@ def prepare(
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     _warn_of_no_sampling(algorithm, rounds)
-    return algorithm, theta, assemble
+    return Prepared(algorithm, theta, assemble)
 
 
 def _check_called(method: Any, problem: Objective) -> None:

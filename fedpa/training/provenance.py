@@ -3,10 +3,8 @@
 A resumed run is the uninterrupted one, bit for bit, only where all this is the same.
 """
 
-import functools
 import hashlib
 import platform
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
 from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
-from fedpa.training.loggers.logger import flatten
+from fedpa.training.named_arrays import update_digest
 from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
@@ -31,7 +28,6 @@ LOOKED_AT = 2**23
 _JAX_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
 _PHASES = 10_000
 """Rounds whose phases tell one switch from another."""
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def versions() -> dict[str, str]:
@@ -107,11 +103,11 @@ def data_fingerprint(federations: Mapping[str, FederatedData | None]) -> str:
         for name in data.ids:
             digest.update(f"{name}\0{data.num_examples(name)}\0".encode())
         if data.packed is not None and data.packed.load == data.examples:
-            _add(digest, data.packed.arrays)  # all of them in a moment
+            update_digest(digest, data.packed.arrays)  # all of them in a moment
             continue
         left = LOOKED_AT
         for place in np.random.default_rng(0).permutation(len(data.ids)).tolist():
-            left -= _add(digest, data.examples(data.ids[place]))
+            left -= update_digest(digest, data.examples(data.ids[place]))
             if left <= 0:
                 break
     return digest.hexdigest()
@@ -120,88 +116,78 @@ def data_fingerprint(federations: Mapping[str, FederatedData | None]) -> str:
 def arrays_fingerprint(tree: Any) -> str:
     """Of a model's parameters."""
     digest = hashlib.blake2b(digest_size=16)
-    _add(digest, tree)
+    update_digest(digest, tree)
     return digest.hexdigest()
 
 
-def program_fingerprint(algorithm: Algorithm, theta: Params, data: FederatedData) -> str:
-    """Of what clients and server will compute, with all settings, as JAX sees it.
+def probe_method(algorithm: Algorithm, theta: Params, examples: Any) -> str:
+    """Describe what clients and server compute by a few of its numbers.
 
-    A function can't be compared with one of last week; the program traced from it can.
+    Functions can't be compared with those of last week; what they give can: here how far one round
+    of one client, in the method's last phase, moves the parameters and the server's state. Its two
+    examples are made up, so that only the method, its settings and the loss make a difference. Four
+    digits, because processors differ in the last ones.
+
+    Args:
+        algorithm: The method, for an objective.
+        theta: The parameters it starts from.
+        examples: Of any client; their shapes and types are all that matters.
     """
-    some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
-    examples = jax.tree.map(lambda x: np.asarray(x)[:1], data.examples(some))
+    made_up = ClientData(jax.tree.map(_make_up, examples), jnp.asarray(2, jnp.int32))
+    phases = [algorithm.phase(t) for t in range(_PHASES)]
+    t = jnp.asarray(_PHASES - 1)
+    # Functions are jitted as they are: the round loop, or another run, may have compiled them.
+    start = state = algorithm.init(theta)
 
-    def whole_round(client: ClientUpdate, t: Any, theta: Params, examples: Any, key: Any) -> Any:
-        state = algorithm.init(theta)
-        one = ClientData(examples, jnp.asarray(1, jnp.int32))
-
-        def sent(client: ClientUpdate, message: Any) -> Any:
-            out = client(message, one, algorithm.client_init(theta), key)
-            empty = algorithm.aggregation.init(out.result, out.weight)
-            total, _ = algorithm.aggregation.add(empty, out.result, out.weight)
-            return algorithm.aggregation.value(total)
-
-        if algorithm.inquiry is not None:
-            answer = sent(algorithm.inquiry.client, algorithm.inquiry.broadcast(state))
-            state = algorithm.inquiry.receive(state, answer)
-        return algorithm.server(state, sent(client, algorithm.broadcast(state, t)), t)
-
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(" ".join(algorithm.phase(t) for t in range(_PHASES)).encode())
-    for phase, client in algorithm.clients.items():
-        traced = jax.make_jaxpr(functools.partial(whole_round, client))(
-            jnp.asarray(0), theta, examples, jax.random.key(0)
+    def run_client(client: ClientUpdate, message: Message) -> Any:
+        kept = algorithm.client_init(theta)
+        out = jax.jit(client)(message, made_up, kept, jax.random.key(0))
+        empty = algorithm.aggregation.init(out.result, out.weight)
+        return algorithm.aggregation.value(
+            algorithm.aggregation.add(empty, out.result, out.weight)[0]
         )
-        digest.update(phase.encode())
-        # Functions are printed with their addresses, which are another run's.
-        digest.update(_ADDRESS.sub("", str(traced.jaxpr)).encode())
-        _add(digest, _constants(traced))
-    return digest.hexdigest()
+
+    if algorithm.inquiry is not None:
+        asked = algorithm.inquiry.broadcast(state)
+        state = algorithm.inquiry.receive(state, run_client(algorithm.inquiry.client, asked))
+    message = jax.jit(algorithm.broadcast)(state, t)
+    aggregate = run_client(algorithm.clients[phases[-1]], message)
+    state, _ = jax.jit(algorithm.server)(state, aggregate, t)
+    moved = _distance(algorithm.parameters(state), algorithm.parameters(start))
+    switches = [k for k in range(1, _PHASES) if phases[k] != phases[k - 1]]
+    digest = hashlib.blake2b(repr((phases[0], switches)).encode(), digest_size=8)
+    return f"{moved:.3e} {_distance(state, start):.3e} {digest.hexdigest()}"
 
 
-def _constants(traced: Any) -> list[Any]:
-    """All arrays that a program has in it, also those of the programs in it."""
-    found = list(traced.consts)
-    for equation in traced.jaxpr.eqns:
-        for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
-            if isinstance(value, jax.extend.core.ClosedJaxpr):
-                found += _constants(value)
-            elif isinstance(value, jax.extend.core.Jaxpr):
-                found += _constants(jax.extend.core.ClosedJaxpr(value, []))
-    return found
+def _make_up(array: Any) -> np.ndarray:
+    """Two examples: numbers between −1 and 1; of whole numbers, which may be classes, 0 and 1."""
+    array = np.asarray(array)
+    shape = (2, *array.shape[1:])
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return np.cos(numbers).astype(array.dtype)
+    return (numbers >= numbers.size // 2).astype(array.dtype)
 
 
-def _is_program(value: Any) -> bool:
-    return isinstance(value, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr)
+def _distance(now: Any, then: Any) -> float:
+    """Σ |a − b| over all floating-point numbers of two trees."""
+    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(then), strict=True)
+    return sum(
+        float(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).sum())
+        for a, b in pairs
+        if jnp.issubdtype(a.dtype, jnp.floating)
+    )
 
 
-def _add(digest: Any, tree: Any) -> int:
-    """Add a tree's arrays, with their places; how many bytes there were."""
-    size = 0
-    leaves, structure = jax.tree.flatten(tree)
-    for place, leaf in zip(_places(structure), leaves, strict=True):
-        if not isinstance(leaf, jax.Array | np.ndarray):
-            continue
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        array = np.ascontiguousarray(leaf)
-        if array.dtype == object:  # text
-            array = np.frombuffer(repr(array.tolist()).encode(), np.uint8)
-        digest.update(f"{place} {_named(array.dtype)} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-        size += array.nbytes
-    return size
-
-
-_named = functools.lru_cache(maxsize=64)(str)  # NumPy puts a dtype's name together every time
-
-
-@functools.lru_cache(maxsize=8)
-def _places(structure: Any) -> list[str]:
-    """Of a tree's leaves. Clients have the same."""
-    numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(numbered)]
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names; what is unset is left out."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def differences(

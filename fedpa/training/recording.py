@@ -11,19 +11,21 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from fedpa.errors import FedpaError, check_integer, match_name
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import prune_checkpoints, save_checkpoint
-from fedpa.training.history import History, Record, line
-from fedpa.training.loggers.logger import check_loggers, loggers
-from fedpa.training.loop import Keep, Snapshot
-from fedpa.training.run_directory import METRICS, Made, writing
-from fedpa.training.stopping import best_of, best_round
+from fedpa.training.history import History, line
+from fedpa.training.loggers import LIBRARIES, TENSORBOARD, Write, check_loggers, open_logger
+from fedpa.training.loop import Snapshot
+from fedpa.training.run_directory import METRICS, writing
+from fedpa.training.stopping import best_round
 
 AT_LEAST = 10.0
 """Seconds between checkpoints by default: what a kill costs, and a round."""
@@ -57,136 +59,138 @@ def check_recording(options: RecordingOptions) -> None:
 def _logger_names(options: RecordingOptions) -> list[str]:
     """TensorBoard where tensorboardX is installed, then those asked for."""
     words = [word.strip() for word in (options.log or "").split(",") if word.strip()]
-    asked = [match_name(word, loggers()) or word for word in words]
-    if "tensorboard" not in asked and find_spec("tensorboardX") is not None:
-        asked = ["tensorboard", *asked]
+    asked = [match_name(word, LIBRARIES) or word for word in words]
+    if TENSORBOARD not in asked and find_spec("tensorboardX") is not None:
+        asked = [TENSORBOARD, *asked]
     return asked
 
 
-class Recorder(NamedTuple):
-    keep: Keep
-    """Record a round, and write its checkpoint if one is due."""
-    write: Callable[[], None]
-    """Make sure that the last round has its checkpoint."""
-    log: Callable[[Mapping[str, Any]], None]
-    """Send loggers what the end adds to the last record."""
+class Place(NamedTuple):
+    """Where and how a run is recorded."""
+
+    out: Path
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    """What the run is made with and of."""
+    options: RecordingOptions
+    about: Mapping[str, Any] = {}
+    """What `summary.json` says of the run beside its numbers."""
+    initial: Mapping[str, np.ndarray] | None = None
+    """The arrays of a warm start: kept in the directory."""
+    branch: Path | None = None
+    """A run whose rounds this one would have had as its first, too: it starts from its end."""
+
+
+@dataclasses.dataclass
+class Recorder:
+    """Records a run in its directory: a line per round, checkpoints when due, loggers."""
+
+    place: Place
+    lines: IO[bytes]
+    """`metrics.jsonl`."""
+    logs: Sequence[Write]
+    done: int
+    """The round that has a checkpoint already, 0 if there is none."""
+    latest: Snapshot | None = None
+    best: Snapshot | None = None
+    """The best round so far: it waits in memory until the next checkpoint is due, and is then
+    written before it."""
+    due_at: float = dataclasses.field(default_factory=lambda: time.monotonic() + AT_LEAST)
+    is_broken: bool = False
+    """Whether a checkpoint could not be written."""
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Record a round, and write its checkpoint if one is due."""
+        record = snapshot.history[snapshot.round - 1]
+        with writing(self.place.out):
+            self.lines.write(line(record).encode())
+        self.latest = snapshot
+        if best_round(snapshot.stored.memory) == snapshot.round:
+            self.best = snapshot
+        every = self.place.options.checkpoint_every
+        if snapshot.round % every == 0 if every is not None else time.monotonic() >= self.due_at:
+            self.write_checkpoint()
+        self.log(record)
+
+    def write_checkpoint(self) -> None:
+        """Make sure that the last round has its checkpoint."""
+        if self.latest is None or self.latest.round <= self.done:
+            return
+        started = time.monotonic()
+        try:
+            for snapshot in (self.best, self.latest):
+                if snapshot is not None and snapshot.round > self.done:
+                    save_checkpoint(self.place.out, snapshot, self.place.settings)
+                    self.done = snapshot.round
+        except FedpaError:
+            self.is_broken = True
+            raise
+        self.best = None
+        chosen = best_round(self.latest.stored.memory)
+        keep = self.place.options.keep_checkpoints
+        prune_checkpoints(self.place.out, keep, [chosen] if chosen else [])
+        ended = time.monotonic()
+        self.due_at = ended + max(AT_LEAST, (ended - started) / SHARE)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Send a record to the loggers."""
+        for write in self.logs:
+            write(record)
 
 
 @contextlib.contextmanager
-def record_run(
-    out: Path, made: Made, options: RecordingOptions, start: Snapshot | None
-) -> Iterator[Recorder]:
-    """Record a run; `start` is where it continues from."""
+def record_run(place: Place, start: Snapshot | None) -> Iterator[Recorder]:
+    """Record a run; when the block ends, however, its last round has a checkpoint.
+
+    start: where it continues from.
+    """
+    out = place.out
     past = start.history if start is not None else History()
-    done = start.round if start is not None else 0
     run_directory.write_metrics(out, past)
+    table = {**place.settings, run_directory.ENVIRONMENT: place.environment}
     with contextlib.ExitStack() as stack:
-        keep_checkpoint, write = stack.enter_context(
-            _write_checkpoints(out, made.settings, options, done)
-        )
-        table = {**made.settings, run_directory.ENVIRONMENT: made.environment}
         logs = [
-            stack.enter_context(loggers()[name].open(out, table, list(past)))
-            for name in _logger_names(options)
+            stack.enter_context(open_logger(name, out, table, list(past)))
+            for name in _logger_names(place.options)
         ]
         with writing(out):
             # Unbuffered: a line that a full disk did not take must not be tried again on closing.
-            file = stack.enter_context((out / METRICS).open("ab", buffering=0))
-
-        def log(record: Mapping[str, Any]) -> None:
-            for write_log in logs:
-                write_log(record)
-
-        def keep(snapshot: Snapshot) -> None:
-            record = snapshot.history[snapshot.round - 1]
-            with writing(out):
-                file.write(line(record).encode())
-            keep_checkpoint(snapshot)
-            log(record)
-
-        yield Recorder(keep, write, log)
-
-
-@contextlib.contextmanager
-def _write_checkpoints(
-    out: Path, settings: Mapping[str, Any], options: RecordingOptions, done: int
-) -> Iterator[tuple[Keep, Callable[[], None]]]:
-    """Write checkpoints of the snapshots given; when the block ends, however, of the last one.
-
-    done: the round that has a checkpoint already, 0 if there is none. A round that is the best so
-    far waits in memory until the next checkpoint is due, and is then written before it.
-    """
-    latest: Snapshot | None = None
-    best: Snapshot | None = None
-    broken = False
-    due_at = time.monotonic() + AT_LEAST
-
-    def write() -> None:
-        nonlocal done, best, due_at, broken
-        if latest is None or latest.round <= done:
-            return
-        started = time.monotonic()
-        waiting = best if best is not None and best.round < latest.round else None
+            lines = stack.enter_context((out / METRICS).open("ab", buffering=0))
+        recorder = Recorder(place, lines, logs, start.round if start is not None else 0)
         try:
-            for snapshot in (waiting, latest):
-                if snapshot is not None and snapshot.round > done:
-                    save_checkpoint(out, snapshot, settings)
-                    done = snapshot.round
-        except FedpaError:
-            broken = True
+            yield recorder
+        except BaseException as passing:
+            if not recorder.is_broken:
+                try:
+                    recorder.write_checkpoint()
+                except FedpaError as error:  # beside what ended the run, not in its place
+                    passing.add_note(str(error))
+                    warnings.warn(str(error), stacklevel=2)
             raise
-        best = None
-        chosen = best_round(latest.stored.memory)
-        prune_checkpoints(out, options.keep_checkpoints, [chosen] if chosen else [])
-        ended = time.monotonic()
-        due_at = ended + max(AT_LEAST, (ended - started) / SHARE)
-
-    def keep(snapshot: Snapshot) -> None:
-        nonlocal latest, best
-        latest = snapshot
-        if best_round(snapshot.stored.memory) == snapshot.round:
-            best = snapshot
-        every = options.checkpoint_every
-        if snapshot.round % every == 0 if every is not None else time.monotonic() >= due_at:
-            write()
-
-    try:
-        yield keep, write
-    except BaseException as passing:
-        if not broken:
-            try:
-                write()
-            except FedpaError as error:  # beside what ended the run, not in its place
-                passing.add_note(str(error))
-                warnings.warn(str(error), stacklevel=2)
-        raise
-    write()
+        recorder.write_checkpoint()
 
 
 def finish(
-    out: Path, params: Any, snapshot: Snapshot, last: Mapping[str, Any], about: Mapping[str, Any]
-) -> History:
-    """Write what a finished run leaves; `last` is what the end added to the last record."""
-    history = History(snapshot.history[: snapshot.round])
-    if history:
-        history[-1] = {**history[-1], **last}
+    out: Path,
+    params: Any,
+    history: History,
+    stopped: str | None,
+    best: Mapping[str, Any] | None,
+    about: Mapping[str, Any],
+) -> None:
+    """Write what a finished run leaves."""
     run_directory.write_metrics(out, history)
     run_directory.save_params(out, params)
-    # The last: its being there says that all the rest is.
-    run_directory.write_summary(out, {**about, **_summarize(history, snapshot)})
-    return history
-
-
-def _summarize(history: History, snapshot: Snapshot) -> Record:
-    last = history[-1] if history else {}
-    ends = {name: value for name, value in last.items() if name.partition("/")[0] in _SPLITS}
-    return {
-        "round": snapshot.round,
-        "stopped": snapshot.stopped,
-        "best": best_of(snapshot.memory),
+    last = history[-1].items()
+    summary = {
+        **about,
+        "round": len(history),
+        "stopped": stopped,
+        "best": best,
         "seconds": sum(record["seconds"] for record in history),
         "bytes_up": sum(record["comm/bytes_up"] for record in history),
         "bytes_down": sum(record["comm/bytes_down"] for record in history),
         "rejected": sum(record["train/rejected"] for record in history),
-        **ends,
+        **{name: value for name, value in last if name.partition("/")[0] in _SPLITS},
     }
+    run_directory.write_summary(out, summary)  # the last: it says that all the rest is there

@@ -29,7 +29,7 @@ from fedpa.atomic_write import PART, write_atomically
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.training.checkpoint import CHECKPOINTS, list_checkpoints
 from fedpa.training.history import History, Record, from_line, is_count, is_number, line
-from fedpa.training.loggers.logger import MEMORY, loggers
+from fedpa.training.loggers import LIBRARIES, MEMORY
 from fedpa.training.named_arrays import name_arrays, to_portable, write_npz
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
@@ -46,26 +46,20 @@ BURN_IN = "burn-in"
 """Where a comparison has the rounds that several of its runs share, by seed."""
 CLIENTS = "clients.json"
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS)
-_DIRECTORIES = (CHECKPOINTS, *loggers())
+_DIRECTORIES = (CHECKPOINTS, *LIBRARIES)
 """A logger's files are in a directory of its name."""
 LOCK = ".lock"
 PATIENCE = 10.0
 """Seconds until a process that was killed with its command has let go of its lock."""
 
 
-class Made(NamedTuple):
-    """What decides a run's numbers."""
-
-    settings: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    """What it was made with and of."""
-
-
 class Recorded(NamedTuple):
     """What a directory says of its run."""
 
     out: Path
-    made: Made
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    """What it was made with and of."""
     summary: Record | None
     """None if it is not finished."""
 
@@ -79,13 +73,13 @@ class Recorded(NamedTuple):
         if self.summary is None:
             return False
         done = self.summary["round"]
-        early = self.summary["stopped"] and done < self.made.settings.get("rounds", rounds)
+        early = self.summary["stopped"] and done < self.settings.get("rounds", rounds)
         return bool(early) or done >= rounds
 
 
 def read_run(out: Path) -> Recorded:
     """Read settings, environment and summary of the run in the directory."""
-    return Recorded(out, read_config(out), read_summary(out))
+    return Recorded(out, *read_config(out), read_summary(out))
 
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
@@ -211,7 +205,7 @@ def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[st
         write_atomically(out / CONFIG, text.encode())
 
 
-def read_config(out: Path) -> Made:
+def read_config(out: Path) -> tuple[Record, Record]:
     """Settings and environment of `config.toml`."""
     try:
         values = tomllib.loads((out / CONFIG).read_text("utf-8"))
@@ -232,7 +226,7 @@ def read_config(out: Path) -> Made:
         raise refuse(f"{out / CONFIG}: {ENVIRONMENT}.changed", changed, "must be a list of texts")
     if not is_count(values.get("rounds", 0)):
         raise refuse(f"{out / CONFIG}: rounds", values["rounds"], "must be a whole number")
-    return Made(values, environment)
+    return values, environment
 
 
 def _no_run(out: Path) -> str:

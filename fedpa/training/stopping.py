@@ -4,13 +4,12 @@ All but the limit of time depend on the rounds alone, so that a resumed run stop
 uninterrupted one does.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, check_number, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import BEST, Answer, Callback, Event, Remembering, Stop
 
@@ -27,53 +26,6 @@ class Best(NamedTuple):
     """Whether lower is better; None: if the metric is a loss or a perplexity."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StoppingOptions:
-    """When a run ends before its last round."""
-
-    patience: int | None = None
-    """Early stopping: end after this many evaluations in a row no better than the best."""
-    stop_metric: str | None = None
-    """What early stopping watches; the task's metric if not given, on validation if there is any:
-    valid/accuracy, else eval/accuracy."""
-    min_improvement: float = 0.0
-    """By how much an evaluation must be better than the best to count."""
-    target: float | None = None
-    """End when the running average of a metric reaches this."""
-    target_metric: str | None = None
-    """Of which metric; eval/ and the task's metric if not given."""
-    target_window: int = WINDOW
-    """Rounds of the running average."""
-
-
-def check_stopping(options: StoppingOptions) -> None:
-    """Refuse what is out of range or without effect."""
-    if options.patience is not None:
-        early_stopping("", options.patience, options.min_improvement)
-    elif options.stop_metric is not None:
-        raise refuse("stop_metric", options.stop_metric, "needs patience")
-    elif options.min_improvement:
-        raise refuse("min_improvement", options.min_improvement, "needs patience")
-    if options.target is not None:
-        stop_at("", options.target, options.target_window)
-    elif options.target_metric is not None:
-        raise refuse("target_metric", options.target_metric, "needs a target")
-    elif options.target_window != WINDOW:
-        raise refuse("target_window", options.target_window, "needs a target")
-
-
-def stops(options: StoppingOptions, best: Best, shown: str) -> list[Callback]:
-    """The callbacks that end a run; `shown` is the metric of the curves."""
-    found: list[Callback] = []
-    if options.patience is not None:
-        watched = options.stop_metric or best.metric
-        found.append(early_stopping(watched, options.patience, options.min_improvement))
-    if options.target is not None:
-        watched = options.target_metric or shown
-        found.append(stop_at(watched, options.target, options.target_window))
-    return found
-
-
 def is_lower(best: Best) -> bool:
     """Whether lower is better."""
     return lower_is_better(best.metric) if best.lower is None else best.lower
@@ -81,7 +33,7 @@ def is_lower(best: Best) -> bool:
 
 def remember_best(best: Best) -> Remembering:
     """Which round was the best so far: `{"metric": …, "value": …, "round": …}`."""
-    better = _better(best.metric, best.lower, 0.0)
+    better = _better(best, 0.0)
 
     def update(memory: Any, event: Event) -> tuple[Any, Answer]:
         value = _value(event, best.metric)
@@ -112,8 +64,8 @@ def early_stopping(
     min_improvement: by how much a value must be better to count.
     """
     check_integer("patience", patience, 1)
-    _check_number("min_improvement", min_improvement, least=0.0)
-    better = _better(metric, lower, min_improvement)
+    check_number("min_improvement", min_improvement)
+    better = _better(Best(metric, lower), min_improvement)
 
     def update(memory: Any, event: Event) -> tuple[Any, Answer]:
         value = _value(event, metric)
@@ -139,8 +91,8 @@ def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None =
     Not before round `window`: tables count the rounds to a target in the same way.
     """
     check_integer("target_window", window, 1)
-    _check_number("target", target)
-    downwards = lower_is_better(metric) if lower is None else lower
+    check_number("target", target, least=-math.inf)
+    downwards = is_lower(Best(metric, lower))
 
     def update(memory: Any, event: Event) -> tuple[Any, Answer]:
         value = _value(event, metric)
@@ -162,8 +114,8 @@ def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None =
 
 def max_minutes(minutes: Any, clock: Callable[[], float] = time.monotonic) -> Callback:
     """Stop, to be resumed later, when this process has trained for so long."""
-    _check_number("max_minutes", minutes)
-    if minutes <= 0:
+    check_number("max_minutes", minutes)
+    if minutes == 0:
         raise refuse("max_minutes", minutes, "must be above 0")
     end = clock() + 60 * minutes
 
@@ -192,8 +144,8 @@ def _value(event: Event, metric: str) -> float | None:
     return None
 
 
-def _better(metric: str, lower: bool | None, least: float) -> Callable[[float, float | None], bool]:
-    sign = -1.0 if (lower_is_better(metric) if lower is None else lower) else 1.0
+def _better(best: Best, least: float) -> Callable[[float, float | None], bool]:
+    sign = -1.0 if is_lower(best) else 1.0
 
     def better(value: float, than: float | None) -> bool:
         if math.isnan(value):
@@ -201,10 +153,3 @@ def _better(metric: str, lower: bool | None, least: float) -> Callable[[float, f
         return than is None or sign * (value - than) > least
 
     return better
-
-
-def _check_number(field: str, value: Any, least: float = -math.inf) -> None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fine or not math.isfinite(value) or value < least:
-        bound = "" if least == -math.inf else f", at least {least:g}"
-        raise refuse(field, value, f"must be a finite number{bound}")

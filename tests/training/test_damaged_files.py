@@ -51,7 +51,7 @@ def report(out):
 def resumed(out):
     """What resuming reads."""
     recorded = run_directory.read_run(out)
-    rounds = recorded.made.settings.get("rounds", 1)
+    rounds = recorded.settings.get("rounds", 1)
     return recorded.is_finished(rounds), run_directory.past(out)
 
 

@@ -49,7 +49,7 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys, progress, lines):
 
 def test_long_runs_have_ten_lines():
     from fedpa.training.callbacks import Event
-    from fedpa.training.progress import show_progress
+    from fedpa.training.fit import show_progress
 
     written, kept = io.StringIO(), sys.stderr
     sys.stderr = written

@@ -17,18 +17,20 @@ from pathlib import Path
 
 import pytest
 
-import fedpa.training.loggers
 from fedpa import FedpaError
-from fedpa.training.loggers import check_loggers, loggers
-from fedpa.training.loggers.logger import (
+from fedpa.training import loggers
+from fedpa.training.loggers import (
+    LIBRARIES,
     MEMORY,
-    flatten,
+    check_loggers,
     forgive,
     import_library,
+    open_logger,
     recall,
     remember,
     scalars,
 )
+from fedpa.training.provenance import flatten
 
 CONFIG = {
     "task": "digits",
@@ -210,7 +212,7 @@ NOT_ALL_AT_ONCE = [pytest.param("wandb", marks=pytest.mark.long), "tensorboard",
 
 
 def test_all_loggers_are_found():
-    assert set(loggers()) == set(READ)
+    assert set(LIBRARIES) == set(READ)
 
 
 @pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
@@ -220,17 +222,16 @@ def test_a_library_that_is_there_is_found(name):
 
 @pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
 def test_a_killed_and_resumed_run_has_each_round_once(name, out):
-    logger = loggers()[name]
-    with logger.open(out, CONFIG, []) as write:
+    with open_logger(name, out, CONFIG, []) as write:
         write(RECORDS[0])
         write(RECORDS[1])
     # Killed before round 2 was saved: it is done again.
-    with logger.open(out, CONFIG | {"rounds": 4}, RECORDS[:1]) as write:
+    with open_logger(name, out, CONFIG | {"rounds": 4}, RECORDS[:1]) as write:
         write(RECORDS[1])
         write(RECORDS[2])
         write(FINAL)
     # Resumed with nothing left to do.
-    with logger.open(out, CONFIG, RECORDS) as write:
+    with open_logger(name, out, CONFIG, RECORDS) as write:
         write(FINAL)
 
     numbers, settings = READ[name](out)
@@ -250,7 +251,7 @@ def test_a_killed_and_resumed_run_has_each_round_once(name, out):
 
 @pytest.mark.parametrize("name", NOT_ALL_AT_ONCE)
 def test_one_that_is_added_later_gets_the_past(name, out):
-    with loggers()[name].open(out, CONFIG, RECORDS[:2]) as write:
+    with open_logger(name, out, CONFIG, RECORDS[:2]) as write:
         write(RECORDS[2])
     numbers, _ = READ[name](out)
     assert {(metric, step) for metric, step, _ in numbers} == {
@@ -263,7 +264,7 @@ def test_a_directory_that_cannot_be_used_is_refused(name, tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(FedpaError, match=f"logger '{name}' can't be opened: .+"),
-        loggers()[name].open(tmp_path / "file", CONFIG, []),
+        open_logger(name, tmp_path / "file", CONFIG, []),
     ):
         pass
 
@@ -279,14 +280,12 @@ def test_only_numbers_are_drawn():
 
 
 def test_times_follow_the_rounds_not_the_clock(out, monkeypatch):
-    from fedpa.training.loggers import tensorboard
-
     clock = iter([5000.0, 4999.0, 10.0, 20.0, 30.0])
-    monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(time=lambda: next(clock)))
-    with loggers()["tensorboard"].open(out, CONFIG, []) as write:
+    monkeypatch.setattr(loggers, "time", types.SimpleNamespace(time=lambda: next(clock)))
+    with open_logger("tensorboard", out, CONFIG, []) as write:
         write(RECORDS[0])
     (before,) = tensorboard_files(out)
-    with loggers()["tensorboard"].open(out, CONFIG, RECORDS[:1]) as write:
+    with open_logger("tensorboard", out, CONFIG, RECORDS[:1]) as write:
         write(RECORDS[1])
         write({"round": 3, "seconds": math.nan})
         write({"round": 3, "test/accuracy": 0.75})
@@ -307,7 +306,7 @@ def test_files_of_others_and_cut_files_of_ours(out):
     other = directory / "events.out.tfevents.1700000000.host"
     other.write_bytes(b"of another program")
     (directory / "events.out.tfevents.1700000000.fedpa").write_bytes(b"\x10\0\0\0\0\0\0\0cut")
-    with loggers()["tensorboard"].open(out, CONFIG, RECORDS):
+    with open_logger("tensorboard", out, CONFIG, RECORDS):
         pass
     assert other.read_bytes() == b"of another program"
     other.unlink()
@@ -315,14 +314,14 @@ def test_files_of_others_and_cut_files_of_ours(out):
 
 
 def test_a_record_is_in_the_file_once_it_is_written(out):
-    with loggers()["tensorboard"].open(out, CONFIG, []) as write:
+    with open_logger("tensorboard", out, CONFIG, []) as write:
         write(RECORDS[0])
         assert events(out)[-1].step == 1  # as after a SIGKILL
 
 
 def test_what_the_past_knows_of_the_end_is_there_once(out):
     past = [*RECORDS[:2], RECORDS[2] | FINAL]
-    with loggers()["tensorboard"].open(out, CONFIG, past) as write:
+    with open_logger("tensorboard", out, CONFIG, past) as write:
         write(FINAL)
     numbers, _ = read_tensorboard(out)
     assert [step for name, step, _ in numbers if name == "test/accuracy"] == [3]
@@ -331,7 +330,7 @@ def test_what_the_past_knows_of_the_end_is_there_once(out):
 def test_a_full_disk_costs_one_warning(out):
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with loggers()["tensorboard"].open(out, CONFIG, RECORDS[:1]) as write:
+    with open_logger("tensorboard", out, CONFIG, RECORDS[:1]) as write:
         (path,) = tensorboard_files(out)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
         try:
@@ -341,7 +340,7 @@ def test_a_full_disk_costs_one_warning(out):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     # Resumed with room again, all is there.
-    with loggers()["tensorboard"].open(out, CONFIG, RECORDS):
+    with open_logger("tensorboard", out, CONFIG, RECORDS):
         pass
     assert [event.step for event in events(out)[2:]] == [1, 2, 3]
 
@@ -353,11 +352,11 @@ def test_wandb_says_how_a_run_ended_and_leaves_runs_of_others_alone(out):
     import wandb
 
     theirs = wandb.init(project="theirs", dir=str(out.parent))
-    with contextlib.suppress(RuntimeError), loggers()["wandb"].open(out, CONFIG, []):
+    with contextlib.suppress(RuntimeError), open_logger("wandb", out, CONFIG, []):
         raise RuntimeError
-    with contextlib.suppress(KeyboardInterrupt), loggers()["wandb"].open(out, CONFIG, []):
+    with contextlib.suppress(KeyboardInterrupt), open_logger("wandb", out, CONFIG, []):
         raise KeyboardInterrupt
-    with loggers()["wandb"].open(out, CONFIG, []) as write:
+    with open_logger("wandb", out, CONFIG, []) as write:
         write(RECORDS[0])
     assert wandb.run is theirs
     theirs.log({"still": "open"})
@@ -398,7 +397,7 @@ def test_wandb_is_not_told_again_what_its_server_has(out, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     short = [{"round": r["round"], "train/loss": r["round"]} for r in RECORDS]
     for _ in range(2):
-        with loggers()["wandb"].open(out, CONFIG, short[:1]) as write:
+        with open_logger("wandb", out, CONFIG, short[:1]) as write:
             write(short[1])
             write(short[2])
             write(FINAL)
@@ -419,22 +418,22 @@ def test_wandb_is_not_told_again_what_its_server_has(out, monkeypatch):
     ("error", "status"), [(None, "FINISHED"), (ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
 )
 def test_mlflow_says_how_a_run_ended(out, error, status):
-    with contextlib.suppress(ValueError, KeyboardInterrupt), loggers()["mlflow"].open(out, {}, []):
+    with contextlib.suppress(ValueError, KeyboardInterrupt), open_logger("mlflow", out, {}, []):
         assert mlflow_run(out).info.status == "RUNNING"
         if error:
             raise error
     assert mlflow_run(out).info.status == status
-    with loggers()["mlflow"].open(out, {}, []):
+    with open_logger("mlflow", out, {}, []):
         assert mlflow_run(out).info.status == "RUNNING"
 
 
 def test_an_mlflow_store_that_vanishes_costs_one_warning_and_is_made_anew(out):
-    with one_warning("'mlflow' failed"), loggers()["mlflow"].open(out, CONFIG, []) as write:
+    with one_warning("'mlflow' failed"), open_logger("mlflow", out, CONFIG, []) as write:
         write(RECORDS[0])
         shutil.rmtree(out / "mlflow")
         write(RECORDS[1])
         write(RECORDS[2])
-    with loggers()["mlflow"].open(out, CONFIG, RECORDS) as write:
+    with open_logger("mlflow", out, CONFIG, RECORDS) as write:
         write(FINAL)
     numbers, _ = read_mlflow(out)
     assert {step for _, step, _ in numbers} == {1, 2, 3}
@@ -445,7 +444,7 @@ def test_an_mlflow_server_that_is_away_is_refused(out, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with (
         pytest.raises(FedpaError, match=r"'mlflow' can't be opened: .*127\.0\.0\.1"),
-        loggers()["mlflow"].open(out, CONFIG, []),
+        open_logger("mlflow", out, CONFIG, []),
     ):
         pass
 
@@ -453,7 +452,7 @@ def test_an_mlflow_server_that_is_away_is_refused(out, monkeypatch):
 def test_the_environment_is_as_it_was(out, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     before = dict(os.environ)
-    with loggers()["mlflow"].open(out, CONFIG, []):
+    with open_logger("mlflow", out, CONFIG, []):
         assert dict(os.environ) == before
     assert mlflow_client(out).get_experiment_by_name("mine")
 
@@ -471,7 +470,7 @@ def failing(at):
             raise OSError(f"no\n{name}")
 
     @contextlib.contextmanager
-    def opened(out, config, past):
+    def logger():
         step("open")
         try:
             yield lambda record: step("write")
@@ -479,43 +478,43 @@ def failing(at):
         finally:
             step("close")
 
-    return forgive("some", opened), asked
+    return forgive("some", logger()), asked
 
 
-def test_a_failing_logger_is_left_alone(tmp_path):
+def test_a_failing_logger_is_left_alone():
     opened, asked = failing({"write", "close"})
-    with one_warning("'some' failed .*: no write"), opened(tmp_path, {}, []) as write:
+    with one_warning("'some' failed .*: no write"), opened as write:
         for item in RECORDS:
             write(item)
     assert asked == ["open", "write", "ended well", "close"]
 
 
-def test_failing_to_close_is_a_warning_and_hides_no_error(tmp_path):
+def test_failing_to_close_is_a_warning_and_hides_no_error():
     opened, asked = failing({"close"})
     with (
         one_warning("no close"),
         pytest.raises(RuntimeError, match="mine"),
-        opened(tmp_path, {}, []),
+        opened,
     ):
         raise RuntimeError("mine")
     assert asked == ["open", "close"]
 
 
-def test_an_error_that_the_caller_is_handling_is_not_the_runs(tmp_path):
+def test_an_error_that_the_caller_is_handling_is_not_the_runs():
     opened, asked = failing(())
     try:
         raise RuntimeError
     except RuntimeError:
-        with opened(tmp_path, {}, []):
+        with opened:
             pass
     assert asked == ["open", "ended well", "close"]
 
 
-def test_failing_to_open_is_refused(tmp_path):
+def test_failing_to_open_is_refused():
     opened, _ = failing({"open"})
     with (
         pytest.raises(FedpaError, match="'some' can't be opened: no open"),
-        opened(tmp_path, {}, []),
+        opened,
     ):
         pass
 
@@ -532,7 +531,7 @@ def test_a_library_that_is_missing_is_refused(name, monkeypatch, out):
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))  # a directory of that name
     with pytest.raises(FedpaError, match=rf"{name} is not installed: .*fedpa\[{name}\]"):
         check_loggers([name])
-    with pytest.raises(FedpaError, match="not installed"), loggers()[name].open(out, CONFIG, []):
+    with pytest.raises(FedpaError, match="not installed"), open_logger(name, out, CONFIG, []):
         pass
 
 
@@ -558,9 +557,8 @@ def test_memory_is_each_loggers_own(tmp_path):
         recall(tmp_path, "a")
 
 
-@pytest.mark.parametrize("path", sorted(Path(fedpa.training.loggers.__file__).parent.glob("*.py")))
-def test_slow_libraries_are_imported_only_where_they_are_used(path):
-    for node in ast.parse(path.read_text()).body:
+def test_slow_libraries_are_imported_only_where_they_are_used():
+    for node in ast.parse(Path(loggers.__file__).read_text()).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]
             assert not {"wandb", "mlflow", "tensorboardX"} & {str(m).split(".")[0] for m in modules}

@@ -519,15 +519,15 @@ def test_stopping_to_be_resumed(runs, tmp_path):
 
 def test_the_fingerprint_of_a_program_is_that_of_its_settings():
     algorithm = posterior_averaging()(fedpa.Objective(least_squares.loss))
-    data = fedpa.data.from_mapping(CLIENTS)
-    one = provenance.program_fingerprint(algorithm, jnp.zeros(3), data)
+    examples = CLIENTS["client-0000"]
+    one = provenance.probe_method(algorithm, jnp.zeros(3), examples)
     same = posterior_averaging()(fedpa.Objective(least_squares.loss))
-    assert provenance.program_fingerprint(same, jnp.zeros(3), data) == one
+    assert provenance.probe_method(same, jnp.zeros(3), examples) == one
     for rate, rho, burn_in in ((0.2, 0.1, 3), (0.1, 0.2, 3), (0.1, 0.1, 4)):
         side = Server(server.adam(rate), averaging=server.averaging.polyak())
         other = fedpa.fedpa(LOCAL, side, rho=rho, burn_in_rounds=burn_in)
         found = other(fedpa.Objective(least_squares.loss))
-        assert provenance.program_fingerprint(found, jnp.zeros(3), data) != one
+        assert provenance.probe_method(found, jnp.zeros(3), examples) != one
 
 
 def test_constants_inside_a_compiled_loss_are_part_of_the_program():
@@ -538,8 +538,7 @@ def test_constants_inside_a_compiled_loss_are_part_of_the_program():
             return inner(batch["x"] @ theta - batch["y"])
 
         algorithm = posterior_averaging()(fedpa.Objective(loss))
-        data = fedpa.data.from_mapping(CLIENTS)
-        return provenance.program_fingerprint(algorithm, jnp.zeros(3), data)
+        return provenance.probe_method(algorithm, jnp.zeros(3), CLIENTS["client-0000"])
 
     assert fingerprint(jnp.array([1.0, 2.0])) == fingerprint(jnp.array([1.0, 2.0]))
     assert fingerprint(jnp.array([1.0, 2.0])) != fingerprint(jnp.array([5.0, 2.0]))

@@ -22,6 +22,7 @@ from fedpa.experiments.cli.arguments import (
     show_help,
 )
 from fedpa.experiments.config import RunConfig, default_config, read_toml
+from fedpa.experiments.evaluation import curve_split
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
@@ -32,7 +33,6 @@ from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
-from fedpa.training.evaluation import curve_split
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 

@@ -19,7 +19,7 @@ from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.methods import METHODS, label_method, reads_setting
 from fedpa.training import run_directory
 from fedpa.training.history import History
-from fedpa.training.loggers.logger import flatten
+from fedpa.training.provenance import flatten
 
 OWN = "a model of one's own"
 """Stands for the task of runs by `fedpa.fit`, which have none."""
@@ -131,11 +131,11 @@ def _read_run(directory: Path, origin: Path) -> Run | None:
     config, metrics = directory / run_directory.CONFIG, directory / run_directory.METRICS
     try:
         recorded = run_directory.read_run(directory)
-        if not recorded.made.environment:
+        if not recorded.environment:
             if metrics.exists():
                 raise FedpaError(f"{config} is cut, or not one of ours")
             return None
-        settings = flatten(recorded.made.settings)
+        settings = flatten(recorded.settings)
         rounds = settings.get("rounds", 0)
         if not isinstance(rounds, int):
             raise refuse(f"{config}: rounds", rounds, "must be a whole number")
@@ -143,7 +143,7 @@ def _read_run(directory: Path, origin: Path) -> Run | None:
             directory,
             origin,
             settings,
-            flatten({run_directory.ENVIRONMENT: recorded.made.environment}),
+            flatten({run_directory.ENVIRONMENT: recorded.environment}),
             # The complete lines: a process may be writing the next.
             run_directory.read_metrics(directory, torn=True) if metrics.exists() else History(),
             recorded.is_finished(rounds),
