@@ -6,18 +6,16 @@ continues as if nothing had happened. Optuna is imported where it is used: other
 wait for it.
 """
 
-import contextlib
 import math
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedpa.errors import FedpaError, check_integer, explain, find_name, refuse
-from fedpa.experiments.sweeps.space import Interval, Params, Space, is_whole, point, size
+from fedpa.errors import check_integer, find_name, refuse
+from fedpa.experiments.sweeps.space import Choices, Interval, Params, Space, is_whole, point, size
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Answer, Event, Remembering, Stop
 
@@ -100,94 +98,66 @@ def choose_search(
     return Search("tpe", trials or TRIALS, seed, prune)
 
 
-@contextlib.contextmanager
-def open_journal(out: Path) -> Iterator["optuna.Study"]:
+def load_optuna() -> Any:
+    """Import Optuna without its log: what is worth saying is said by us."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def open_journal(out: Path) -> "optuna.Study":
     """The journal of the sweep in `out`, created if there is none; the process holds `out`.
 
     A journal, not a database: a line that a kill cut short can be removed. Optuna's lock on it, if
     a kill left it behind, is released after the grace period.
     """
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-    with quiet():
-        path = out / JOURNAL
-        try:
-            drop_cut_line(path)
-            lock = JournalFileOpenLock(str(path), grace_period=GRACE)
-            storage = JournalStorage(JournalFileBackend(str(path), lock))
-            yield optuna.create_study(
-                storage=storage,
-                study_name=STUDY,
-                direction="maximize",
-                load_if_exists=True,
-                sampler=optuna.samplers.RandomSampler(),  # never asked; the default one computes
-            )
-        except OSError as error:
-            raise FedpaError(f"{path} can't be written: {explain(error)}") from None
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without Optuna's log; what is worth saying is said by us."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
+    optuna = load_optuna()
+    path = out / JOURNAL
+    drop_cut_line(path)
+    journal = optuna.storages.journal
+    lock = journal.JournalFileOpenLock(str(path), grace_period=GRACE)
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock)),
+        study_name=STUDY,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(),  # never asked; the default one computes
+    )
 
 
 def drop_cut_line(path: Path) -> None:
     """Remove a last line without an end: Optuna would append to it, and lose what follows."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def read_trials(study: "optuna.Study") -> list[Trial]:
     """All trials so far, by number."""
-    states: dict[str, State] = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
     return [
         Trial(
             trial.number,
-            dict(trial.params),
-            states.get(trial.state.name, "running"),
+            trial.params,
+            _STATES[trial.state.name],
             trial.value if trial.state.name == "COMPLETE" else None,
-            dict(trial.intermediate_values),
-            dict(trial.user_attrs),
+            trial.intermediate_values,
+            trial.user_attrs,
         )
-        for trial in study.get_trials(deepcopy=False)
+        for trial in study.get_trials()
     ]
 
 
 def begin_trial(study: "optuna.Study", space: Space, search: Search) -> Trial:
     """The next trial, written down."""
-    import optuna
-
     past = read_trials(study)
-    params = propose(space, search, past)
-    frozen = optuna.trial.create_trial(
-        state=optuna.trial.TrialState.RUNNING,
-        params=params,
-        distributions=_distributions(space),
-    )
-    study.add_trial(frozen)
-    return Trial(len(past), params, "running", None, {})
+    trial = Trial(len(past), propose(space, search, past), "running", None, {})
+    study.add_trial(_freeze(space, trial))
+    return trial
 
 
 def end_trial(study: "optuna.Study", number: int, outcome: Outcome) -> Trial:
     """What came of a trial, written down; whatever a kill left of an earlier attempt is kept."""
-    import optuna
-
+    optuna = load_optuna()
     frozen = study.get_trials(deepcopy=False)[number]
     trial = optuna.Trial(study, frozen._trial_id)
     for name, value in outcome.about.items():
@@ -195,13 +165,12 @@ def end_trial(study: "optuna.Study", number: int, outcome: Outcome) -> Trial:
     for step, value in outcome.curve.items():
         if step not in frozen.intermediate_values:
             trial.report(value, step)
-    states = optuna.trial.TrialState
     if outcome.stopped is not None and outcome.stopped.startswith(PRUNED):
-        study.tell(number, state=states.PRUNED)
+        study.tell(number, state=optuna.trial.TrialState.PRUNED)
     elif math.isfinite(outcome.value):
         study.tell(number, outcome.value)
     else:
-        study.tell(number, state=states.FAIL)
+        study.tell(number, state=optuna.trial.TrialState.FAIL)
     return read_trials(study)[number]
 
 
@@ -214,18 +183,11 @@ def propose(space: Space, search: Search, past: Sequence[Trial]) -> Params:
         # No point twice: the same settings give the same value.
         order = np.random.default_rng(search.seed).permutation(points)
         return point(space, int(order[number]))
-    import optuna
-
+    samplers = load_optuna().samplers
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
-    sampler: optuna.samplers.BaseSampler
-    if search.kind == "random":
-        sampler = optuna.samplers.RandomSampler(seed=seed)
-    else:
-        sampler = optuna.samplers.TPESampler(seed=seed)
-    with quiet():
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.add_trials([_frozen(space, trial) for trial in past])
-        return study.ask(_distributions(space)).params
+    kind = samplers.RandomSampler if search.kind == "random" else samplers.TPESampler
+    study = _make_study([_freeze(space, trial) for trial in past], kind(seed=seed))
+    return study.ask(_distributions(space)).params
 
 
 def make_pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
@@ -235,14 +197,11 @@ def make_pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering
     that had ended when this one began, and remembers its own values: a run that was cut and resumed
     is judged as one that was not.
     """
-    import optuna
-
-    with quiet():
-        study = optuna.create_study(direction="maximize")
-        study.add_trials([_frozen({}, trial) for trial in past if trial.state == "finished"])
-        pruner = optuna.pruners.MedianPruner(
-            n_startup_trials=BEFORE_PRUNING, n_warmup_steps=rounds // 4
-        )
+    optuna = load_optuna()
+    study = _make_study([_freeze({}, trial) for trial in past if trial.state == "finished"])
+    pruner = optuna.pruners.MedianPruner(
+        n_startup_trials=BEFORE_PRUNING, n_warmup_steps=rounds // 4
+    )
 
     def update(memory: Any, event: Event) -> tuple[Any, Answer]:
         value = event.record.get(metric)
@@ -264,44 +223,45 @@ def make_pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering
 
 def find_best(trials: Sequence[Trial]) -> Trial | None:
     """The finished trial of the highest value; of several the first."""
-    valued = [(trial.value, trial) for trial in trials if trial.value is not None]
-    return max(valued, key=lambda pair: (pair[0], -pair[1].number))[1] if valued else None
+    valued = [(trial.value, -trial.number, trial) for trial in trials if trial.value is not None]
+    return max(valued, key=lambda entry: entry[:2])[2] if valued else None
 
 
-def _distributions(space: Space) -> "dict[str, optuna.distributions.BaseDistribution]":
-    from optuna.distributions import (
-        BaseDistribution,
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+def _distributions(space: Space) -> dict[str, Any]:
+    kinds = load_optuna().distributions
 
-    found: dict[str, BaseDistribution] = {}
-    for name, values in space.items():
+    def distribution(name: str, values: Choices | Interval) -> Any:
         if not isinstance(values, Interval):
-            found[name] = CategoricalDistribution(values)
-        elif is_whole(name):
-            found[name] = IntDistribution(int(values.low), int(values.high), log=values.log)
-        else:
-            found[name] = FloatDistribution(values.low, values.high, log=values.log)
-    return found
+            return kinds.CategoricalDistribution(values)
+        kind = kinds.IntDistribution if is_whole(name) else kinds.FloatDistribution
+        return kind(*values)
+
+    return {name: distribution(name, values) for name, values in space.items()}
 
 
-def _frozen(space: Space, trial: Trial) -> "optuna.trial.FrozenTrial":
-    """A trial as Optuna has it, to be put into a study in memory."""
-    import optuna
+_STATES: dict[str, State] = {
+    "RUNNING": "running",
+    "COMPLETE": "finished",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
 
-    states = optuna.trial.TrialState
-    state = {
-        "running": states.RUNNING,
-        "finished": states.COMPLETE,
-        "pruned": states.PRUNED,
-        "failed": states.FAIL,
-    }[trial.state]
-    return optuna.trial.create_trial(
-        state=state,
+
+def _freeze(space: Space, trial: Trial) -> "optuna.trial.FrozenTrial":
+    """A trial as Optuna has it."""
+    trials = load_optuna().trial
+    names = {state: name for name, state in _STATES.items()}
+    return trials.create_trial(
+        state=trials.TrialState[names[trial.state]],
         value=trial.value,
         params={name: trial.params[name] for name in space},
         distributions=_distributions(space),
         intermediate_values=dict(trial.curve),
     )
+
+
+def _make_study(trials: Sequence[Any], sampler: Any = None) -> "optuna.Study":
+    """A study in memory."""
+    study = load_optuna().create_study(direction="maximize", sampler=sampler)
+    study.add_trials(trials)
+    return study

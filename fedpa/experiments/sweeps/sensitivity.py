@@ -5,6 +5,7 @@ had with it. Under random search and TPE the others are not the same at each cho
 says more than the mean.
 """
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -30,92 +31,74 @@ ACROSS = 3
 MOST_LABELS = 7
 
 
+class Point(NamedTuple):
+    """A finished trial in a panel."""
+
+    place: float
+    value: float
+    is_best: bool
+    """Of all trials."""
+
+
 class Level(NamedTuple):
-    """The trials that share a choice, or a part of an interval."""
+    """The finished trials that share a choice, or a part of an interval."""
 
     label: str
     place: float
-    """On the axis of the figure; of a part of an interval, where its best trial is."""
-    values: tuple[float, ...]
-    is_best: bool
-    """Whether the best of all trials is among them."""
+    """On the axis of the figure: the choice, or its number in the list if it is no number."""
+    points: list[Point]
+
+    @property
+    def values(self) -> list[float]:
+        return [point.value for point in self.points]
 
 
 class Marginal(NamedTuple):
     name: str
-    levels: tuple[Level, ...]
+    levels: list[Level]
     log: bool
-    numeric: bool
-    """Whether places are the values themselves, or their number in the list of choices."""
+    is_numeric: bool
+    """Whether places are the values themselves."""
     ends: tuple[float, float] | None = None
     """Of an interval."""
 
 
-def marginals(space: Space, trials: Sequence[Trial]) -> list[Marginal]:
-    """For each hyperparameter its levels, with the values of the finished trials there."""
-    return [
-        _of_interval(name, values, trials)
-        if isinstance(values, Interval)
-        else _of_choices(name, values, trials)
-        for name, values in _listed(space).items()
-    ]
+def find_marginals(space: Space, trials: Sequence[Trial]) -> list[Marginal]:
+    """For each hyperparameter its levels, with the finished trials there."""
+    top, marginals = find_best(trials), []
+    for name, values in space.items():
+        if isinstance(values, Interval) and is_whole(name):
+            low, high, _ = values
+            if high - low < MOST_LABELS:  # a few whole numbers are looked at one by one
+                values = tuple(range(int(low), int(high) + 1))
+        marginal, level_of = _split(name, values)
+        for trial in trials:
+            if trial.value is not None:
+                choice = trial.params[name]
+                level = marginal.levels[level_of(choice)]
+                place = float(choice) if marginal.is_numeric else level.place
+                level.points.append(Point(place, trial.value, trial is top))
+        marginals.append(marginal)
+    return marginals
 
 
-def _listed(space: Space) -> Space:
-    """Intervals of a few whole numbers are looked at number by number."""
-    return {
-        name: tuple(range(int(values.low), int(values.high) + 1))
-        if isinstance(values, Interval)
-        and is_whole(name)
-        and values.high - values.low < MOST_LABELS
-        else values
-        for name, values in space.items()
-    }
-
-
-def _of_choices(name: str, choices: Choices, trials: Sequence[Trial]) -> Marginal:
-    numeric = all(isinstance(c, int | float) and not isinstance(c, bool) for c in choices)
-    ordered = sorted(choices) if numeric else list(choices)
-    places = ordered if numeric else range(len(ordered))
-    top = find_best(trials)
-    levels = tuple(
-        Level(
-            format_value(choice),
-            float(place),
-            _values(trials, name, (choice,).__contains__),
-            top is not None and top.params[name] == choice,
-        )
-        for choice, place in zip(ordered, places, strict=True)
-    )
-    return Marginal(name, levels, numeric and _is_spread(ordered), numeric)
-
-
-def _is_spread(ordered: Sequence[float | int]) -> bool:
-    return ordered[0] > 0 and ordered[-1] / ordered[0] >= SPREAD
-
-
-def _of_interval(name: str, values: Interval, trials: Sequence[Trial]) -> Marginal:
-    low, high, log = values
-    edges = np.geomspace(low, high, PARTS + 1) if log else np.linspace(low, high, PARTS + 1)
-    parts = list(itertools.pairwise(edges.tolist()))
-    levels = []
-    for a, b in parts:
-        last = (a, b) == parts[-1]  # to which its upper end belongs, too
-
-        def inside(value: float, a: float = a, b: float = b, last: bool = last) -> bool:
-            return a <= value and (value < b or last)
-
-        there = [trial for trial in trials if inside(trial.params[name])]
-        top = find_best(there)
-        place = float(top.params[name]) if top is not None else a
-        found = _values(there, name, inside)
-        is_best = top is not None and top == find_best(trials)
-        levels.append(Level(f"{format_value(a)} – {format_value(b)}", place, found, is_best))
-    return Marginal(name, tuple(levels), log, True, (float(low), float(high)))
-
-
-def _values(trials: Sequence[Trial], name: str, wanted: Callable[[Any], bool]) -> tuple[float, ...]:
-    return tuple(t.value for t in trials if t.value is not None and wanted(t.params[name]))
+def _split(name: str, values: Choices | Interval) -> tuple[Marginal, Callable[[Any], int]]:
+    """The levels of a hyperparameter, and which of them a value belongs to."""
+    if isinstance(values, Interval):
+        low, high, log = values
+        edges = (np.geomspace if log else np.linspace)(low, high, PARTS + 1).tolist()
+        levels = [
+            Level(f"{format_value(a)} – {format_value(b)}", a, [])
+            for a, b in itertools.pairwise(edges)
+        ]
+        marginal = Marginal(name, levels, log, True, (float(low), float(high)))
+        return marginal, lambda value: bisect.bisect_right(edges[1:-1], value)
+    is_numeric = all(isinstance(c, int | float) and not isinstance(c, bool) for c in values)
+    choices = sorted(values) if is_numeric else list(values)
+    places = choices if is_numeric else range(len(choices))
+    levels = [Level(format_value(c), float(at), []) for c, at in zip(choices, places, strict=True)]
+    log = is_numeric and choices[0] > 0 and choices[-1] / choices[0] >= SPREAD
+    return Marginal(name, levels, log, is_numeric), choices.index
 
 
 def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Table:
@@ -130,35 +113,30 @@ def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Tab
     view.add_column("value", justify="right", no_wrap=True)
     for column in ("trials", "mean", "best"):
         view.add_column(column, justify="right")
-    for marginal in marginals(space, trials):
+    for marginal in find_marginals(space, trials):
         view.add_section()
-        for n, level in enumerate(marginal.levels):
-            mean, high = "–", "–"
-            if level.values:
-                mean, high = f"{np.mean(level.values):.4f}", f"{max(level.values):.4f}"
-            mark = " *" if level.is_best else ""
-            view.add_row(
-                marginal.name if n == 0 else "",
-                level.label,
-                str(len(level.values)),
-                mean,
-                high + mark,
-            )
+        name = marginal.name
+        for level in marginal.levels:
+            mean, best = "–", "–"
+            if level.points:
+                mean, best = f"{np.mean(level.values):.4f}", f"{max(level.values):.4f}"
+            mark = " *" if any(point.is_best for point in level.points) else ""
+            view.add_row(name, level.label, str(len(level.points)), mean, best + mark)
+            name = ""
     return view
 
 
 def draw_sensitivity(space: Space, trials: Sequence[Trial], metric: str, title: str) -> Figure:
     """A panel for each hyperparameter: a point per trial, a line through the best at each value."""
-    found = marginals(space, trials)
-    across = 2 if len(found) == 4 else min(len(found), ACROSS)
-    down = math.ceil(len(found) / across)
+    marginals = find_marginals(space, trials)
+    across = 2 if len(marginals) == 4 else min(len(marginals), ACROSS)
+    down = math.ceil(len(marginals) / across)
     figure = new_figure(0.6 + 2.9 * across, 0.5 + 2.5 * down)
     panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-    top = find_best(trials)
-    for n, (axes, marginal) in enumerate(zip(panels, found, strict=False)):
-        _panel(axes, marginal, trials, top)
+    for n, (axes, marginal) in enumerate(zip(panels, marginals, strict=False)):
+        _draw_panel(axes, marginal)
         tidy(axes, "", marginal.name.replace("_", " "), metric if n % across == 0 else "")
-    for axes in panels[len(found) :]:
+    for axes in panels[len(marginals) :]:
         axes.set_visible(False)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -166,45 +144,20 @@ def draw_sensitivity(space: Space, trials: Sequence[Trial], metric: str, title: 
     return figure
 
 
-def _panel(axes: Axes, marginal: Marginal, trials: Sequence[Trial], top: Trial | None) -> None:
-    there = {level.label: level.place for level in marginal.levels}
+def _draw_panel(axes: Axes, marginal: Marginal) -> None:
+    def plot(points: Sequence[Point], label: str, **look: Any) -> None:
+        x, y = [point.place for point in points], [point.value for point in points]
+        axes.plot(x, y, label=label, **look)
 
-    def place(trial: Trial) -> float:
-        value = trial.params[marginal.name]
-        return float(value) if marginal.numeric else there[format_value(value)]
-
-    ended = [trial for trial in trials if trial.value is not None]
-    lines = [level for level in marginal.levels if level.values]
-    axes.plot(
-        [level.place for level in lines],
-        [max(level.values) for level in lines],
-        color=COLOURS[0],
-        linewidth=1.6,
-        label="best at each value",
-        zorder=2,
-    )
-    axes.plot(
-        [place(trial) for trial in ended],
-        [trial.value for trial in ended if trial.value is not None],
-        "o",
-        color=COLOURS[0],
-        markersize=4,
-        alpha=0.4,
-        markeredgewidth=0,
-        label="trial",
-        zorder=3,
-    )
-    if top is not None and top.value is not None:
-        axes.plot(
-            [place(top)],
-            [top.value],
-            "*",
-            color=COLOURS[1],
-            markersize=11,
-            markeredgecolor="white",
-            label="best trial",
-            zorder=4,
-        )
+    levels = [level.points for level in marginal.levels if level.points]
+    points = [point for level in levels for point in level]
+    best = [max(level, key=lambda point: point.value) for level in levels]
+    plot(best, "best at each value", color=COLOURS[0], linewidth=1.6, zorder=2)
+    faint = {"marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.4}
+    plot(points, "trial", color=COLOURS[0], linestyle="none", zorder=3, **faint)
+    star = {"marker": "*", "markersize": 11, "markeredgecolor": "white"}
+    top = [point for point in points if point.is_best]
+    plot(top, "best trial", color=COLOURS[1], linestyle="none", zorder=4, **star)
     if marginal.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))

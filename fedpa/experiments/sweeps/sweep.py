@@ -6,6 +6,10 @@ trials/<number>/  each an ordinary run
 trials.csv        one row each: parameters, value
 best.toml         the configuration of the best, for `fedpa run --config`
 sensitivity.png   the value against each hyperparameter
+
+As the paper chose its hyperparameters, a sweep has two stages: first the rates and the number of
+local epochs, on FedAvg; then, with those fixed, burn-in rounds and ρ, on FedPA. Each stage is a
+sweep in a directory of its own; stages.toml above them says what both are.
 """
 
 import contextlib
@@ -46,10 +50,13 @@ from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Callback
 from fedpa.training.checkpoint import prune_checkpoints
 from fedpa.training.problem import Problem
-from fedpa.training.provenance import differences
+from fedpa.training.provenance import differences, flatten
 from fedpa.training.run_directory import TRIALS, check_free, lock_directory, wait_for_lock, writing
 
-SWEEP, BEST, TABLE = "sweep.toml", "best.toml", "trials.csv"
+SWEEP, STAGES, BEST, TABLE = "sweep.toml", "stages.toml", "best.toml", "trials.csv"
+STAGE_DIRECTORIES = ("1-fedavg", "2-fedpa")
+SAMPLING = ("burn_in_rounds", "rho")
+"""What FedAvg does not have."""
 NOT_COMPARED = ("run.recording", "run.task_options.data_dir")
 """What changes no number, as in runs."""
 MOST_NAMED = 5
@@ -65,6 +72,12 @@ class Sweep(NamedTuple):
     """The metric that decides, loss say; the task's own if not given."""
 
 
+class Stages(NamedTuple):
+    training: Sweep
+    sampling: Sweep
+    """Its base has the rates that are used if the first stage chooses none."""
+
+
 def check_sweep(settings: Sweep) -> Sweep:
     """Refuse what can't be run, before anything is; in a standard form, places absolute."""
     settings = settings._replace(space=spaces.order_space(settings.space))
@@ -76,8 +89,10 @@ def check_sweep(settings: Sweep) -> Sweep:
     return settings._replace(base=base)
 
 
-def as_table(settings: Sweep) -> dict[str, Any]:
-    """As `sweep.toml` has it; of what is swept the space speaks alone."""
+def as_table(settings: Sweep | Stages) -> dict[str, Any]:
+    """As `sweep.toml` or `stages.toml` has it; of what is swept the space speaks alone."""
+    if isinstance(settings, Stages):
+        return {name: as_table(stage) for name, stage in settings._asdict().items()}
     run = run_table(settings.base)
     kept = {k: v for k, v in run["hyperparameters"].items() if k not in settings.space}
     return {
@@ -88,78 +103,94 @@ def as_table(settings: Sweep) -> dict[str, Any]:
     }
 
 
-def is_sweep(out: Path) -> bool:
-    return (out / SWEEP).is_file()
+def read_settings(out: Path) -> Sweep | Stages:
+    """The sweep, or the stages, of this directory."""
+    if (out / STAGES).is_file():
+        path = out / STAGES
+        values = table_of("out", path)
+        try:
+            return Stages(*(_parse_sweep(values[name], path) for name in Stages._fields))
+        except KeyError as error:
+            raise FedpaError(f"{path} is not of a sweep in stages: {error} is missing") from None
+    if not (out / SWEEP).is_file():
+        raise FedpaError(f"out = {str(out)!r}: holds no sweep to go on with; name a task")
+    return _parse_sweep(table_of("out", out / SWEEP), out / SWEEP)
 
 
-def has_stages(out: Path) -> bool:
-    """Whether sweeps lie below it."""
-    return any(out.glob(f"*/{SWEEP}"))
-
-
-def read_settings(out: Path) -> Sweep:
-    """The sweep in this directory."""
-    path = out / SWEEP
-    return parse_sweep(table_of("out", path), path)
-
-
-def parse_sweep(values: Mapping[str, Any], path: Path) -> Sweep:
-    """A sweep from what `as_table` gives, as it was found in a file."""
+def _parse_sweep(values: Mapping[str, Any], path: Path) -> Sweep:
     try:
-        search, run = dict(values["search"]), dict(values["run"])
+        kind, trials, seed, prune = (values["search"][name] for name in Search._fields)
         space = spaces.parse_space(values["space"], f"{path} [space]")
-        found = choose_search(
-            search["kind"], space, search["trials"], search["seed"], search["prune"]
-        )
+        search = choose_search(kind, space, trials, seed, prune)
+        base = from_table(dict(values["run"]), f"{path} [run]", of_run=False)
+    except FedpaError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, FedpaError):
-            raise
         raise FedpaError(f"{path} is not of a sweep: {error} is missing or wrong") from None
     by = None if values.get("by") is None else str(values["by"])
-    return Sweep(from_table(run, f"{path} [run]", of_run=False), space, found, by)
+    return Sweep(base, space, search, by)
 
 
-def check_place(out: Path, settings: Sweep) -> None:
+def check_place(out: Path, settings: Sweep | Stages) -> None:
     """Refuse a directory that holds something else, or a sweep of other settings.
 
     Random search and TPE may be given more trials: those that there are stay as they are.
     """
-    if not is_sweep(out):
-        if has_stages(out):
+    resumes = f"`fedpa sweep --out {out}` resumes it; for others give another directory"
+    if isinstance(settings, Stages):
+        if (out / SWEEP).is_file():
             raise FedpaError(
-                f"out = {str(out)!r}: holds a sweep in stages: `fedpa sweep --out {out}` goes on "
-                "with it; give another directory"
+                f"out = {str(out)!r}: holds a sweep without stages: leave --paper out, or give "
+                "another directory"
             )
+    elif (out / STAGES).is_file():
+        raise FedpaError(f"out = {str(out)!r}: holds a sweep in stages: {resumes}")
+    path = _settings_path(out, settings)
+    if not path.is_file():
         check_free(out, overwrite=None)
         return
-    then, now = table_of("out", out / SWEEP), as_table(settings)
-    left_out = list(NOT_COMPARED)
-    try:
-        fewer = settings.search.trials < then["search"]["trials"]
-    except (KeyError, TypeError):
-        fewer = True
-    if settings.search.kind != "grid" and not fewer:
-        left_out.append("search.trials")
-    check_same(out, then, now, left_out)
-
-
-def check_same(
-    out: Path, then: Mapping[str, Any], now: Mapping[str, Any], left_out: Sequence[str]
-) -> None:
-    """Refuse other settings than those of the sweep in the directory."""
+    then, now = table_of("out", path), as_table(settings)
+    if isinstance(settings, Stages):
+        left_out = [f"{stage}.{name}" for stage in Stages._fields for name in NOT_COMPARED]
+    else:
+        left_out = list(NOT_COMPARED)
+        kind, trials, *_ = settings.search
+        before = flatten(then).get("search.trials")
+        if kind != "grid" and isinstance(before, int) and trials >= before:
+            left_out.append("search.trials")
     changed = differences(then, now, left_out)
     if changed:
         more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         raise FedpaError(
             f"out = {str(out)!r}: holds a sweep of other settings: "
-            f"{'; '.join(changed[:MOST_NAMED])}{more}; `fedpa sweep --out {out}` resumes it; "
-            "for others give another directory"
+            f"{'; '.join(changed[:MOST_NAMED])}{more}; {resumes}"
         )
 
 
-def write_settings(out: Path, settings: Sweep) -> None:
+def _settings_path(out: Path, settings: Sweep | Stages) -> Path:
+    return out / (STAGES if isinstance(settings, Stages) else SWEEP)
+
+
+def write_settings(out: Path, settings: Sweep | Stages) -> None:
+    """Write down what the directory is for."""
     with writing(out):
-        write_atomically(out / SWEEP, tomli_w.dumps(as_table(settings)).encode())
+        table = tomli_w.dumps(as_table(settings))
+        write_atomically(_settings_path(out, settings), table.encode())
+
+
+@contextlib.contextmanager
+def hold_directory(out: Path, settings: Sweep | Stages) -> Iterator[None]:
+    """One process at a time sweeps in a directory, which says what it is for."""
+    check_place(out, settings)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with lock_directory(out):
+        check_place(out, settings)  # another process may have worked there until now
+        write_settings(out, settings)
+        yield
+
+
+# --- one trial ---
 
 
 class Job(NamedTuple):
@@ -169,9 +200,8 @@ class Job(NamedTuple):
     config: RunConfig
     metric: str
     """valid/accuracy."""
-    prune: bool
-    past: Sequence[Trial]
-    """The trials that had ended when it began."""
+    past: Sequence[Trial] | None
+    """The trials that had ended when it began; None if it is not to be pruned."""
     anyway: bool = False
     """Go on with a trial that was cut although versions or data are not what they were."""
 
@@ -191,14 +221,15 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
 
     Settings under which clients fail have no value, and the search continues without them.
     """
-    pruned = [make_pruning(job.past, job.metric, job.config.rounds)] if job.prune else []
+    prunes = job.past is not None
+    pruning = [make_pruning(job.past or (), job.metric, job.config.rounds)] if prunes else []
     try:
         wait_for_lock(job.out)
         fit = run(
             job.config,
             job.out,
             resuming=True,
-            callbacks=[*pruned, *callbacks],
+            callbacks=[*pruning, *callbacks],
             problem=problem,
             anyway=job.anyway,
         )
@@ -213,7 +244,7 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
     points = zip(measured.rounds.tolist(), (sign * measured.values).tolist(), strict=True)
     return Outcome(
         sign * compute_finals([measured], last)[0],
-        dict(points) if job.prune else {},
+        dict(points) if prunes else {},
         fit.stopped,
         {
             "rounds": len(fit.history),
@@ -221,6 +252,9 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
             **({} if fit.stopped is None else {"stopped": fit.stopped}),
         },
     )
+
+
+# --- all trials ---
 
 
 class Watch(NamedTuple):
@@ -245,51 +279,37 @@ def sweep(
     watch: Watch = Watch(),
     anyway: bool = False,
 ) -> list[Trial]:
-    """Begin a sweep in `out`, or go on with the one that is there; all its trials.
+    """Begin a sweep in `out`, or continue the one that is there; all its trials.
 
-    However often it was killed, finished trials are not run again and a cut one goes on from its
+    However often it was killed, finished trials are not run again and a cut one is resumed from its
     last checkpoint.
     """
     check_integer("jobs", jobs, 1)
     metric = find_metric(settings.base.task, problem, settings.by)
 
-    def job(trial: Trial, past: Sequence[Trial]) -> Job:
-        config = configure(settings.base, trial.params)
-        place = out / TRIALS / str(trial.number)
-        curves = past if settings.search.prune else ()
-        return Job(place, config, metric, settings.search.prune, curves, anyway)
-
     with hold_directory(out, settings), contextlib.ExitStack() as stack:
         pool = stack.enter_context(workers(jobs)) if jobs > 1 else None
 
         def submit(trial: Trial, past: Sequence[Trial], again: bool) -> Future[Outcome | None]:
-            callbacks, work = watch.begin(trial, again), job(trial, past)
+            callbacks = watch.begin(trial, again)
+            config = configure(settings.base, trial.params)
+            seen = past if settings.search.prune else None
+            job = Job(out / TRIALS / str(trial.number), config, metric, seen, anyway)
             if pool is not None:
-                return pool(run_trial, work, work.config)
+                return pool(run_trial, job, config)
             done: Future[Outcome | None] = Future()
-            done.set_result(run_trial(work, problem, *callbacks))
+            done.set_result(run_trial(job, problem, *callbacks))
             return done
 
         return run_trials(settings, out, submit, jobs, watch)
-
-
-@contextlib.contextmanager
-def hold_directory(out: Path, settings: Sweep) -> Iterator[None]:
-    """One process at a time sweeps in a directory, which says what it is for."""
-    check_place(out, settings)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    with lock_directory(out):
-        check_place(out, settings)  # another process may have worked there until now
-        write_settings(out, settings)
-        yield
 
 
 def run_trials(
     settings: Sweep, out: Path, submit: Submit, jobs: int = 1, watch: Watch = Watch()
 ) -> list[Trial]:
     """Run the trials that are missing, `jobs` at a time, and write down what came of each."""
-    with open_journal(out) as study:
+    with writing(out):
+        study = open_journal(out)
         cut = [trial for trial in read_trials(study) if trial.state == "running"]
         pending: dict[Future[Outcome | None], Trial] = {}
         while True:
@@ -313,33 +333,55 @@ def run_trials(
                 trial = end_trial(study, number, outcome)
                 write_results(out, settings, read_trials(study))
                 watch.end(trial, read_trials(study))
-        found = read_trials(study)
-        write_results(out, settings, found)
-    return found
+        trials = read_trials(study)
+        write_results(out, settings, trials)
+    return trials
 
 
 def write_results(out: Path, settings: Sweep, trials: Sequence[Trial]) -> None:
     """What is known so far, after every trial."""
-    with writing(out):
-        write_atomically(out / TABLE, as_csv(settings, trials).encode())
-        config = best_config(settings, trials)
-        if config is not None:
-            write_atomically(out / BEST, write_toml(config).encode())
-
-
-def best_config(settings: Sweep, trials: Sequence[Trial]) -> RunConfig | None:
-    top = find_best(trials)
-    return None if top is None else configure(settings.base, top.params)
-
-
-def as_csv(settings: Sweep, trials: Sequence[Trial]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = list(settings.space)
-    writer.writerow(["trial", "state", *names, "value", "rounds", "seconds", "stopped"])
+    columns = ("rounds", "seconds", "stopped")
+    writer.writerow(["trial", "state", *settings.space, "value", *columns])
     for trial in trials:
-        about = [trial.about.get(name, "") for name in ("rounds", "seconds", "stopped")]
+        params = [trial.params[name] for name in settings.space]
         value = "" if trial.value is None else repr(trial.value)
-        params = [trial.params[name] for name in names]
+        about = [trial.about.get(name, "") for name in columns]
         writer.writerow([trial.number, trial.state, *params, value, *about])
-    return text.getvalue()
+    write_atomically(out / TABLE, text.getvalue().encode())
+    top = find_best(trials)
+    if top is not None:
+        config = configure(settings.base, top.params)
+        write_atomically(out / BEST, write_toml(config).encode())
+
+
+# --- two stages ---
+
+
+def split_space(space: Space) -> tuple[Space, Space]:
+    """The first stage's hyperparameters, and the second's."""
+    first = {name: values for name, values in space.items() if name not in SAMPLING}
+    second = {name: values for name, values in space.items() if name in SAMPLING}
+    if not first or not second:
+        missing = "rate or number of epochs" if not first else "burn_in_rounds or rho"
+        raise FedpaError(f"space: --paper has two stages, and there is no {missing} to choose")
+    return first, second
+
+
+def run_stages(
+    stages: Stages, out: Path, perform: Callable[[Sweep, Path], Sequence[Trial]]
+) -> None:
+    """Perform both sweeps, the second with what the first found; its best is that of `out`."""
+    first, second = (out / name for name in STAGE_DIRECTORIES)
+    with hold_directory(out, stages):
+        top = find_best(perform(stages.training, first))
+        if top is None:
+            raise FedpaError("no trial of the first stage has a value: the second can't begin")
+        base = stages.sampling.base
+        fixed = dataclasses.replace(base.hyperparameters, **top.params)
+        base = dataclasses.replace(base, hyperparameters=fixed)
+        trials = perform(stages.sampling._replace(base=base), second)
+        if find_best(trials) is not None:
+            with writing(out):
+                write_atomically(out / BEST, (second / BEST).read_bytes())

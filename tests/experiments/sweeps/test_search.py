@@ -124,16 +124,16 @@ def test_whole_lines_stay(tmp_path):
 
 def test_what_ended_writes_can_be_cut_and_repeated(tmp_path, monkeypatch):
     sweep = KINDS["grid, pruned"]
-    with open_journal(tmp_path) as study:
-        begin_trial(study, sweep.space, sweep.search)
-        tell = study.tell
-        monkeypatch.setattr(study, "tell", lambda *_: (_ for _ in ()).throw(Killed))
-        outcome = outcome_of(read_trials(study)[0].params, (), True)
-        with pytest.raises(Killed):
-            end_trial(study, 0, outcome)
-        monkeypatch.setattr(study, "tell", tell)
-        assert read_trials(study)[0].state == "running"
-        trial = end_trial(study, 0, outcome)
+    study = open_journal(tmp_path)
+    begin_trial(study, sweep.space, sweep.search)
+    tell = study.tell
+    monkeypatch.setattr(study, "tell", lambda *_: (_ for _ in ()).throw(Killed))
+    outcome = outcome_of(read_trials(study)[0].params, (), True)
+    with pytest.raises(Killed):
+        end_trial(study, 0, outcome)
+    monkeypatch.setattr(study, "tell", tell)
+    assert read_trials(study)[0].state == "running"
+    trial = end_trial(study, 0, outcome)
     assert (trial.state, trial.value, trial.curve) == ("finished", outcome.value, outcome.curve)
 
 
@@ -222,11 +222,11 @@ def test_pruning_gives_up_the_poor_and_spares_the_rest(tmp_path):
 
 def test_a_trial_without_a_number_is_not_the_best(tmp_path):
     sweep = settings("grid", {"rho": (0.1, 1.0)})
-    with open_journal(tmp_path) as study:
-        for value in (math.nan, -2.0):
-            trial = begin_trial(study, sweep.space, sweep.search)
-            end_trial(study, trial.number, Outcome(value, {}))
-        found = read_trials(study)
+    study = open_journal(tmp_path)
+    for value in (math.nan, -2.0):
+        trial = begin_trial(study, sweep.space, sweep.search)
+        end_trial(study, trial.number, Outcome(value, {}))
+    found = read_trials(study)
     assert [t.state for t in found] == ["failed", "finished"]
     assert find_best(found).number == 1
     assert find_best(found[:1]) is None

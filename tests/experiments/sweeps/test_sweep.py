@@ -18,7 +18,7 @@ from fedpa.experiments.cli.main import main
 from fedpa.experiments.config import default_config, read_toml
 from fedpa.experiments.sweeps import sweep as sweeping
 from fedpa.experiments.sweeps.search import Trial, choose_search
-from fedpa.experiments.sweeps.sensitivity import draw_sensitivity, marginals, sensitivity_table
+from fedpa.experiments.sweeps.sensitivity import draw_sensitivity, find_marginals, sensitivity_table
 from fedpa.experiments.sweeps.space import Interval, parse_space, point, size
 from fedpa.experiments.sweeps.sweep import Sweep, Watch, check_sweep, sweep
 from fedpa.experiments.tasks import TaskOptions
@@ -351,11 +351,11 @@ def test_marginals_and_their_picture():
         Trial(2, _params(1.0, 0.1, "sgd", 5), "finished", 0.6, {}),
         Trial(3, _params(0.1, 0.01, "sgd", 5), "pruned", None, {}),
     ]
-    rho, rate, optimizer, epochs = marginals(space, trials)
-    assert [level.values for level in rho.levels] == [(0.5, 0.7), (), (0.6,)]
+    rho, rate, optimizer, epochs = find_marginals(space, trials)
+    assert [level.values for level in rho.levels] == [[0.5, 0.7], [], [0.6]]
     assert (rho.log, rate.log, optimizer.log, epochs.log) == (True, True, False, False)
     assert sum(len(level.values) for level in rate.levels) == 3
-    assert rate.levels[-1].values == (0.7, 0.6)
+    assert rate.levels[-1].values == [0.7, 0.6]
     assert [level.label for level in optimizer.levels] == ["sgd", "adam"]
     console = Console(width=100, file=io.StringIO())
     console.print(sensitivity_table(space, trials, "valid/accuracy"))
@@ -380,12 +380,12 @@ def _params(rho, rate, optimizer, epochs):
 
 def test_small_models_share_the_cores(monkeypatch):
     problem = task_named("digits").load(TaskOptions())
-    monkeypatch.setattr("fedpa.experiments.workers.cores", lambda: 8)
+    monkeypatch.setattr("fedpa.experiments.workers.count_cores", lambda: 8)
     assert default_jobs(problem) == 4
-    monkeypatch.setattr("fedpa.experiments.workers.cores", lambda: 2)
+    monkeypatch.setattr("fedpa.experiments.workers.count_cores", lambda: 2)
     assert default_jobs(problem) == 1
     big = problem._replace(init=lambda key: {"w": jax.numpy.zeros(200_000)})
-    monkeypatch.setattr("fedpa.experiments.workers.cores", lambda: 8)
+    monkeypatch.setattr("fedpa.experiments.workers.count_cores", lambda: 8)
     assert default_jobs(big) == 1
 
 

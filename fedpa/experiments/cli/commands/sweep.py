@@ -23,15 +23,6 @@ from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.run import check_run
-from fedpa.experiments.sweeps.paper import (
-    STAGES,
-    Stages,
-    are_stages,
-    check_stages_place,
-    read_stages,
-    run_stages,
-    split_space,
-)
 from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
 from fedpa.experiments.sweeps.sensitivity import PICTURE, draw_sensitivity, sensitivity_table
 from fedpa.experiments.sweeps.space import (
@@ -45,15 +36,18 @@ from fedpa.experiments.sweeps.space import (
 )
 from fedpa.experiments.sweeps.sweep import (
     BEST,
+    STAGE_DIRECTORIES,
     TABLE,
+    Stages,
     Sweep,
     Watch,
     check_place,
     check_sweep,
     find_metric,
     goal,
-    is_sweep,
     read_settings,
+    run_stages,
+    split_space,
     sweep,
 )
 from fedpa.experiments.tasks.task import Grid, preset_named, task_named
@@ -115,10 +109,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     else:
         settings = _settings(command, given, remarks)
     if command.out is not None:
-        if stages is not None:
-            check_stages_place(command.out, stages)
-        else:
-            check_place(command.out, settings)
+        check_place(command.out, stages or settings)
     problem = load_problem(settings.base)
     _check_runs([settings] if stages is None else list(stages), problem)
     remarks += _on_test(settings.base, problem)
@@ -152,7 +143,11 @@ def main(argv: Sequence[str], console: Console) -> None:
         say(console, format_path(out))
         return
     files = f"{BEST}, {TABLE}, {PICTURE}, {TRIALS}/"
-    below = f" (in {' and '.join(STAGES)}; {BEST} of the second)" if stages is not None else ""
+    below = (
+        f" (in {' and '.join(STAGE_DIRECTORIES)}; {BEST} of the second)"
+        if stages is not None
+        else ""
+    )
     say(console, f"written to {format_path(out)}: {files}{below}")
     say(console, f"`fedpa run --config {format_path(out / BEST)}` runs the best again")
 
@@ -178,14 +173,11 @@ def _found(command: SweepCommand) -> tuple[Stages | None, Sweep]:
     """The sweep, or the stages, that lie in a directory; perhaps with more trials."""
     out = command.out
     assert out is not None
-    if are_stages(out):
+    settings = read_settings(out)
+    if isinstance(settings, Stages):
         if command.trials is not None:
             raise refuse("trials", command.trials, "a sweep in stages keeps the number it has")
-        stages = read_stages(out)
-        return stages, stages.training
-    if not is_sweep(out):
-        raise FedpaError(f"out = {str(out)!r}: holds no sweep to go on with; name a task")
-    settings = read_settings(out)
+        return settings, settings.training
     if command.trials is not None:
         kind, _, seed, prune = settings.search
         search = choose_search(kind, settings.space, command.trials, seed, prune)
