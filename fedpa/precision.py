@@ -16,11 +16,11 @@ def accumulation_dtype(dtype: Any) -> Any:
     return np.promote_types(dtype, np.float32)
 
 
-def widened(tree: Any) -> Any:
-    """The tree with every array in its accumulation dtype."""
+def widen(tree: Any) -> Any:
+    """Cast every array of the tree to its accumulation dtype."""
     return jax.tree.map(lambda x: jnp.asarray(x).astype(accumulation_dtype(x.dtype)), tree)
 
 
-def narrowed(tree: Any, like: Any) -> Any:
-    """The tree with every array in the dtype of its place in `like`."""
+def narrow(tree: Any, like: Any) -> Any:
+    """Cast every array of the tree to the dtype of its place in `like`."""
     return jax.tree.map(lambda x, target: x.astype(target.dtype), tree, like)

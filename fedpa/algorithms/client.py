@@ -50,22 +50,28 @@ def client_update(
 
     def client(message: Broadcast, data: ClientData, state: ClientState, key: Key) -> ClientResult:
         sampler = sampler_at(message.rate)
-        theta0 = message.theta
-
-        def body(_: Any, carry: tuple[Any, Any, Scalar]) -> tuple[Any, Any, Scalar]:
-            chain, sums, loss = carry
-            chain, theta_s, info = sampler.sample(chain, data)
-            sums = delta.update(sums, theta_s, sampler.position(chain))
-            return chain, sums, loss + info.loss.astype(jnp.float32)
-
-        start = (sampler.init(theta0, data, key), delta.init(theta0, data.n), jnp.zeros(()))
-        chain, sums, loss = jax.lax.fori_loop(0, samples, body, start)
-        result, made = delta.value(sums)
-        uncorrected = optax.tree.sub(theta0, sampler.position(chain))
-        info = client_info(result, uncorrected, loss / samples, made)
+        _, result, info = run_client(sampler, delta, samples, message.theta, data, key)
         return ClientResult(result, client_weight(weighting, data.n), state, info)
 
     return client
+
+
+def run_client(
+    sampler: Sampler, delta: Delta, samples: int, theta0: Params, data: ClientData, key: Key
+) -> tuple[Any, Params, ClientInfo]:
+    """All of a client's local work: where the chain ends, Δ, and what is known of both."""
+
+    def body(_: Any, carry: tuple[Any, Any, Scalar]) -> tuple[Any, Any, Scalar]:
+        chain, sums, loss = carry
+        chain, theta_s, info = sampler.sample(chain, data)
+        sums = delta.update(sums, theta_s, sampler.position(chain))
+        return chain, sums, loss + info.loss.astype(jnp.float32)
+
+    start = (sampler.init(theta0, data, key), delta.init(theta0, data.n), jnp.zeros(()))
+    chain, sums, loss = jax.lax.fori_loop(0, samples, body, start)
+    result, made = delta.value(sums)
+    uncorrected = optax.tree.sub(theta0, sampler.position(chain))
+    return chain, result, client_info(result, uncorrected, loss / samples, made)
 
 
 def client_info(
@@ -85,17 +91,3 @@ def cosine(one: Params, other: Params) -> Scalar:
     """Of the angle between them; 1 where one of them is 0."""
     both = optax.tree.norm(one) * optax.tree.norm(other)
     return jnp.where(both > 0, optax.tree.vdot(one, other) / jnp.where(both > 0, both, 1), 1)
-
-
-def run_locally(
-    sampler: Sampler, samples: int, theta0: Params, data: ClientData, key: Key
-) -> tuple[Any, Scalar]:
-    """All of a client's local work: where the chain ends, and the mean loss it met."""
-
-    def body(_: Any, carry: tuple[Any, Scalar]) -> tuple[Any, Scalar]:
-        chain, _, info = sampler.sample(carry[0], data)
-        return chain, carry[1] + info.loss
-
-    start = (sampler.init(theta0, data, key), jnp.zeros(()))
-    chain, loss = jax.lax.fori_loop(0, samples, body, start)
-    return chain, loss / samples

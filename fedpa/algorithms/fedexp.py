@@ -21,7 +21,7 @@ from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
-from fedpa.precision import widened
+from fedpa.precision import widen
 from fedpa.server import update as server_update
 from fedpa.server.aggregation import Aggregate
 from fedpa.server.update import Server, ServerInfo, ServerState
@@ -39,7 +39,7 @@ def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Meth
 
         def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
             out = averaging(message, data, state, key)
-            square = optax.tree.norm(widened(out.result), squared=True)
+            square = optax.tree.norm(widen(out.result), squared=True)
             return out._replace(result=Sent(out.result, square))
 
         def step(

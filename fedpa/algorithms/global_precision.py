@@ -5,7 +5,7 @@
 FedPA's clients estimate the terms of the numerator and leave the denominator to the server's
 learning rate. Here every k-th round clients also send what they see of their precision, the input
 factor A_i of each layer's Fisher matrix, from one pass over their examples at θ
-(`fedpa.precisions.input_factor`). For each layer, Δ̄ its averaged delta stacked as [b; W], the
+(`fedpa.precisions.kronecker`). For each layer, Δ̄ its averaged delta stacked as [b; W], the
 server keeps a running average and divides by it:
 
     A ← βA + (1 − β) Σ q_i A_i / Σ q_i          A_i = Z_i Z_iᵀ, or exactly X_iᵀX_i/n_i
@@ -42,10 +42,9 @@ from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.layer_inputs import Layer, layers_of, stack_layer, unstack_layer
 from fedpa.objectives.objective import Objective
-from fedpa.precision import accumulation_dtype, narrowed
+from fedpa.precision import accumulation_dtype, narrow
 from fedpa.precisions import kronecker
-from fedpa.precisions.input_factor import cut_layer, input_factors
-from fedpa.precisions.kronecker import Cholesky, Factor, Kronecker
+from fedpa.precisions.kronecker import Cholesky, Factor, Kronecker, cut_layer, input_factors
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
 from fedpa.types import Key, Params, Scalar
 
@@ -227,7 +226,7 @@ def update_precision(
 
     def update(old: LayerPrecision, new: Kronecker, layer: Layer) -> LayerPrecision:
         kept = kronecker.scale(old.averaged, decay)
-        averaged = kronecker.add(kept, kronecker.scale(narrowed(new, kept), 1 - decay))
+        averaged = kronecker.add(kept, kronecker.scale(narrow(new, kept), 1 - decay))
         bar = kronecker.normalize(averaged, layer.features)
         in_epsilons = Kronecker(bar.blocks / epsilon)
         factor = kronecker.factorize(kronecker.add_identity(in_epsilons))

@@ -56,49 +56,45 @@ def local_work(local: LocalTraining) -> Work:
     """What makes a sample and how many there are; refuses contradictions."""
     check_type("local", local, LocalTraining, "fedpa.LocalTraining(optax.sgd(0.1), batch_size=20)")
     as_optimizer(local.optimizer)
-    check_integer("batch_size", local.batch_size, 1)
     check_order(local.order)
-    if local.samples is not None:
-        check_integer("samples", local.samples, 1)
-    for name in ("burn_in_steps", "discard_steps"):
-        check_integer(name, getattr(local, name), 0)
-    if local.steps_per_sample is not None:
-        return _by_steps(local, local.steps_per_sample)
-    return _by_epochs(local)
-
-
-def _by_steps(local: LocalTraining, per_sample: int) -> Work:
-    check_integer("steps_per_sample", per_sample, 1)
-    if local.samples is None:
-        raise refuse("samples", None, "steps_per_sample needs the number of samples")
-    if local.burn_in_epochs:
-        raise refuse(
-            "burn_in_epochs", local.burn_in_epochs, "with steps_per_sample, use burn_in_steps"
-        )
-    return Work(Steps(per_sample, local.burn_in_steps, local.discard_steps), local.samples)
-
-
-def _by_epochs(local: LocalTraining) -> Work:
+    for name, least in _LEAST.items():
+        if getattr(local, name) is not None:
+            check_integer(name, getattr(local, name), least)
     epochs, samples, burn_in = local.epochs, local.samples, local.burn_in_epochs
-    check_integer("epochs", epochs, 1)
+    if local.steps_per_sample is not None:
+        if samples is None:
+            raise refuse("samples", None, "steps_per_sample needs the number of samples")
+        if burn_in:
+            raise refuse("burn_in_epochs", burn_in, "with steps_per_sample, use burn_in_steps")
+        steps = Steps(local.steps_per_sample, local.burn_in_steps, local.discard_steps)
+        return Work(steps, samples)
     for name in ("burn_in_steps", "discard_steps"):
         if getattr(local, name):
             raise refuse(name, getattr(local, name), "applies only with steps_per_sample")
-    if burn_in is not None and not 0 <= burn_in < epochs:
+    if burn_in is not None and burn_in >= epochs:
         raise refuse("burn_in_epochs", burn_in, f"must be between 0 and epochs − 1 = {epochs - 1}")
     if samples is None:
         samples = epochs - (burn_in or 0)
     if samples > epochs:
-        raise refuse(
-            "samples",
-            samples,
-            f"one sample per epoch gives at most {epochs}; raise epochs or set steps_per_sample",
+        expected = (
+            f"one sample per epoch gives at most {epochs}; raise epochs or set steps_per_sample"
         )
+        raise refuse("samples", samples, expected)
     if burn_in is not None and burn_in + samples != epochs:
-        raise refuse(
-            "samples", samples, f"epochs − burn_in_epochs gives {epochs - burn_in}; set one of them"
-        )
+        expected = f"epochs − burn_in_epochs gives {epochs - burn_in}; set one of them"
+        raise refuse("samples", samples, expected)
     return Work(Epochs(epochs - samples), samples)
+
+
+_LEAST = {
+    "batch_size": 1,
+    "epochs": 1,
+    "samples": 1,
+    "burn_in_epochs": 0,
+    "steps_per_sample": 1,
+    "burn_in_steps": 0,
+    "discard_steps": 0,
+}
 
 
 def local_sampler(
@@ -107,7 +103,7 @@ def local_sampler(
     """IASG (or, without averaging, local SGD) with the learning rate multiplied by `rate`."""
     return iasg(
         objective,
-        scaled(local.optimizer, rate),
+        scale_rate(local.optimizer, rate),
         batch_size=local.batch_size,
         window=local_work(local).window,
         order=local.order,
@@ -134,7 +130,7 @@ Optimizer: TypeAlias = optax.GradientTransformation | float | jax.Array
 """ClientOpt; a number is the rate of plain SGD."""
 
 
-def scaled(optimizer: Optimizer, rate: jax.Array) -> Optimizer:
+def scale_rate(optimizer: Optimizer, rate: jax.Array) -> Optimizer:
     """The optimizer with its learning rate multiplied by `rate`."""
     if not isinstance(optimizer, optax.GradientTransformation):
         return optimizer * rate
@@ -147,9 +143,9 @@ def scaled(optimizer: Optimizer, rate: jax.Array) -> Optimizer:
 
 def as_optimizer(optimizer: Any) -> optax.GradientTransformation:
     """The transformation; of a number, plain SGD."""
-    if isinstance(optimizer, optax.GradientTransformation | jax.Array):
-        return optimizer if isinstance(optimizer, tuple) else plain_sgd(optimizer)
-    known = isinstance(optimizer, int | float) and not isinstance(optimizer, bool)
-    if not known or not 0 < optimizer < float("inf"):
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer
+    is_number = isinstance(optimizer, int | float) and not isinstance(optimizer, bool)
+    if not isinstance(optimizer, jax.Array) and not (is_number and 0 < optimizer < float("inf")):
         raise refuse("optimizer", optimizer, "must be an optax transformation, or a number > 0")
     return plain_sgd(optimizer)

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import client_info, run_locally
+from fedpa.algorithms.client import client_info, run_client
 from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, fedopt
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.methods import Method, describe
+from fedpa.deltas.last_iterate import last_iterate
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.server.aggregation import client_weight
@@ -33,9 +34,9 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
         sampler = local_sampler(objective, at_rest, jnp.ones(()), average=False)
 
         def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
-            chain, loss = run_locally(sampler, samples, message.theta, data, key)
+            chain, _, info = run_client(sampler, last_iterate(), samples, message.theta, data, key)
             gradient = chain.memory[0].mean
-            info = client_info(gradient, gradient, loss)
+            info = client_info(gradient, gradient, info.loss)
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 
         return fedopt(server, {BURN_IN: client}, lambda _: BURN_IN)

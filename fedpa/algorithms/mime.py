@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import client_info, run_locally
+from fedpa.algorithms.client import client_info, run_client
 from fedpa.algorithms.fedopt import (
     TRAINING,
     Algorithm,
@@ -34,13 +34,14 @@ from fedpa.algorithms.fedopt import (
     Shared,
     fedopt,
 )
-from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work, scaled
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work, scale_rate
 from fedpa.algorithms.methods import Method, describe
+from fedpa.deltas.last_iterate import last_iterate
 from fedpa.errors import check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import Minibatch, steps_per_epoch, sum_batches
 from fedpa.objectives.objective import Objective, or_one, penalty, sum_losses
-from fedpa.precision import narrowed, widened
+from fedpa.precision import narrow, widen
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
 from fedpa.samplers.sampler import Sampler
 from fedpa.server import optimizers
@@ -130,13 +131,13 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
 
     def update(state: ServerState, aggregate: Aggregate) -> MimeShared:
         gradient = state.shared.gradient if control_variates else aggregate.mean.more
-        tracked = base.track(narrowed(gradient, state.theta), state.shared.statistics)
+        tracked = base.track(narrow(gradient, state.theta), state.shared.statistics)
         return state.shared._replace(statistics=tracked)
 
     def receive(state: ServerState, answer: Aggregate) -> ServerState:
         old = state.shared.gradient
         there = answer.weight > 0  # if nobody answered, c is what it was
-        new = jax.tree.map(lambda a, b: jnp.where(there, a, b), narrowed(answer.mean, old), old)
+        new = jax.tree.map(lambda a, b: jnp.where(there, a, b), narrow(answer.mean, old), old)
         return state._replace(shared=state.shared._replace(gradient=new))
 
     def build(objective: Objective) -> Algorithm:
@@ -153,11 +154,10 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
 
         def client(message: Broadcast, data: ClientData, state: Any, key: Key) -> ClientResult:
             sampler = _local_steps(objective, local, base, message, control_variates)
-            chain, loss = run_locally(sampler, samples, message.theta, data, key)
-            delta = optax.tree.sub(message.theta, chain.theta)
+            _, delta, info = run_client(sampler, last_iterate(), samples, message.theta, data, key)
             gradient = () if control_variates else full_gradient(message.theta, data, key)[1]
-            info = client_info(delta, delta, loss)
             weight = client_weight(server.weighting, data.n)
+            info = client_info(delta, delta, info.loss)
             return ClientResult(Sent(delta, gradient), weight, state, info)
 
         shared, clients = Shared(init, update), {TRAINING: client}
@@ -181,7 +181,7 @@ def _local_steps(
     control_variates: bool,
 ) -> Sampler:
     """FedAvg's mini-batches; the gradient corrected and moved along by U. Always dense."""
-    optimizer = as_optimizer(scaled(local.optimizer, message.rate))
+    optimizer = as_optimizer(scale_rate(local.optimizer, message.rate))
 
     def step(
         y: Params, memory: optax.OptState, gradient_at: Gradient, n: Count, key: Key
@@ -194,14 +194,9 @@ def _local_steps(
         updates, memory = optimizer.update(direction, memory, y)
         return optax.apply_updates(y, updates), memory, loss
 
-    return minibatch_chain(
-        objective,
-        Step(lambda x, n, key: optimizer.init(x), step),
-        batch_size=local.batch_size,
-        window=local_work(local).window,
-        order=local.order,
-        average=False,
-    )
+    walk = Step(lambda x, n, key: optimizer.init(x), step)
+    window = local_work(local).window
+    return minibatch_chain(objective, walk, local.batch_size, window, local.order)
 
 
 def client_gradient(
@@ -216,11 +211,11 @@ def client_gradient(
         (loss, weight), gradient = jax.value_and_grad(sum_losses, argnums=1, has_aux=True)(
             objective, theta, batch.examples, batch.weights, jax.random.fold_in(key, index)
         )
-        return loss, weight, widened(gradient)
+        return loss, weight, widen(gradient)
 
     loss, weight, gradient = sum_batches(sums, data, batch_size)
     steps = steps_per_epoch(data.n, batch_size)
     count = or_one(weight if objective.reduction == "mean" else steps.astype(weight.dtype))
     added, pull = jax.value_and_grad(lambda theta: penalty(objective, theta, loss))(theta)
-    mean = jax.tree.map(lambda g, p: g / count.astype(g.dtype) + widened(p), gradient, pull)
-    return loss / count + added, narrowed(mean, theta)
+    mean = jax.tree.map(lambda g, p: g / count.astype(g.dtype) + widen(p), gradient, pull)
+    return loss / count + added, narrow(mean, theta)

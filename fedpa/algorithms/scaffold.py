@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedpa.algorithms.client import client_info, run_locally
+from fedpa.algorithms.client import client_info, run_client
 from fedpa.algorithms.fedopt import (
     TRAINING,
     Algorithm,
@@ -30,10 +30,11 @@ from fedpa.algorithms.fedopt import (
 from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_sampler, local_work
 from fedpa.algorithms.mb_sgd import remember_mean
 from fedpa.algorithms.methods import Method, describe
+from fedpa.deltas.last_iterate import last_iterate
 from fedpa.errors import FedpaError, check_number, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
-from fedpa.precision import narrowed
+from fedpa.precision import narrow
 from fedpa.server.aggregation import Aggregate, client_weight
 from fedpa.server.update import Server, ServerState, check_server
 from fedpa.types import Key, Params
@@ -64,21 +65,20 @@ def scaffold(local: LocalTraining, server: Server, *, population: Any = None) ->
         sampler = local_sampler(
             objective, local._replace(optimizer=corrected), message.rate, average=False
         )
-        chain, loss = run_locally(sampler, samples, message.theta, data, key)
+        chain, delta, info = run_client(sampler, last_iterate(), samples, message.theta, data, key)
         met = chain.memory[0][0].mean
         new = jax.tree.map(lambda g, c: jnp.where(data.n > 0, g, c), met, control)
-        delta = optax.tree.sub(message.theta, chain.theta)
         return ClientResult(
             Sent(delta, optax.tree.sub(new, control)),
             client_weight(server.weighting, data.n),
             new,
-            client_info(delta, delta, loss),
+            client_info(delta, delta, info.loss),
         )
 
     def update(state: ServerState, aggregate: Aggregate) -> Params:
         share = aggregate.weight / float(population)
         change = jax.tree.map(lambda d: share.astype(d.dtype) * d, aggregate.mean.more)
-        return optax.tree.add(state.shared, narrowed(change, state.shared))
+        return optax.tree.add(state.shared, narrow(change, state.shared))
 
     def build(objective: Objective) -> Algorithm:
         if population is None:

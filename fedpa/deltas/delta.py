@@ -7,6 +7,11 @@ samples seen so far.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Params, Scalar
 
 State = Any
@@ -26,3 +31,15 @@ class Delta(NamedTuple):
     """(state, θ_s, θ_k) → state: a new sample, and the chain's iterate when it was drawn."""
     value: Callable[[State], tuple[Params, DeltaInfo]]
     """state → (Δ, info), after at least one update."""
+
+
+def ravel(tree: Params) -> Float[Array, " d"]:
+    """One vector, wide enough for the algebra."""
+    flat, _ = ravel_pytree(tree)
+    return flat.astype(accumulation_dtype(flat.dtype))
+
+
+def unravel(delta: Float[Array, " d"], theta0: Params, known: Any) -> Params:
+    """Δ in θ₀'s structure and dtypes; NaN where it is not `known`."""
+    flat, restore = ravel_pytree(theta0)
+    return restore(jnp.where(known, delta, jnp.nan).astype(flat.dtype))

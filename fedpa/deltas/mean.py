@@ -8,7 +8,7 @@ import optax
 
 from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.gram import effective_samples
-from fedpa.precision import narrowed, widened
+from fedpa.precision import narrow, widen
 from fedpa.types import Count, Params, Scalar
 
 
@@ -27,11 +27,11 @@ class MeanState(NamedTuple):
 
 def mean() -> Delta:
     def init(theta0: Params, n: Count) -> MeanState:
-        wide, zero = widened(theta0), jnp.zeros(())
+        wide, zero = widen(theta0), jnp.zeros(())
         return MeanState(theta0, wide, jnp.zeros((), jnp.int32), wide, zero, zero)
 
     def update(state: MeanState, theta_s: Params, theta_k: Params) -> MeanState:
-        t, x = state.t + 1, widened(theta_s)
+        t, x = state.t + 1, widen(theta_s)
         u = optax.tree.sub(x, state.mean)
         averaged = jax.tree.map(lambda m, u: m + u / t.astype(m.dtype), state.mean, u)
         share = 1 - 1 / t.astype(jnp.float32)  # 0 for the first sample, which is no step
@@ -41,9 +41,9 @@ def mean() -> Delta:
         )
 
     def value(state: MeanState) -> tuple[Params, DeltaInfo]:
-        delta = optax.tree.sub(widened(state.theta0), state.mean)
+        delta = optax.tree.sub(widen(state.theta0), state.mean)
         ess = effective_samples(state.t.astype(jnp.float32), state.steps, state.spread)
-        return narrowed(delta, state.theta0), DeltaInfo(jnp.zeros(()), ess)
+        return narrow(delta, state.theta0), DeltaInfo(jnp.zeros(()), ess)
 
     return Delta(init, update, value)
 

@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from fedpa.deltas import gram, recurrence
-from fedpa.deltas.delta import Delta, DeltaInfo
-from fedpa.deltas.recurrence import RecurrenceState
+from fedpa.deltas import gram
+from fedpa.deltas.delta import Delta, DeltaInfo, ravel, unravel
+from fedpa.deltas.recurrence import recurrence
 from fedpa.deltas.shrinkage import Shrinkage
 from fedpa.errors import check_integer, refuse
-from fedpa.precision import accumulation_dtype
-from fedpa.samplers.temperature import Temperature, relative_temperature
+from fedpa.samplers.sampler import Temperature, relative_temperature
 from fedpa.types import Count, Params, Scalar
 
 RECURRENCE_UP_TO = 3
@@ -82,52 +80,25 @@ def posterior(
             return jnp.sqrt(n.astype(dtype))
         return jnp.asarray(1 if sample_scale in ("auto", "none") else sample_scale, dtype)
 
-    def read(
-        delta: Array, rho: Any, ess: Any, t: Scalar, theta0: Params
-    ) -> tuple[Params, DeltaInfo]:
-        # More samples than there is room for: no number rather than a wrong one.
-        delta = jnp.where(t <= num_samples, delta, jnp.nan)
-        flat, unravel = ravel_pytree(theta0)
-        info = DeltaInfo(jnp.asarray(rho, jnp.float32), jnp.asarray(ess, jnp.float32))
-        return unravel(delta.astype(flat.dtype)), info
+    if form == "recurrence":
+        return recurrence(num_samples, shrink.rho, scale_of)
 
-    def init_gram(theta0: Params, n: Count) -> GramState:
+    def init(theta0: Params, n: Count) -> GramState:
         flat = ravel(theta0)
         rows = jnp.zeros((num_samples, flat.shape[0]), flat.dtype)
         return GramState(theta0, rows, jnp.zeros((), flat.dtype), scale_of(n, flat.dtype))
 
-    def update_gram(state: GramState, theta_s: Params, theta_k: Params) -> GramState:
+    def update(state: GramState, theta_s: Params, theta_k: Params) -> GramState:
         rows = state.rows.at[state.t.astype(jnp.int32)].set(ravel(theta_s))
         return state._replace(rows=rows, t=state.t + 1)
 
-    def value_gram(state: GramState) -> tuple[Params, DeltaInfo]:
-        found = gram.solve(ravel(state.theta0), state.rows, shrink, state.scale, state.t)
-        return read(*found, state.t, state.theta0)
+    def value(state: GramState) -> tuple[Params, DeltaInfo]:
+        delta, rho, ess = gram.solve(ravel(state.theta0), state.rows, shrink, state.scale, state.t)
+        # More samples than there is room for: no number rather than a wrong one.
+        info = DeltaInfo(rho.astype(jnp.float32), ess.astype(jnp.float32))
+        return unravel(delta, state.theta0, state.t <= num_samples), info
 
-    def init_recurrence(theta0: Params, n: Count) -> tuple[Params, RecurrenceState]:
-        flat = ravel(theta0)
-        return theta0, recurrence.init(flat, num_samples, shrink.rho, scale_of(n, flat.dtype))
-
-    def update_recurrence(
-        state: tuple[Params, RecurrenceState], theta_s: Params, theta_k: Params
-    ) -> tuple[Params, RecurrenceState]:
-        theta0, inner = state
-        return theta0, recurrence.update(inner, ravel(theta_s))
-
-    def value_recurrence(state: tuple[Params, RecurrenceState]) -> tuple[Params, DeltaInfo]:
-        theta0, inner = state
-        ess = gram.effective_samples(inner.t, inner.steps, inner.spread)
-        return read(recurrence.value(inner), inner.rho, ess, inner.t, theta0)
-
-    if form == "gram":
-        return Delta(init_gram, update_gram, value_gram)
-    return Delta(init_recurrence, update_recurrence, value_recurrence)
-
-
-def ravel(tree: Params) -> Float[Array, " d"]:
-    """One vector, wide enough for the algebra."""
-    flat, _ = ravel_pytree(tree)
-    return flat.astype(accumulation_dtype(flat.dtype))
+    return Delta(init, update, value)
 
 
 def check_sample_scale(sample_scale: SampleScale) -> None:

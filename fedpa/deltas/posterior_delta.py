@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedpa.deltas import gram
-from fedpa.deltas.posterior import check_sample_scale, ravel
+from fedpa.deltas.delta import ravel, unravel
+from fedpa.deltas.posterior import check_sample_scale
 from fedpa.deltas.shrinkage import shrinkage
 from fedpa.errors import FedpaError, refuse
 from fedpa.precision import accumulation_dtype
@@ -55,10 +55,9 @@ def posterior_delta(
     ell = _num_samples(leaves, stacked)
     dtype = accumulation_dtype(np.result_type(*[leaf.dtype for leaf in [*leaves, *stacked]]))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked]):
-        flat, unravel = ravel_pytree(theta0)
-        rows = jax.vmap(ravel)(samples).astype(dtype)
-        scale = jnp.asarray(sample_scale, dtype)
-        return unravel(gram.solve(flat.astype(dtype), rows, shrink, scale).delta.astype(flat.dtype))
+        rows, scale = jax.vmap(ravel)(samples).astype(dtype), jnp.asarray(sample_scale, dtype)
+        delta = gram.solve(ravel(theta0).astype(dtype), rows, shrink, scale).delta
+        return unravel(delta, theta0, True)
 
     if ell * sum(leaf.size for leaf in leaves) <= 1 << 20:  # wider costs nothing to speak of
         dtype = np.dtype(np.float64)
@@ -74,8 +73,7 @@ def posterior_delta(
                 raise FedpaError(
                     f"{name} holds a value that is not finite: all must be finite numbers"
                 )
-
-    return _unravel(values, leaves, structure)
+    return _restore(values, leaves, structure)
 
 
 def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
@@ -86,21 +84,17 @@ def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:
             if not is_array or not jnp.issubdtype(kind, jnp.floating):
                 raise FedpaError(f"{name} has a leaf of type {kind}: must be floating-point arrays")
     counts = {samples.shape[0] if samples.ndim else 0 for samples in stacked}
-    if len(counts) != 1 or counts == {0}:
-        shapes = [samples.shape for samples in stacked]
+    shapes = [samples.shape for samples in stacked]
+    wanted = [leaf.shape for leaf in leaves]
+    if len(counts) != 1 or counts == {0} or [shape[1:] for shape in shapes] != wanted:
         raise FedpaError(
-            f"samples have shapes {shapes}: stack the same ℓ ≥ 1 samples on axis 0 of each array"
+            f"samples have shapes {shapes}: must be (ℓ, *shape) with the same ℓ ≥ 1, one θ per "
+            f"entry of axis 0, for the shapes of theta0's arrays, {wanted}"
         )
-    for leaf, samples in zip(leaves, stacked, strict=True):
-        if samples.shape[1:] != leaf.shape:
-            raise FedpaError(
-                f"samples have an array of shape {samples.shape}: must be (ℓ, *{leaf.shape}), "
-                "one θ per entry of axis 0"
-            )
     return int(counts.pop())
 
 
-def _unravel(values: np.ndarray, leaves: list[Any], structure: Any) -> Any:
+def _restore(values: np.ndarray, leaves: list[Any], structure: Any) -> Any:
     """The vector in the shapes, dtypes and kinds (NumPy or JAX) of the leaves."""
 
     def shape(piece: np.ndarray, leaf: Any) -> Any:

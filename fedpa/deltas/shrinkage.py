@@ -14,7 +14,6 @@ Target `identity` (the paper's): Σ̂ = w I + (1 − w) Ŝ. Target `scaled` (Che
 nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, becomes I.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -52,11 +51,9 @@ class Shrinkage(NamedTuple):
     rho: float
     """For `fixed`; unused otherwise."""
     target: Target
-    mixing_weight: Callable[[Moments], Any]
-    """moments → w ∈ (0, 1]."""
 
 
-def fixed(rho: Any, target: str = "identity") -> Shrinkage:
+def fixed(rho: Any, target: Any = "identity") -> Shrinkage:
     """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
     try:
         value = float("nan") if isinstance(rho, str | bool) else float(rho)
@@ -64,33 +61,17 @@ def fixed(rho: Any, target: str = "identity") -> Shrinkage:
         value = float("nan")
     if not 0 <= value < float("inf"):
         raise refuse("rho", rho, "must be a finite number ≥ 0")
-    return Shrinkage(
-        "fixed", value, _target(target), lambda m: 1 / (1 + (m.num_samples - 1) * value)
-    )
+    return _check_target(Shrinkage("fixed", value, target))
 
 
-def oas(target: str = "identity") -> Shrinkage:
+def oas(target: Any = "identity") -> Shrinkage:
     """Oracle approximating shrinkage, Chen et al. 2010 eq. 23."""
-
-    def mixing_weight(m: Moments) -> Any:
-        n, p = m.num_samples, m.dim
-        above = (1 - 2 / p) * m.trace_of_square + m.trace**2
-        below = (n + 1 - 2 / p) * (m.trace_of_square - m.trace**2 / p)
-        return _ratio(above, below)
-
-    return Shrinkage("oas", float("nan"), _target(target), mixing_weight)
+    return _check_target(Shrinkage("oas", float("nan"), target))
 
 
-def rblw(target: str = "identity") -> Shrinkage:
+def rblw(target: Any = "identity") -> Shrinkage:
     """Rao–Blackwellized Ledoit–Wolf, Chen et al. 2010 eq. 17."""
-
-    def mixing_weight(m: Moments) -> Any:
-        n, p = m.num_samples, m.dim
-        above = (n - 2) / n * m.trace_of_square + m.trace**2
-        below = (n + 2) * (m.trace_of_square - m.trace**2 / p)
-        return _ratio(above, below)
-
-    return Shrinkage("rblw", float("nan"), _target(target), mixing_weight)
+    return _check_target(Shrinkage("rblw", float("nan"), target))
 
 
 def shrinkage(rule: Any, target: str = "identity") -> Shrinkage:
@@ -102,12 +83,35 @@ def shrinkage(rule: Any, target: str = "identity") -> Shrinkage:
     return fixed(rule, target)
 
 
+def _check_target(shrink: Shrinkage) -> Shrinkage:
+    if shrink.target not in ("identity", "scaled"):
+        raise refuse("target", shrink.target, "must be 'identity' or 'scaled'")
+    return shrink
+
+
+def mixing_weight(shrink: Shrinkage, moments: Moments) -> Any:
+    """w ∈ (0, 1]."""
+    trace, trace_of_square, n, p = moments
+    if shrink.rule == "fixed":
+        return 1 / (1 + (n - 1) * shrink.rho)
+    if shrink.rule == "oas":
+        above = (1 - 2 / p) * trace_of_square + trace**2
+        below = (n + 1 - 2 / p) * (trace_of_square - trace**2 / p)
+    else:
+        above = (n - 2) / n * trace_of_square + trace**2
+        below = (n + 2) * (trace_of_square - trace**2 / p)
+    # Where Ŝ is already a multiple of I (or is 0): 1.
+    xp = array_namespace(above)
+    positive = below > 0
+    return xp.minimum(xp.where(positive, above / xp.where(positive, below, 1.0), 1.0), 1.0)
+
+
 def coefficients(estimator: Shrinkage, moments: Moments) -> Coefficients:
     """(a, r) of Σ̂ = a (I + r Ŝ), and the ρ in use."""
     xp = array_namespace(moments.trace)
     degrees = xp.maximum(moments.num_samples - 1, 1.0)
     degenerate = (moments.num_samples <= 1) | (moments.trace <= 0)
-    w = estimator.mixing_weight(moments)
+    w = mixing_weight(estimator, moments)
     if estimator.rule == "fixed":
         # Not (1 − w)/w, which a small ρ would lose to cancellation.
         rho = xp.full_like(w, estimator.rho)
@@ -128,19 +132,3 @@ def array_namespace(array: Any) -> Any:
     if isinstance(array, np.ndarray | np.generic | float | int):
         return np
     return array.__array_namespace__()
-
-
-def _ratio(above: Any, below: Any) -> Any:
-    """min(above/below, 1), and 1 where Ŝ is already a multiple of I (or is 0)."""
-    xp = array_namespace(above)
-    positive = below > 0
-    return xp.minimum(xp.where(positive, above / xp.where(positive, below, 1.0), 1.0), 1.0)
-
-
-def _target(target: str) -> Target:
-    match target:
-        case "identity":
-            return "identity"
-        case "scaled":
-            return "scaled"
-    raise refuse("target", target, "must be 'identity' or 'scaled'")

@@ -193,7 +193,7 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
         )
     from fedpa.algorithms.local_training import local_work
     from fedpa.deltas.posterior import check_sample_scale
-    from fedpa.samplers.temperature import COLD
+    from fedpa.samplers.sampler import COLD
 
     check_sample_scale(h.sample_scale)
     chosen = SAMPLERS[find_name("sampler", h.sampler, SAMPLERS)]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpa.data.text import PAD
 from fedpa.metrics.metric import Counts, Metric, ratio
-from fedpa.precision import widened
+from fedpa.precision import widen
 from fedpa.types import Examples
 
 Rows = Float[Array, "n v"]
@@ -163,7 +163,7 @@ def cross_entropy(logits: Rows, targets: Targets) -> Losses:
 
 
 def _forward(logits: Rows, targets: Targets) -> tuple[Losses, tuple[Rows, Targets, Losses]]:
-    wide = widened(logits)
+    wide = widen(logits)
     highest = jnp.max(wide, axis=1)
     total = jnp.log(jnp.sum(jnp.exp(wide - highest[:, None]), axis=1)) + highest
     chosen = jnp.take_along_axis(wide, targets[:, None], axis=1)[:, 0]
@@ -173,7 +173,7 @@ def _forward(logits: Rows, targets: Targets) -> tuple[Losses, tuple[Rows, Target
 def _backward(saved: tuple[Rows, Targets, Losses], d: Losses) -> tuple[Rows, None]:
     logits, targets, total = saved
     classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
-    probabilities = jnp.exp(widened(logits) - total[:, None])
+    probabilities = jnp.exp(widen(logits) - total[:, None])
     right = (classes == targets[:, None]).astype(probabilities.dtype)
     return ((probabilities - right) * d[:, None]).astype(logits.dtype), None
 

@@ -7,10 +7,11 @@ from fedpa.objectives.layer_inputs import (
     layer_input,
     observing,
     over_examples,
+    per_example,
     table_input,
 )
 from fedpa.objectives.least_squares import Federation, make_regression
-from fedpa.objectives.objective import Objective, client_loss, log_posterior, per_example
+from fedpa.objectives.objective import Objective, client_loss, log_posterior
 from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
 from fedpa.objectives.sparse_table import SparseTable
 

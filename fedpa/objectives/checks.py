@@ -18,7 +18,7 @@ import numpy as np
 
 from fedpa.errors import FedpaError
 from fedpa.objectives.objective import Objective, check_one_per_example
-from fedpa.objectives.sparse_table import gathered
+from fedpa.objectives.sparse_table import gather_rows
 from fedpa.types import Params
 
 NEEDS_NUMBERS = (
@@ -32,39 +32,35 @@ NEEDS_NUMBERS = (
 def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
     """Refuse a loss that does not return one number per example. Nothing is computed."""
     key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def batch_of(size: int) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), examples)
+
+    value = trace("loss", objective.loss, theta, batch_of(2), key)
     for size in (2, 3):
-        batch = jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype), examples
-        )
-        if size == 2:
-            value = trace("loss", objective.loss, theta, batch, key)
-        else:
-            value = jax.eval_shape(objective.loss, theta, batch, key)
-        check_one_per_example(value, size)
+        batch = batch_of(size)
+        check_one_per_example(jax.eval_shape(objective.loss, theta, batch, key), size)
         if objective.sparse is not None:
-            of_rows = jax.eval_shape(functools.partial(gathered, objective.sparse), theta, batch)
-            check_one_per_example(jax.eval_shape(objective.sparse.loss, of_rows, batch, key), size)
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            raise FedpaError(
-                f"loss returns {value.dtype} numbers: they must be floating-point to have gradients"
-            )
-    if objective.weight is not None:
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), examples)
-        weights = trace("weight", objective.weight, batch)
-        if getattr(weights, "shape", None) != (2,):
-            raise FedpaError(
-                f"weight returns shape {getattr(weights, 'shape', type(weights).__name__)} for a "
-                "batch of 2: it must return one number per example, shape (2,)"
-            )
+            rows = jax.eval_shape(functools.partial(gather_rows, objective.sparse), theta, batch)
+            check_one_per_example(jax.eval_shape(objective.sparse.loss, rows, batch, key), size)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise FedpaError(
+            f"loss returns {value.dtype} numbers: they must be floating-point to have gradients"
+        )
     if objective.reduction not in ("mean", "sum"):
         raise FedpaError(f"reduction = {objective.reduction!r}: must be 'mean' or 'sum'")
+    if objective.weight is not None:
+        expected = "for a batch of 2: it must return one number per example"
+        _check_shape("weight", trace("weight", objective.weight, batch_of(2)), (2,), expected)
     if objective.regularizer is not None:
         penalty = trace("regularizer", objective.regularizer, theta)
-        if getattr(penalty, "shape", None) != ():
-            raise FedpaError(
-                f"regularizer returns shape {getattr(penalty, 'shape', type(penalty).__name__)}: "
-                "it must return one number, shape ()"
-            )
+        _check_shape("regularizer", penalty, (), "for the parameters: it must return one number")
+
+
+def _check_shape(name: str, value: Any, wanted: tuple[int, ...], expected: str) -> None:
+    shape = getattr(value, "shape", type(value).__name__)
+    if shape != wanted:
+        raise FedpaError(f"{name} returns shape {shape} {expected}, shape {wanted}")
 
 
 def trace(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,14 +89,13 @@ def trace(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
+    def content(constant: Any) -> tuple[Any, ...]:
+        array = np.asarray(constant)
+        return array.shape, array.dtype, array.tobytes()
+
     return len(one) == len(other) and all(
-        a is b or _bytes(a) == _bytes(b) for a, b in zip(one, other, strict=True)
+        a is b or content(a) == content(b) for a, b in zip(one, other, strict=True)
     )
-
-
-def _bytes(constant: Any) -> tuple[Any, ...]:
-    array = np.asarray(constant)
-    return array.shape, array.dtype, array.tobytes()
 
 
 def _where(error: BaseException) -> str:

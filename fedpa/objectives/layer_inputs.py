@@ -20,8 +20,8 @@ from jaxtyping import Array, Float
 
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import num_rows
-from fedpa.precision import widened
-from fedpa.types import Examples, Key, Loss, Params, Scalar
+from fedpa.precision import widen
+from fedpa.types import Examples, Key, Loss, Losses, Params, Scalar
 
 T = TypeVar("T")
 Images = Float[Array, "n h w c"]
@@ -169,7 +169,7 @@ def over_examples(function: Callable[..., T]) -> Callable[..., T]:
         own: list[_Tap] = []
 
         def alone(*example: Any) -> tuple[T, Any]:
-            own[:], value = _watched(function, *example)
+            own[:], value = _watch(function, *example)
             return value, [(tap.inputs, tap.real) for tap in own]
 
         value, arrays = jax.vmap(alone)(*arguments)
@@ -182,19 +182,39 @@ def over_examples(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
+def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
+    """Turn a loss that returns one number for a whole batch into one number per example.
+
+    `batch_loss` is called on batches of a single example, vectorized over the batch. Its value
+    must therefore be that of the examples alone: no regularizer (pass it separately) and no
+    statistics over the batch.
+    """
+
+    def loss(params: Any, batch: Examples, key: Key) -> Losses:
+        keys = jax.random.split(key, num_rows(batch))
+        alone = jax.tree.map(lambda array: array[:, None], batch)
+        return over_examples(lambda example, k: batch_loss(params, example, k))(alone, keys)
+
+    return loss
+
+
 def observe(
     loss: Loss, theta: Params, examples: Examples, weights: Float[Array, " b"], key: Key
 ) -> dict[Layer, Rows | Squares]:
     """Run the model on a batch; what entered each of its layers. Weight 0 marks padded examples."""
     theta = jax.tree.map(jnp.array, theta)  # parameters are compared by identity: no two the same
-    shown, _ = _watched(loss, theta, examples, key)
+    shown, _ = _watch(loss, theta, examples, key)
     leaves = jax.tree.leaves(theta)
     found: dict[Layer, Rows | Squares] = {}
     for tap in shown:
         layer = _layer(tap, leaves, num_rows(examples))
         seen = _squares(layer, tap, weights) if layer.table else _rows(layer, tap, weights)
         found[layer] = _together(found[layer], seen) if layer in found else seen
-    _check_apart(found)
+    used = [w for layer in found for w in (*layer.weights, layer.bias) if w is not None]
+    if len(set(used)) < len(used):
+        raise FedpaError(
+            "a parameter is shown as part of two different layers: show only one of its uses"
+        )
     return found
 
 
@@ -226,7 +246,8 @@ def stack_layer(layer: Layer, theta: Params) -> Float[Array, "features outputs"]
     """[b; W] of a layer."""
     leaves = jax.tree.leaves(theta)
     parts = [
-        _as_matrix(layer, leaves[w], p) for w, p in zip(layer.weights, layer.inputs, strict=True)
+        leaves[w].reshape(-1, p).T if layer.out_first else leaves[w].reshape(p, -1)
+        for w, p in zip(layer.weights, layer.inputs, strict=True)
     ]
     if layer.bias is not None:
         parts = [leaves[layer.bias].reshape(1, -1), *parts]
@@ -247,13 +268,7 @@ def unstack_layer(layer: Layer, matrix: Float[Array, "features outputs"], theta:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _as_matrix(layer: Layer, leaf: Array, inputs: int) -> Array:
-    if layer.out_first:
-        return leaf.reshape(-1, inputs).T
-    return leaf.reshape(inputs, -1)
-
-
-def _watched(function: Callable[..., T], *arguments: Any) -> tuple[list[_Tap], T]:
+def _watch(function: Callable[..., T], *arguments: Any) -> tuple[list[_Tap], T]:
     shown: list[_Tap] = []
     token = _SHOWN.set(shown)
     try:
@@ -313,8 +328,8 @@ def _outputs(shape: tuple[int, ...], inputs: int, out_first: bool) -> int:
 
 
 def _rows(layer: Layer, tap: _Tap, weights: Float[Array, " b"]) -> Rows:
-    counts = _counted(tap.real, weights, tap.inputs[0].shape[:-1])
-    parts = [widened(x).reshape(-1, x.shape[-1]) for x in tap.inputs]
+    counts = _count_rows(tap.real, weights, tap.inputs[0].shape[:-1])
+    parts = [widen(x).reshape(-1, x.shape[-1]) for x in tap.inputs]
     if layer.bias is not None:
         parts = [jnp.ones((parts[0].shape[0], 1), parts[0].dtype), *parts]
     x = jnp.concatenate(parts, axis=1)
@@ -325,21 +340,23 @@ def _rows(layer: Layer, tap: _Tap, weights: Float[Array, " b"]) -> Rows:
 def _squares(layer: Layer, tap: _Tap, weights: Float[Array, " b"]) -> Squares:
     ids, *bags = tap.inputs
     if bags:
-        shares = widened(bags[0])
-        counts = _counted(tap.real, weights, ids.shape[:-1]).astype(shares.dtype)
+        shares = widen(bags[0])
+        counts = _count_rows(tap.real, weights, ids.shape[:-1]).astype(shares.dtype)
         flat, shares = ids.reshape(-1, ids.shape[-1]), shares.reshape(-1, ids.shape[-1])
         same = (flat[:, :, None] == flat[:, None, :]).astype(shares.dtype)
         # A word that is there twice: Σ_w share_w (Σ_w' share_w'), over its places, is its square.
         squares = shares * jnp.einsum("bwv,bv->bw", same, shares) * counts[:, None]
     else:
-        counts = _counted(tap.real, weights, ids.shape)
+        counts = _count_rows(tap.real, weights, ids.shape)
         flat, squares = ids.reshape(-1), counts
     sums = jnp.zeros(layer.inputs[0], squares.dtype).at[flat].add(squares)
     count = jnp.sum(counts)
     return Squares(sums if layer.bias is None else jnp.append(count, sums), count)
 
 
-def _counted(real: Any, weights: Float[Array, " b"], shape: tuple[int, ...]) -> Float[Array, " n"]:
+def _count_rows(
+    real: Any, weights: Float[Array, " b"], shape: tuple[int, ...]
+) -> Float[Array, " n"]:
     """1 for each row of a real example that counts, flat."""
     counts = jnp.broadcast_to(weights.reshape(-1, *[1] * (len(shape) - 1)), shape)
     if real is not None:
@@ -352,11 +369,3 @@ def _together(one: Rows | Squares, other: Rows | Squares) -> Rows | Squares:
     if isinstance(one, Rows):
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
     return jax.tree.map(jnp.add, one, other)
-
-
-def _check_apart(layers: Sequence[Layer] | dict[Layer, Any]) -> None:
-    leaves = [w for layer in layers for w in (*layer.weights, layer.bias) if w is not None]
-    if len(set(leaves)) < len(leaves):
-        raise FedpaError(
-            "a parameter is shown as part of two different layers: show only one of its uses"
-        )

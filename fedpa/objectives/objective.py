@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.errors import FedpaError
-from fedpa.objectives.client_data import ClientData, example_weights, num_rows
-from fedpa.objectives.layer_inputs import over_examples
+from fedpa.objectives.client_data import ClientData, example_weights
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.sparse_table import SparseTable
-from fedpa.precision import widened
+from fedpa.precision import widen
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
 
 Reduction = Literal["mean", "sum"]
@@ -77,7 +76,7 @@ def sum_losses(
     if objective.weight is not None:
         weights = jnp.where(real > 0, objective.weight(examples).astype(real.dtype), 0)
         losses = losses * weights.astype(losses.dtype)
-    total = jnp.sum(widened(jnp.where(real > 0, losses, 0).astype(losses.dtype)))
+    total = jnp.sum(widen(jnp.where(real > 0, losses, 0).astype(losses.dtype)))
     return total, jnp.sum(weights).astype(total.dtype)
 
 
@@ -91,22 +90,6 @@ def penalty(objective: Objective, theta: Params, like: Scalar) -> Scalar:
     if objective.regularizer is None:
         return jnp.zeros_like(like)
     return jnp.asarray(objective.regularizer(theta)).astype(like.dtype)
-
-
-def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
-    """Turn a loss that returns one number for a whole batch into one number per example.
-
-    `batch_loss` is called on batches of a single example, vectorized over the batch. Its value
-    must therefore be that of the examples alone: no regularizer (pass it separately) and no
-    statistics over the batch.
-    """
-
-    def loss(params: Any, batch: Examples, key: Key) -> Losses:
-        keys = jax.random.split(key, num_rows(batch))
-        alone = jax.tree.map(lambda array: array[:, None], batch)
-        return over_examples(lambda example, k: batch_loss(params, example, k))(alone, keys)
-
-    return loss
 
 
 def check_one_per_example(losses: Any, size: int) -> None:

@@ -101,7 +101,7 @@ def global_posterior(clients: Any, weights: Any = None) -> Quadratic:
     """
     _check_clients(clients)
     sizes = jnp.stack([jnp.asarray(client.n) for client in clients])
-    q = sizes if weights is None else _checked_weights(weights, len(clients)).astype(sizes.dtype)
+    q = sizes if weights is None else _check_weights(weights, len(clients)).astype(sizes.dtype)
     hessians = jnp.stack([client.hessian for client in clients])
     pulls = jnp.stack([client.hessian @ client.mean for client in clients])
     hessian = jnp.einsum("i,ijk->jk", q, hessians) / jnp.sum(q)
@@ -124,7 +124,7 @@ def _check_clients(clients: Any) -> None:
             )
 
 
-def _checked_weights(weights: Any, count: int) -> jax.Array:
+def _check_weights(weights: Any, count: int) -> jax.Array:
     expected = f"must be {count} numbers ≥ 0, one per client, not all 0"
     try:
         q = jnp.asarray(weights)
@@ -153,7 +153,13 @@ def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Q
     return Quadratic(flat, 0.5 * (hessian + hessian.T), data.n.astype(flat.dtype))
 
 
+@jax.custom_batching.sequential_vmap
 def _spectrum(hessian: Matrix) -> tuple[Vector, Matrix, Array]:
+    """Eigenvalues, eigenvectors, and which of them span the row space.
+
+    Vectorized over clients, one after the other: batched LAPACK calls in programs that run in two
+    threads at a time wait for each other for ever (`fedpa.deltas.gram`).
+    """
     eigenvalues, vectors = jnp.linalg.eigh(hessian)
     tolerance = jnp.finfo(hessian.dtype).eps * hessian.shape[0] * jnp.max(jnp.abs(eigenvalues))
     return eigenvalues, vectors, eigenvalues > tolerance

@@ -16,7 +16,7 @@ Rows = Inexact[Array, "*ids d"]
 
 
 class SparseTable(NamedTuple):
-    """What makes `loss(θ, batch, key) = sparse.loss(gathered(sparse, θ, batch), batch, key)`."""
+    """What makes `loss(θ, batch, key) = sparse.loss(gather_rows(sparse, θ, batch), batch, key)`."""
 
     table: Callable[[Any], Inexact[Array, "v d"]]
     """θ → the table, one of its leaves."""
@@ -26,11 +26,11 @@ class SparseTable(NamedTuple):
     """The loss of parameters that have these rows, shape (*ids, d), in the table's place."""
 
 
-def replaced(sparse: SparseTable, theta: Params, leaf: Inexact[Array, "..."]) -> Params:
+def replace_table(sparse: SparseTable, theta: Params, leaf: Inexact[Array, "..."]) -> Params:
     """θ with `leaf` in the table's place."""
     return eqx.tree_at(sparse.table, theta, leaf)
 
 
-def gathered(sparse: SparseTable, theta: Params, batch: Examples) -> Params:
+def gather_rows(sparse: SparseTable, theta: Params, batch: Examples) -> Params:
     """θ with the rows that the batch reads in the table's place."""
-    return replaced(sparse, theta, sparse.table(theta)[sparse.rows(batch)])
+    return replace_table(sparse, theta, sparse.table(theta)[sparse.rows(batch)])

@@ -4,25 +4,34 @@ A layer's parameters are a matrix v = [b; W] of p rows and r columns, and Λv is
 its diagonal blocks, all of one size: one block is A as a whole, blocks of 1 are its diagonal. Rows
 of zeros fill up the last block.
 
-A = XᵀX/n of a layer's inputs is the factor of its Fisher matrix (`fedpa.precisions.input_factor`).
-Clients send its upper triangles, which add up, or a sketch Z with E[Z Zᵀ] = A where that is
-smaller.
+A client's share is the factor A_i = XᵀX/n of its layers' Fisher matrices, exactly or as a sketch:
+
+    Z_i = XᵀΩ/√(n s),   Ω ∈ {±1}^{n×s} random,   E[Z_i Z_iᵀ] = XᵀX/n
+
+X has a row for each example (each place of a convolution or a sentence) and a column for each row
+of [b; W]; with s = r outputs, Z has the shape of [b; W]. A_i's diagonal blocks themselves, their
+upper triangles, are sent where they are no more numbers than Z. They need no randomness and add up.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpa.types import Key, Scalar
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observe
+from fedpa.objectives.minibatches import Minibatch, sum_batches
+from fedpa.objectives.objective import Objective
+from fedpa.types import Count, Key, Params, Scalar
 
 Blocks = Float[Array, "blocks size size"]
 Matrix = Float[Array, "features outputs"]
+Rank = int | Literal["exact"] | None
 POWER_STEPS = 10
 """Of the estimate of the largest eigenvalue."""
 
@@ -182,3 +191,73 @@ def _by_blocks(function: Callable[[Array], Array], blocks: Blocks, v: Matrix) ->
 
 
 _solve_lower = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
+
+
+def cut_layer(layer: Layer, largest: int) -> Cut:
+    return cut(layer.features, 1 if layer.table else largest)
+
+
+def columns(layer: Layer, rank: Rank, largest: int) -> int | None:
+    """s of a layer's sketch; None where the blocks themselves are sent."""
+    if rank == "exact":
+        return None
+    s = layer.outputs if rank is None else min(rank, layer.outputs)
+    return None if cut_layer(layer, largest).num_numbers <= layer.features * s else s
+
+
+def input_factors(
+    objective: Objective,
+    theta: Params,
+    data: ClientData,
+    key: Key,
+    *,
+    batch_size: int,
+    rank: Rank,
+    largest: int,
+) -> tuple[Factor, ...]:
+    """What a client sends of each layer at θ, from one pass over its examples in their order."""
+    layers = layers_of(objective.loss, theta, data.examples)
+    sketched = [columns(layer, rank, largest) for layer in layers]
+
+    def of_batch(index: Count, batch: Minibatch) -> list[_Sums]:
+        loss_key, *keys = jax.random.split(jax.random.fold_in(key, index), 1 + len(layers))
+        seen = observe(objective.loss, theta, batch.examples, batch.weights, loss_key)
+        return [
+            _sums(seen[layer], s, cut_layer(layer, largest), k)
+            for layer, s, k in zip(layers, sketched, keys, strict=True)
+        ]
+
+    totals = sum_batches(of_batch, data, batch_size)
+    return tuple(_factor(total, s) for total, s in zip(totals, sketched, strict=True))
+
+
+class _Sums(NamedTuple):
+    value: Array
+    """XᵀΩ, or the blocks of XᵀX."""
+    n: Scalar
+
+
+def _sums(seen: Rows | Squares, s: int | None, cut: Cut, key: Key) -> _Sums:
+    if isinstance(seen, Squares):
+        return _Sums(seen.sums[:, None, None], seen.n)
+    n = jnp.sum(seen.real)
+    if s is not None:  # rows that don't count are 0 in X
+        return _Sums(seen.x.T @ signs(key, seen.x.shape[0], s, seen.x.dtype), n)
+    x = split_rows(seen.x.T, cut)
+    if cut.size == 1:
+        return _Sums(jnp.sum(x**2, axis=2, keepdims=True), n)
+    return _Sums(x @ x.swapaxes(1, 2), n)
+
+
+def _factor(total: _Sums, s: int | None) -> Factor:
+    n = jnp.maximum(total.n, 1)
+    if s is not None:
+        return Sketch(total.value / jnp.sqrt(n * s))
+    return pack(Kronecker(total.value / n))
+
+
+def signs(key: Key, n: int, s: int, dtype: Any) -> Float[Array, "n s"]:
+    """Ω: independent ±1, from one random bit each."""
+    words = jax.random.bits(key, (n, -(-s // 32)), jnp.uint32)
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & jnp.uint32(1)
+    return 1 - 2 * bits.reshape(n, -1)[:, :s].astype(dtype)

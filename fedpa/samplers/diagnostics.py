@@ -5,6 +5,7 @@ invariant to shift and scale, so draws are standardized in float64 first: in flo
 spread little around a large mean would lose their digits before blackjax could look at them.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.samplers.borrowed import blackjax
+from fedpa.samplers.sampler import import_blackjax
 
 LEAST_CHAINS = 2
 """One chain alone would say that it agrees with itself."""
@@ -88,12 +89,12 @@ def rhat(draws: Any) -> np.ndarray:
     # Chains that reject every proposal: infinite, where blackjax's has 0/0 if there are just two.
     stuck = (draws == draws[:, :1]).all(axis=(0, 1)) & np.isfinite(draws).all(axis=(0, 1))
     differ = (draws != draws[:1, :1]).any(axis=(0, 1))
-    return np.where(stuck & differ, np.inf, _in_blocks(_rhat, draws))
+    return np.where(stuck & differ, np.inf, _in_blocks("rhat", draws))
 
 
 def autocorrelation_ess(draws: Any) -> np.ndarray:
     """Effective sample size of each of d columns, of all chains: (chains, num, d) → (d,)."""
-    return _in_blocks(_effective_sample_size, draws)
+    return _in_blocks("effective_sample_size", draws)
 
 
 def bulk_ess(draws: Any) -> np.ndarray:
@@ -102,7 +103,7 @@ def bulk_ess(draws: Any) -> np.ndarray:
     Unlike the plain one it is not taken in by a transient: a first draw that is far off would make
     all the others look alike, and independent.
     """
-    return _in_blocks(_bulk_ess, draws)
+    return _in_blocks("ess_bulk", draws)
 
 
 def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
@@ -126,23 +127,13 @@ def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
     return np.where(np.squeeze(finite, -1), ess, np.nan)
 
 
-@jax.jit
-def _rhat(block: jax.Array) -> jax.Array:
-    return blackjax("diagnostics").rhat(block)
+@functools.partial(jax.jit, static_argnums=0)
+def _compute(statistic: str, block: jax.Array) -> jax.Array:
+    return getattr(import_blackjax("diagnostics"), statistic)(block)
 
 
-@jax.jit
-def _effective_sample_size(block: jax.Array) -> jax.Array:
-    return blackjax("diagnostics").effective_sample_size(block)
-
-
-@jax.jit
-def _bulk_ess(block: jax.Array) -> jax.Array:
-    return blackjax("diagnostics").ess_bulk(block)
-
-
-def _in_blocks(statistic: Any, draws: Any) -> np.ndarray:
-    """A statistic of every column, over blocks of equal shape: it compiles once for all θ."""
+def _in_blocks(statistic: str, draws: Any) -> np.ndarray:
+    """One of blackjax's statistics of each column, by blocks of one shape: it compiles once."""
     draws = np.asarray(draws)
     chains, num, columns = draws.shape
     width = max(1, BLOCK // (chains * num))
@@ -158,7 +149,9 @@ def _in_blocks(statistic: Any, draws: Any) -> np.ndarray:
         block[:, :, : part.shape[2]] = part
         # blackjax relies on promotion that our tests forbid.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            values = np.asarray(statistic(block)).reshape(width)  # blackjax squeezes a width of 1
+            values = np.asarray(_compute(statistic, block)).reshape(
+                width
+            )  # blackjax squeezes a width of 1
         found[first : first + width] = np.where(known, values[: part.shape[2]], np.nan)
     return found
 

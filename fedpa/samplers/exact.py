@@ -16,8 +16,7 @@ from jaxtyping import Array, Float
 from fedpa.objectives import quadratic
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.quadratic import Quadratic
-from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.temperature import Temperature, checked_temperature
+from fedpa.samplers.sampler import Sampler, Temperature, check_temperature
 from fedpa.types import Key, Params, Scalar
 
 
@@ -39,7 +38,7 @@ def exact(
     posterior: Callable[[ClientData], Quadratic], temperature: Temperature | None = "n"
 ) -> Sampler:
     """Build the sampler. `posterior` gives the client's quadratic; default: T = n_i."""
-    warmth = checked_temperature(temperature)
+    warmth = check_temperature(temperature)
 
     def init(theta0: Params, data: ClientData, key: Key) -> ExactState:
         q = posterior(data)

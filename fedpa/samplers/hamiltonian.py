@@ -18,14 +18,17 @@ from jax.flatten_util import ravel_pytree
 from fedpa.errors import check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
-from fedpa.precision import narrowed, widened
-from fedpa.samplers.borrowed import blackjax
-from fedpa.samplers.sampler import Sampler, Steps, Window, check_window
-from fedpa.samplers.temperature import (
+from fedpa.precision import narrow, widen
+from fedpa.samplers.sampler import (
     Rate,
+    Sampler,
+    Steps,
     Temperature,
+    Window,
     check_rate,
-    checked_temperature,
+    check_temperature,
+    check_window,
+    import_blackjax,
     relative_temperature,
 )
 from fedpa.types import Count, Key, Params, Scalar
@@ -66,7 +69,6 @@ def hamiltonian(
     objective: Objective,
     kernel: Kernel,
     extent: int,
-    *,
     learning_rate: Rate,
     window: Window,
     temperature: Temperature | None,
@@ -81,7 +83,7 @@ def hamiltonian(
     """
     check_type("objective", objective, Objective, "fedpa.Objective(loss)")
     check_rate(learning_rate)
-    warmth = checked_temperature(temperature)
+    warmth = check_temperature(temperature)
     check_window(window)
     if target_acceptance is not None:
         if not 0 < target_acceptance < 1:
@@ -99,7 +101,7 @@ def hamiltonian(
         relative = relative_temperature(warmth, data.n)
 
         def density(flat: jax.Array) -> Scalar:
-            loss = client_loss(objective, _shaped(flat, theta0), data, loss_key)
+            loss = client_loss(objective, _restore(flat, theta0), data, loss_key)
             return -loss.astype(flat.dtype) / relative.astype(flat.dtype)
 
         return density
@@ -118,13 +120,13 @@ def hamiltonian(
             jnp.asarray(info.is_divergent, jnp.int32),
             jnp.asarray(info.num_integration_steps, jnp.int32),
         )
-        theta = _shaped(chain.position, state.theta)
+        theta = _restore(chain.position, state.theta)
         return state._replace(chain=chain, theta=theta, key=key), shown
 
     def init(theta0: Params, data: ClientData, key: Key) -> HamiltonianState:
         loss_key, chain_key = jax.random.split(key)
-        wide, _ = ravel_pytree(widened(theta0))
-        chain = blackjax("mcmc.hmc").init(wide, log_density(theta0, data, loss_key))
+        wide, _ = ravel_pytree(widen(theta0))
+        chain = import_blackjax("mcmc.hmc").init(wide, log_density(theta0, data, loss_key))
         step_size = jnp.sqrt(
             jnp.asarray(learning_rate, jnp.float32) * relative_temperature(warmth, data.n)
         )
@@ -134,7 +136,7 @@ def hamiltonian(
     def warm_up(state: HamiltonianState, data: ClientData) -> HamiltonianState:
         if target_acceptance is None:
             return jax.lax.fori_loop(0, window.burn_in, lambda _, s: move(s, data)[0], state)
-        averaging = blackjax("adaptation.step_size").dual_averaging_adaptation
+        averaging = import_blackjax("adaptation.step_size").dual_averaging_adaptation
         start, adapt, final = averaging(target_acceptance)
         dtype = state.step_size.dtype
 
@@ -163,7 +165,7 @@ def hamiltonian(
     return Sampler(init, sample, lambda state: state.theta, warmth)
 
 
-def _shaped(flat: jax.Array, theta: Params) -> Params:
+def _restore(flat: jax.Array, theta: Params) -> Params:
     """The vector in θ's structure and dtypes."""
-    _, unravel = ravel_pytree(widened(theta))
-    return narrowed(unravel(flat), theta)
+    _, unravel = ravel_pytree(widen(theta))
+    return narrow(unravel(flat), theta)

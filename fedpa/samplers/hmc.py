@@ -6,10 +6,8 @@ min(1, exp(−ΔH)). Full gradients; see `fedpa.samplers.hamiltonian` for temper
 
 from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
-from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
-from fedpa.samplers.sampler import Epochs, Sampler, Window
-from fedpa.samplers.temperature import Rate, Temperature
+from fedpa.samplers.sampler import Epochs, Rate, Sampler, Temperature, Window, import_blackjax
 
 INTEGRATION_STEPS = 2
 """Few: L steps travel from θ₀ L²/2 times as far as one step of SGD, too far for FedPA's rates."""
@@ -33,12 +31,7 @@ def hmc(
     target_acceptance: adapt ε in the burn-in, say to 0.65; None keeps it.
     """
     check_integer("integration_steps", integration_steps, 1)
+    kernel = import_blackjax("mcmc.hmc").build_kernel()
     return hamiltonian(
-        objective,
-        blackjax("mcmc.hmc").build_kernel(),
-        integration_steps,
-        learning_rate=learning_rate,
-        window=window,
-        temperature=temperature,
-        target_acceptance=target_acceptance,
+        objective, kernel, integration_steps, learning_rate, window, temperature, target_acceptance
     )

@@ -30,9 +30,8 @@ from fedpa.objectives.minibatches import (
     steps_per_epoch,
 )
 from fedpa.objectives.objective import Objective, minibatch_loss
-from fedpa.precision import narrowed, widened
-from fedpa.samplers.sampler import Epochs, Sampler, Steps, Window, check_window
-from fedpa.samplers.temperature import Temperature
+from fedpa.precision import narrow, widen
+from fedpa.samplers.sampler import Epochs, Sampler, Steps, Temperature, Window, check_window
 from fedpa.types import Count, Key, Params, Scalar
 from fedpa.watching import watch
 
@@ -78,8 +77,8 @@ class Average(NamedTuple):
 
     init: Callable[[Params], Any]
     """θ before a window's first step → the average of no iterates."""
-    step: Callable[..., tuple[Params, Memory, Any, Scalar]]
-    """(θ, memory, average, k, mini-batch, n_i, keys) → (θ, memory, average, f̂): the k-th step."""
+    step: Callable[[ChainState, Any, Count, Minibatch, Count], tuple[ChainState, Any, Scalar]]
+    """(chain, average, k, mini-batch, n_i) → (chain, average, f̂): a window's k-th step."""
     value: Callable[[Params, Any, Count], Params]
     """(θ_K, average, K) → θ_s."""
 
@@ -123,56 +122,45 @@ def iasg(
 
     step = Step(lambda theta0, n, key: optimizer.init(theta0), client_opt)
 
-    def shortcut(theta: Params) -> Average | None:
-        return None if rate is None else average_sparsely(objective, rate, average, theta)
+    def average_for(theta: Params) -> Average:
+        sparse = None if rate is None else average_sparsely(objective, rate, average, theta)
+        return sparse or average_densely(objective, step, average)
 
-    return minibatch_chain(
-        objective,
-        step,
-        batch_size=batch_size,
-        window=window,
-        order=order,
-        average=average,
-        shortcut=shortcut,
-    )
+    return minibatch_chain(objective, step, batch_size, window, order, average_for=average_for)
 
 
 def minibatch_chain(
     objective: Objective,
     step: Step,
-    *,
     batch_size: int,
     window: Window,
     order: str,
-    average: bool,
+    *,
     temperature: Temperature | None = None,
-    shortcut: Callable[[Params], Average | None] = lambda theta: None,
+    average_for: Callable[[Params], Average] | None = None,
 ) -> Sampler:
-    """Algorithm 4 with any step: IASG, local SGD, SGLD and SGHMC visit the same mini-batches."""
+    """Algorithm 4 with any step: IASG, local SGD, SGLD and SGHMC visit the same mini-batches.
+
+    average_for: θ → how its iterates are averaged; by default they are not.
+    """
     check_type("objective", objective, Objective, "fedpa.Objective(loss)")
     check_integer("batch_size", batch_size, 1)
     check_window(window)
     check_order(order)
-
-    def average_for(theta: Params) -> Average:
-        return shortcut(theta) or average_densely(objective, step, average)
+    average_for = average_for or (lambda theta: average_densely(objective, step, average=False))
 
     def make_step(how: Average, carry: Carry, data: ClientData, index: Any) -> Carry:
         """θ ← ClientOpt(θ, ∇̂f_i(θ)), S ← S ∪ {θ}."""
         state, mean, seen = carry
         if order == "replacement":
-            batch = batch_with_replacement(data, _stream(state, _BATCH), batch_size)
+            batch = batch_with_replacement(data, fold_key(state, _BATCH), batch_size)
         else:
             batch = batch_in_order(data, state.order, index, batch_size)
         k = seen.steps + 1
-        keys = (_stream(state, _LOSS), _stream(state, _STEP))
-        theta, memory, mean, loss = how.step(
-            state.theta, state.memory, mean, k, batch, data.n, keys
-        )
-        watch(state.steps, loss=loss, theta=theta)
-        state = state._replace(theta=theta, memory=memory, steps=state.steps + 1)
+        state, mean, loss = how.step(state, mean, k, batch, data.n)
+        watch(state.steps, loss=loss, theta=state.theta)
         change = (loss.astype(jnp.float32) - seen.loss) / k.astype(jnp.float32)
-        return state, mean, ChainInfo(seen.loss + change, k)
+        return state._replace(steps=state.steps + 1), mean, ChainInfo(seen.loss + change, k)
 
     def begin_epoch(state: ChainState, data: ClientData) -> ChainState:
         if order == "shuffle":
@@ -240,22 +228,26 @@ def average_densely(objective: Objective, step: Step, average: bool) -> Average:
 
     def init(theta: Params) -> Any:
         # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
-        return widened(theta) if average else ()
+        return widen(theta) if average else ()
 
     def apply(
-        theta: Params, memory: Memory, mean: Any, k: Count, batch: Minibatch, n: Count, keys: Any
-    ) -> tuple[Params, Memory, Any, Scalar]:
-        def gradient(theta: Params) -> tuple[Scalar, Params]:
-            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, keys[0])
+        state: ChainState, mean: Any, k: Count, batch: Minibatch, n: Count
+    ) -> tuple[ChainState, Any, Scalar]:
+        key = fold_key(state, LOSS)
 
-        theta, memory, loss = step.apply(theta, memory, gradient, n, keys[1])
+        def gradient(theta: Params) -> tuple[Scalar, Params]:
+            return jax.value_and_grad(minibatch_loss, argnums=1)(objective, theta, batch, key)
+
+        theta, memory, loss = step.apply(
+            state.theta, state.memory, gradient, n, fold_key(state, _STEP)
+        )
         if average:
             mean = jax.tree.map(
                 lambda m, x: m + (x.astype(m.dtype) - m) / k.astype(m.dtype), mean, theta
             )
-        return theta, memory, mean, loss
+        return state._replace(theta=theta, memory=memory), mean, loss
 
-    return Average(init, apply, lambda theta, mean, k: narrowed(mean, theta) if average else theta)
+    return Average(init, apply, lambda theta, mean, k: narrow(mean, theta) if average else theta)
 
 
 def plain_sgd(rate: Any) -> optax.GradientTransformation:
@@ -264,8 +256,9 @@ def plain_sgd(rate: Any) -> optax.GradientTransformation:
 
 
 # Streams of randomness derived from a chain's key.
-_LOSS, _BATCH, _ORDER, _STEP, _START = 1, 2, 3, 4, 5
+LOSS, _BATCH, _ORDER, _STEP, _START = 1, 2, 3, 4, 5
 
 
-def _stream(state: ChainState, number: int) -> Key:
+def fold_key(state: ChainState, number: int) -> Key:
+    """The key of a stream at the chain's next step."""
     return jax.random.fold_in(jax.random.fold_in(state.key, number), state.steps)

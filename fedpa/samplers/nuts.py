@@ -7,10 +7,8 @@ all wait for the longest trajectory.
 
 from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
-from fedpa.samplers.borrowed import blackjax
 from fedpa.samplers.hamiltonian import hamiltonian
-from fedpa.samplers.sampler import Epochs, Sampler, Window
-from fedpa.samplers.temperature import Rate, Temperature
+from fedpa.samplers.sampler import Epochs, Rate, Sampler, Temperature, Window, import_blackjax
 
 MAX_DOUBLINGS = 3
 """Few: where the data leave directions flat, a trajectory finds no turn and goes on to the last."""
@@ -34,12 +32,7 @@ def nuts(
     target_acceptance: adapt ε in the burn-in, say to 0.8; None keeps it.
     """
     check_integer("max_doublings", max_doublings, 1)
+    kernel = import_blackjax("mcmc.nuts").build_kernel()
     return hamiltonian(
-        objective,
-        blackjax("mcmc.nuts").build_kernel(),
-        max_doublings,
-        learning_rate=learning_rate,
-        window=window,
-        temperature=temperature,
-        target_acceptance=target_acceptance,
+        objective, kernel, max_doublings, learning_rate, window, temperature, target_acceptance
     )

@@ -20,16 +20,18 @@ import jax.numpy as jnp
 
 from fedpa.errors import refuse
 from fedpa.objectives.objective import Objective
-from fedpa.precision import narrowed, widened
-from fedpa.samplers.borrowed import blackjax
+from fedpa.precision import narrow, widen
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
-from fedpa.samplers.sampler import Epochs, Sampler, Window
-from fedpa.samplers.temperature import (
+from fedpa.samplers.sampler import (
+    Epochs,
     Rate,
+    Sampler,
     Temperature,
+    Window,
     check_rate,
-    checked_temperature,
+    check_temperature,
     descent,
+    import_blackjax,
     in_dtype_of,
     relative_temperature,
 )
@@ -57,42 +59,32 @@ def sghmc(
     friction: α ∈ (0, 1].
     """
     check_rate(learning_rate)
-    warmth = checked_temperature(temperature)
+    warmth = check_temperature(temperature)
     if not 0 < friction <= 1:
         raise refuse("friction", friction, "must be above 0 and at most 1 (1 − momentum)")
 
     def start(theta0: Params, n: Count, key: Key) -> Params:
-        wide = widened(theta0)
+        wide = widen(theta0)
         deviation = jnp.sqrt(in_dtype_of(wide, relative_temperature(warmth, n)))
         return jax.tree.map(
-            lambda p: deviation * p, blackjax("util").generate_gaussian_noise(key, wide)
+            lambda p: deviation * p, import_blackjax("util").generate_gaussian_noise(key, wide)
         )
 
     def step(
         theta: Params, momentum: Params, gradient_at: Gradient, n: Count, key: Key
     ) -> tuple[Params, Params, Scalar]:
-        wide = widened(theta)
+        wide = widen(theta)
         step_size = jnp.sqrt(in_dtype_of(wide, learning_rate))
         ahead = jax.tree.map(lambda x, p: x + step_size * p, wide, momentum)
         # The gradient where θ goes, as in the paper's algorithm: stable for ηλ < 4 − 2α, where the
         # gradient at the old θ would need ηλ < α.
-        loss, gradient = gradient_at(narrowed(ahead, theta))
-        moved, momentum = blackjax("sgmcmc.diffusions").sghmc(alpha=friction / step_size)(
-            key,
-            wide,
-            momentum,
-            descent(gradient),
-            step_size,
-            in_dtype_of(wide, relative_temperature(warmth, n)),
-        )
-        return narrowed(moved, theta), momentum, loss
+        loss, gradient = gradient_at(narrow(ahead, theta))
+        relative = in_dtype_of(wide, relative_temperature(warmth, n))
+        integrate = import_blackjax("sgmcmc.diffusions").sghmc(alpha=friction / step_size)
+        moved, momentum = integrate(key, wide, momentum, descent(gradient), step_size, relative)
+        return narrow(moved, theta), momentum, loss
 
+    objective = objective._replace(reduction="mean")
     return minibatch_chain(
-        objective._replace(reduction="mean"),
-        Step(start, step),
-        batch_size=batch_size,
-        window=window,
-        order=order,
-        average=False,
-        temperature=warmth,
+        objective, Step(start, step), batch_size, window, order, temperature=warmth
     )

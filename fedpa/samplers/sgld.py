@@ -8,16 +8,18 @@ variance is (2T/n + ηc)/(λ(2 − ηλ)).
 """
 
 from fedpa.objectives.objective import Objective
-from fedpa.precision import narrowed, widened
-from fedpa.samplers.borrowed import blackjax
+from fedpa.precision import narrow, widen
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
-from fedpa.samplers.sampler import Epochs, Sampler, Window
-from fedpa.samplers.temperature import (
+from fedpa.samplers.sampler import (
+    Epochs,
     Rate,
+    Sampler,
     Temperature,
+    Window,
     check_rate,
-    checked_temperature,
+    check_temperature,
     descent,
+    import_blackjax,
     in_dtype_of,
     relative_temperature,
 )
@@ -40,29 +42,19 @@ def sgld(
     temperature: T, or 'n' for n_i; it must be given.
     """
     check_rate(learning_rate)
-    warmth = checked_temperature(temperature)
-    integrate = blackjax("sgmcmc.diffusions").overdamped_langevin()
+    warmth = check_temperature(temperature)
+    integrate = import_blackjax("sgmcmc.diffusions").overdamped_langevin()
 
     def step(
         theta: Params, memory: tuple[()], gradient_at: Gradient, n: Count, key: Key
     ) -> tuple[Params, tuple[()], Scalar]:
         loss, gradient = gradient_at(theta)
-        wide = widened(theta)
-        moved = integrate(
-            key,
-            wide,
-            descent(gradient),
-            in_dtype_of(wide, learning_rate),
-            in_dtype_of(wide, relative_temperature(warmth, n)),
-        )
-        return narrowed(moved, theta), (), loss
+        wide = widen(theta)
+        relative = in_dtype_of(wide, relative_temperature(warmth, n))
+        rate = in_dtype_of(wide, learning_rate)
+        moved = integrate(key, wide, descent(gradient), rate, relative)
+        return narrow(moved, theta), (), loss
 
-    return minibatch_chain(
-        objective._replace(reduction="mean"),
-        Step(lambda theta0, n, key: (), step),
-        batch_size=batch_size,
-        window=window,
-        order=order,
-        average=False,
-        temperature=warmth,
-    )
+    objective = objective._replace(reduction="mean")
+    walk = Step(lambda theta0, n, key: (), step)
+    return minibatch_chain(objective, walk, batch_size, window, order, temperature=warmth)

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
-from fedpa.objectives.sparse_table import SparseTable, gathered, replaced
+from fedpa.objectives.sparse_table import SparseTable, gather_rows, replace_table
 from fedpa.precision import accumulation_dtype
-from fedpa.samplers.iasg import Average, Memory
-from fedpa.types import Count, Examples, Key, Params, Scalar
+from fedpa.samplers.iasg import LOSS, Average, ChainState, fold_key
+from fedpa.types import Count, Examples, Params, Scalar
 
 
 def average_sparsely(
@@ -43,34 +43,25 @@ def average_sparsely(
         return None
     if any(accumulation_dtype(leaf.dtype) != leaf.dtype for leaf in jax.tree.leaves(theta)):
         return None
-    return _average(objective, sparse, rate, average)
-
-
-def _average(objective: Objective, sparse: SparseTable, rate: Any, average: bool) -> Average:
     of_rows = objective._replace(loss=sparse.loss)
 
     def init(theta: Params) -> Any:
         return jax.tree.map(jnp.zeros_like, theta) if average else ()
 
     def step(
-        theta: Params,
-        memory: Memory,
-        lag: Any,
-        k: Count,
-        batch: Minibatch,
-        n: Count,
-        keys: tuple[Key, Key],
-    ) -> tuple[Params, Memory, Any, Scalar]:
+        state: ChainState, lag: Any, k: Count, batch: Minibatch, n: Count
+    ) -> tuple[ChainState, Any, Scalar]:
         """`lag` is Σ_k (k − 1) u_k."""
+        rows = gather_rows(sparse, state.theta, batch.examples)
         loss, gradient = jax.value_and_grad(minibatch_loss, argnums=1)(
-            of_rows, gathered(sparse, theta, batch.examples), batch, keys[0]
+            of_rows, rows, batch, fold_key(state, LOSS)
         )
         updates = jax.tree.map(lambda g: jnp.asarray(-rate, g.dtype) * g, gradient)
-        theta = _add(sparse, theta, updates, batch.examples)
+        theta = _add(sparse, state.theta, updates, batch.examples)
         if average:
             weighted = jax.tree.map(lambda u: (k - 1).astype(u.dtype) * u, updates)
             lag = _add(sparse, lag, weighted, batch.examples)
-        return theta, memory, lag, loss
+        return state._replace(theta=theta), lag, loss
 
     def value(theta: Params, lag: Any, k: Count) -> Params:
         if not average:
@@ -86,5 +77,5 @@ def _add(sparse: SparseTable, theta: Params, updates: Params, batch: Examples) -
     rows = sparse.table(updates)
     table = sparse.table(theta).at[sparse.rows(batch)].add(rows)
     # The table's own place is filled in last: meanwhile it holds rows, as the updates do.
-    others = jax.tree.map(jnp.add, replaced(sparse, theta, rows), updates)
-    return replaced(sparse, others, table)
+    others = jax.tree.map(jnp.add, replace_table(sparse, theta, rows), updates)
+    return replace_table(sparse, others, table)

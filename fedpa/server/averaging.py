@@ -60,6 +60,10 @@ def exponential(decay: float) -> Averaging:
     return Averaging(_start, update, lambda state: state.average)
 
 
+def _start(theta: Params) -> AverageState:
+    return AverageState(theta, jnp.zeros((), jnp.int32))
+
+
 class LastTwo(NamedTuple):
     last: Params
     before: Params
@@ -78,23 +82,18 @@ def last_two() -> Averaging:
 
 def parse(text: str, field: str = "iterate_averaging") -> Averaging:
     """As a configuration has it: `none`, `polyak[:START]`, `exponential:DECAY` or `last-two`."""
-    name, *arguments = text.split(":")
     try:
-        match name, arguments:
-            case "none", []:
+        match text.split(":"):
+            case ["none"]:
                 return none()
-            case "polyak", []:
+            case ["polyak"]:
                 return polyak()
-            case "polyak", [start]:
+            case ["polyak", start]:
                 return polyak(int(start))
-            case "exponential", [decay]:
+            case ["exponential", decay]:
                 return exponential(float(decay))
-            case "last-two", []:
+            case ["last-two"]:
                 return last_two()
     except ValueError:
         pass
     raise refuse(field, text, "must be none, polyak[:START], exponential:DECAY or last-two")
-
-
-def _start(theta: Params) -> AverageState:
-    return AverageState(theta, jnp.zeros((), jnp.int32))

@@ -43,33 +43,34 @@ def parse(text: str, rate: float, field: str = "schedule") -> Schedule:
     `constant`, `exponential:DECAY[:EVERY]`, `inverse-time[:SCALE]`, `inverse-sqrt[:SCALE]`, each
     optionally with `,warmup:ROUNDS` behind it.
     """
-    expected = (
-        "must be constant, exponential:DECAY[:EVERY], inverse-time[:SCALE] or "
-        "inverse-sqrt[:SCALE], optionally followed by ,warmup:ROUNDS"
-    )
-    makers = {
-        "constant": (constant, 0, 0),
-        "exponential": (exponential, 1, 2),
-        "inverse-time": (inverse_time, 0, 1),
-        "inverse-sqrt": (inverse_sqrt, 0, 1),
-    }
-    head, *rest = text.split(",")
+    head, *warm = text.split(",warmup:")
     name, *arguments = head.split(":")
     try:
-        maker, fewest, most = makers[name]
         numbers = [float(argument) for argument in arguments]
-        if not fewest <= len(numbers) <= most or any(not 0 < x < float("inf") for x in numbers):
+        make, fewest, most = _MAKERS[name]
+        rounds = [int(words) for words in warm]
+        if not fewest <= len(numbers) <= most or len(rounds) > 1:
             raise ValueError
-        schedule = maker(rate, *numbers)  # type: ignore[operator]
-        if rest:
-            (only,) = rest
-            prefix, rounds = only.split(":")
-            if prefix != "warmup" or int(rounds) < 1:
-                raise ValueError
-            schedule = warmup(schedule, int(rounds))
+        if not all(0 < x < float("inf") for x in (*numbers, *rounds)):
+            raise ValueError
     except (KeyError, ValueError):
-        raise refuse(field, text, expected) from None
-    return schedule
+        raise refuse(
+            field,
+            text,
+            "must be constant, exponential:DECAY[:EVERY], inverse-time[:SCALE] or "
+            "inverse-sqrt[:SCALE], optionally followed by ,warmup:ROUNDS",
+        ) from None
+    schedule = make(rate, *numbers)
+    return warmup(schedule, *rounds) if rounds else schedule
+
+
+_MAKERS: dict[str, tuple[Callable[..., Schedule], int, int]] = {
+    "constant": (constant, 0, 0),
+    "exponential": (exponential, 1, 2),
+    "inverse-time": (inverse_time, 0, 1),
+    "inverse-sqrt": (inverse_sqrt, 0, 1),
+}
+"""By name: what makes it, and how few and how many numbers it takes beside the rate."""
 
 
 def _float(t: Any) -> Any:

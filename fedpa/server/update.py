@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Bool
 
 from fedpa.errors import check_type
-from fedpa.precision import narrowed
+from fedpa.precision import narrow
 from fedpa.server.aggregation import all_finite, check_weighting
 from fedpa.server.averaging import Averaging, none
 from fedpa.server.schedules import constant
@@ -64,7 +64,7 @@ def update(
     A Δ that is not finite, that leads to a θ that is not, or that no client took part in
     (Σ q_i = `weight` = 0) leaves the state as it was.
     """
-    delta = narrowed(delta, state.theta)
+    delta = narrow(delta, state.theta)
     updates, opt_state = server.optimizer.update(delta, state.optimizer, state.theta)
     theta = jax.tree.map(
         lambda x, u: x + (jnp.asarray(rate, u.dtype) * u).astype(x.dtype), state.theta, updates

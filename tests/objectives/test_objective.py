@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fedpa import FedpaError
 from fedpa.objectives import Objective, client_data, laplace, least_squares, log_posterior
 from fedpa.objectives.checks import check_loss
+from fedpa.objectives.layer_inputs import per_example
 from fedpa.objectives.minibatches import (
     Minibatch,
     batch_in_order,
@@ -15,7 +16,7 @@ from fedpa.objectives.minibatches import (
     epoch_order,
     steps_per_epoch,
 )
-from fedpa.objectives.objective import client_loss, minibatch_loss, per_example
+from fedpa.objectives.objective import client_loss, minibatch_loss
 
 KEY = jax.random.key(0)
 ORDER, BATCH_IN_ORDER = jax.jit(epoch_order), jax.jit(batch_in_order, static_argnums=3)

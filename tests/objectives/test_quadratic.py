@@ -15,6 +15,7 @@ from fedpa.objectives import (
 )
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
+from tests.compiling import run_in_two_threads
 from tests.federations import least_squares_clients, least_squares_federation, posterior
 
 OBJECTIVE = Objective(least_squares.loss)
@@ -151,3 +152,17 @@ def test_what_is_no_federation_of_quadratics_is_refused(clients, weights, field)
     with pytest.raises(FedpaError, match=field) as caught:
         global_posterior(clients, weights)
     assert "\n" not in str(caught.value)
+
+
+def test_programs_in_two_threads_do_not_wait_for_each_other():
+    """Batched LAPACK calls did, for ever."""
+    run_in_two_threads(
+        """
+from fedpa.objectives.quadratic import minimizer
+
+x = rng.standard_normal((16, 40, 30))
+hessians = jnp.asarray(x.transpose(0, 2, 1) @ x, jnp.float32)
+linear = jnp.asarray(rng.standard_normal((16, 30)), jnp.float32)
+calls = [functools.partial(jax.jit(jax.vmap(minimizer)), hessians, linear)]
+"""
+    )

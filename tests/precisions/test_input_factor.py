@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.objectives import Objective, client_data, layer_input
-from fedpa.precisions.input_factor import input_factors, signs
-from fedpa.precisions.kronecker import Cut, Kronecker, Sketch, cut, pack, unpack
+from fedpa.precisions.kronecker import (
+    Cut,
+    Kronecker,
+    Sketch,
+    cut,
+    input_factors,
+    pack,
+    signs,
+    unpack,
+)
 from tests.compiling import QUICK
 
 FEATURES, OUTPUTS, EXAMPLES = 5, 3, 17

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedpa.objectives.layer_inputs import table_input
-from fedpa.objectives.sparse_table import SparseTable, gathered
+from fedpa.objectives.sparse_table import SparseTable, gather_rows
 from fedpa.types import Examples, Key, Losses
 
 
@@ -38,7 +38,7 @@ class BagOfWords(eqx.Module):
 def loss(params: BagOfWords, batch: Examples, key: Key) -> Losses:
     """Per example, the mean over tags of the sigmoid cross-entropy."""
     table_input(batch["ids"], params.weight, params.bias, shares=batch["weights"])
-    return _loss_of_gathered(gathered(SPARSE, params, batch), batch, key)
+    return _loss_of_gathered(gather_rows(SPARSE, params, batch), batch, key)
 
 
 def _loss_of_gathered(params: BagOfWords, batch: Examples, key: Key) -> Losses:

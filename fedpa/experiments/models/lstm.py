@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpa.data.text import PAD
 from fedpa.metrics.classification import cross_entropy
 from fedpa.objectives.layer_inputs import layer_input, observing, table_input
-from fedpa.objectives.sparse_table import SparseTable, gathered
+from fedpa.objectives.sparse_table import SparseTable, gather_rows
 from fedpa.types import Examples, Key, Losses
 
 SPECIAL_IDS = 4
@@ -102,14 +102,14 @@ class TokenLosses(NamedTuple):
 
 def token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
     """The cross-entropy of every target. Their mean over a whole batch is Σ losses / Σ mask."""
-    return _token_losses(gathered(SPARSE, params, batch), batch)
+    return _token_losses(gather_rows(SPARSE, params, batch), batch)
 
 
 def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
     """Per sentence, the mean cross-entropy of its targets; 0 if it has none."""
     if observing():
         table_input(batch["x"], params.embedding, real=batch["y"] != PAD)
-    return _loss_of_gathered(gathered(SPARSE, params, batch), batch, key)
+    return _loss_of_gathered(gather_rows(SPARSE, params, batch), batch, key)
 
 
 def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:

@@ -39,7 +39,7 @@ from fedpa.experiments.models.convolution import (
 )
 from fedpa.metrics.classification import cross_entropy
 from fedpa.objectives.layer_inputs import convolution_input, layer_input
-from fedpa.precision import accumulation_dtype, widened
+from fedpa.precision import accumulation_dtype, widen
 from fedpa.types import Examples, Key, Losses, Scalar
 
 CROP = 24
@@ -177,8 +177,8 @@ def loss(params: ResNet, batch: Examples, key: Key | None) -> Losses:
 
 def regularizer(params: ResNet) -> Scalar:
     """1e-4 Σ w², Keras's `l2` (no half), over the kernels and the last layer with its bias."""
-    squares = [jnp.sum(widened(w) ** 2) for w in jax.tree.leaves(params) if w.ndim > 1]
-    return DECAY * jnp.sum(jnp.stack(squares)) + DECAY * jnp.sum(widened(params.bias) ** 2)
+    squares = [jnp.sum(widen(w) ** 2) for w in jax.tree.leaves(params) if w.ndim > 1]
+    return DECAY * jnp.sum(jnp.stack(squares)) + DECAY * jnp.sum(widen(params.bias) ** 2)
 
 
 def convolution(x: Images, kernel: Kernel, stride: int = 1) -> Smaller:
@@ -252,7 +252,7 @@ def group_norm(x: Images, scale: PerChannel, offset: PerChannel, groups: int) ->
 
 
 def _forward(x: Images, scale: PerChannel, offset: PerChannel, groups: int) -> tuple[Images, Kept]:
-    wide = widened(x)
+    wide = widen(x)
     mean = _group_means(_pixel_sums(wide), wide, groups)
     variance = _group_means(_pixel_sums((wide - mean) ** 2), wide, groups)
     inverse = jax.lax.rsqrt(variance + EPSILON)
@@ -262,7 +262,7 @@ def _forward(x: Images, scale: PerChannel, offset: PerChannel, groups: int) -> t
 
 def _backward(groups: int, kept: Kept, dy: Images) -> tuple[Images, PerChannel, PerChannel]:
     x, scale, mean, inverse = kept
-    dy, normal = widened(dy), (widened(x) - mean) * inverse
+    dy, normal = widen(dy), (widen(x) - mean) * inverse
     along_offset, along_scale = _pixel_sums(dy), _pixel_sums(dy * normal)
     # Moving all of a group, or stretching it, changes nothing: those parts of the gradient go.
     shift, stretch = (

@@ -63,9 +63,8 @@ from fedpa.objectives.least_squares import make_regression
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.objectives.quadratic import Quadratic, laplace
 from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.sampler import Sampler, Temperature
 from fedpa.samplers.sampler import draw as draw_samples
-from fedpa.samplers.temperature import Temperature
 from fedpa.server.update import Server
 from fedpa.types import Examples, Key, Losses, Params
 

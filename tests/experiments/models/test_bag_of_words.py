@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedpa.experiments.models import BagOfWords
 from fedpa.experiments.models.bag_of_words import SPARSE, loss
-from fedpa.objectives.sparse_table import gathered
+from fedpa.objectives.sparse_table import gather_rows
 
 WORDS, TAGS, BATCH, LENGTH = 6, 3, 4, 5
 KEY = jax.random.key(0)
@@ -51,7 +51,7 @@ def test_losses_and_gradients_are_those_of_dense_bags(seed):
 
 def test_the_loss_depends_on_the_rows_that_are_read():
     batch = batch_of(1)
-    rows = gathered(SPARSE, MODEL, batch)
+    rows = gather_rows(SPARSE, MODEL, batch)
     assert rows.weight.shape == (BATCH, LENGTH, TAGS)
     np.testing.assert_array_equal(SPARSE.loss(rows, batch, KEY), loss(MODEL, batch, KEY))
 

@@ -6,7 +6,7 @@ import pytest
 from fedpa.experiments.models import NextWordLSTM
 from fedpa.experiments.models.lstm import PAD, SPARSE, loss, token_losses
 from fedpa.objectives import Objective, client_data, client_loss
-from fedpa.objectives.sparse_table import gathered
+from fedpa.objectives.sparse_table import gather_rows
 from tests.compiling import QUICK
 
 WORDS, EMBEDDING, HIDDEN = 7, 3, 4
@@ -72,7 +72,7 @@ def test_longer_padding_changes_no_gradient():
 
 
 def test_the_loss_depends_on_the_rows_that_are_read():
-    rows = gathered(SPARSE, MODEL, BATCH)
+    rows = gather_rows(SPARSE, MODEL, BATCH)
     assert rows.embedding.shape == (5, 3, EMBEDDING)
     ours = jax.jit(SPARSE.loss)(rows, BATCH, KEY)
     np.testing.assert_allclose(ours, LOSS(MODEL, BATCH, KEY), rtol=1e-6)
