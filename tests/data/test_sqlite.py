@@ -157,6 +157,12 @@ def test_a_bad_row_is_named(path, bad, words):
         data.examples("a")
 
 
+def test_a_feature_that_is_not_read_may_be_missing(path):
+    written(path, [*ROWS[:5], ("train", "a", encoded({"label": np.ones(1, np.int64)})), ROWS[6]])
+    data = open_sqlite(path, "train", ["label"])
+    assert data.examples("a")["label"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 def test_counts_that_do_not_agree_are_refused(path, index):
     written(path, ROWS[:-2], index=index)

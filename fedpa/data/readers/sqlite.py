@@ -167,8 +167,9 @@ def _find_runs(
 
 
 def _make_arrays(client: str, rows: list[Any], features: Features) -> Arrays:
-    """Features by name, one row an example. All rows must have the same."""
+    """Features by name, one row an example. All rows must have the same of those that are read."""
     examples: list[dict[str, Value]] = []
+    names: dict[str, str] = {}
     for i, row in enumerate(rows):
         where = f"{client}, row {i}"
         if not isinstance(row, bytes):
@@ -179,10 +180,10 @@ def _make_arrays(client: str, rows: list[Any], features: Features) -> Arrays:
             raise DataError(f"{where} is no tf.train.Example: {error}") from None
         if not examples[i]:
             raise DataError(f"{where} has no features: the example is empty")
-        check_features(where, examples[i], "row 0", examples[0])
-    if not examples:
-        return {}
-    names = choose_features(features, examples[0], f"{client}, row 0")
+        if i == 0:
+            names = choose_features(features, examples[0], where)
+            unread = {name: None for name in examples[0] if name not in names.values()}
+        check_features(where, unread | examples[i], "row 0", examples[0])
     return {
         new: _make_array(client, old, [example[old] for example in examples])
         for new, old in names.items()
@@ -326,7 +327,7 @@ def _varints(data: bytes) -> np.ndarray:
 
 def _fields(message: bytes) -> list[tuple[int, int, bytes]]:
     """(number, wire type, the value's bytes) of each field."""
-    at, found = 0, []
+    at, fields = 0, []
     while at < len(message):
         tag, at = _varint(message, at)
         kind, start = tag & 7, at
@@ -345,8 +346,8 @@ def _fields(message: bytes) -> list[tuple[int, int, bytes]]:
             raise DataError(f"a field at byte {start} is cut")
         if not tag >> 3:
             raise DataError(f"a field at byte {start} has number 0")
-        found.append((tag >> 3, kind, message[start:at]))
-    return found
+        fields.append((tag >> 3, kind, message[start:at]))
+    return fields
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
