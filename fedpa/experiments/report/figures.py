@@ -165,56 +165,55 @@ def draw_partition(
     title: str,
     groups: Sequence[str] | None = None,
 ) -> Figure:
-    """Sizes of the clients above, below them the share that each label has of a client's examples.
+    """Draw the clients' sizes, and below them the share each label has of a client's examples.
 
-    counts: examples, [clients, labels]. labels: None where there are none: then sizes only.
-    groups: of the labels, each one's, those of a group side by side: then groups are named instead.
     Clients stand in the order of the label they have most of, so that skew shows as a diagonal.
+
+    Args:
+        counts: Examples, [clients, labels].
+        clients: Their names.
+        labels: Their names; None where there are none: then sizes only.
+        title: The figure's.
+        groups: Each label's group, those of a group side by side: then groups are named instead.
     """
     sizes = counts.sum(axis=1)
-    width = 8.0 if len(clients) > NAMED else max(4.5, 2.0 + 0.42 * len(clients))
-    if labels is None:
-        order = np.argsort(-sizes, kind="stable")
-        figure = new_figure(width, 3.0)
-        axes = figure.subplots()
-        _draw_sizes(axes, sizes[order])
-        axes.set_title(title, fontsize=9, loc="left")
-        _name_clients(axes, [clients[i] for i in order], "by size")
-        return figure
     shares = counts / np.maximum(sizes, 1)[:, None]
-    order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
-    height = 5.2 if len(labels) > NAMED else 0.9 + max(1.2, 0.28 * len(labels))
-    equal = int(sizes.max() - sizes.min()) <= 1
-    if equal:  # nothing to see: a word says it
-        figure = new_figure(width, height)
-        upper = lower = figure.subplots()
-        about = "" if sizes.max() == sizes.min() else "about "
-        title += f", {about}{sizes.max():,} examples each"
+    spread = int(sizes.max() - sizes.min())
+    if labels is None:
+        order, by, heights = np.argsort(-sizes, kind="stable"), "by size", [3.0]
     else:
-        figure = new_figure(width, height + 1.0)
-        upper, lower = figure.subplots(2, sharex=True, height_ratios=[1.0, height])
-        _draw_sizes(upper, sizes[order])
-    upper.set_title(title, fontsize=9, loc="left")
-    _draw_shares(figure, lower, shares[order].T, counts[order].T)
-    _name_labels(lower, labels, groups)
-    _name_clients(lower, [clients[i] for i in order], "by the label they have most of")
+        order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+        by = "by the label they have most of"
+        heights = [5.2 if len(labels) > NAMED else 0.9 + max(1.2, 0.28 * len(labels))]
+        if spread > 1:
+            heights.insert(0, 1.0)
+        else:  # nothing to see: a word says it
+            title += f", {'about ' if spread else ''}{sizes.max():,} examples each"
+    width = 8.0 if len(clients) > NAMED else max(4.5, 2.0 + 0.42 * len(clients))
+    figure = new_figure(width, sum(heights))
+    rows = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights).ravel()
+    if labels is None or spread > 1:
+        _draw_sizes(rows[0], sizes[order])
+    if labels is not None:
+        _draw_shares(figure, rows[-1], shares[order].T, counts[order].T)
+        _name_labels(rows[-1], labels, groups)
+    rows[0].set_title(title, fontsize=9, loc="left")
+    _name_clients(rows[-1], [clients[i] for i in order], by)
     return figure
 
 
 def _draw_sizes(axes: Axes, sizes: np.ndarray) -> None:
+    tidy(axes, "", "", "examples")
     edges = np.arange(len(sizes) + 1) - 0.5
     axes.stairs(sizes, edges, fill=True, color=COLOURS[0], alpha=0.85)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, max(1, sizes.max()) * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    axes.set_ylabel("examples", fontsize=9)
-    axes.tick_params(labelsize=8)
     axes.tick_params(axis="x", bottom=False)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_shares(figure: Figure, axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
-    """Small shares are told from none: shades go by the root of the share."""
+    """Draw shades that go by the root of the share, so that small ones are told from none."""
     image = axes.imshow(
         shares,
         aspect="auto",

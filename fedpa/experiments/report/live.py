@@ -5,6 +5,7 @@ view ends as one line, so that several runs in a row read as a table.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import math
 import sys
@@ -65,41 +66,46 @@ def watch_run(
     if quiet:
         yield lambda event: None
         return
-    view = RunView(console, label, rounds, metric, past)
+    now = console.get_time()
+    view = RunView(console, label, rounds, metric, len(past), now, now)
+    for record in past:
+        view.take(record["round"], record)
     # A dumb terminal can't redraw a line: there, too, lines are printed.
     show = _show_live if console.is_terminal and console.is_interactive else _print_lines
     with show(view) as callback:
         yield callback
 
 
+@dataclasses.dataclass
 class RunView:
     """What the rounds so far have shown, and how it looks."""
 
-    def __init__(
-        self,
-        console: Console,
-        label: str,
-        rounds: int,
-        metric: str | None,
-        past: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self.console, self.label, self.rounds, self.metric = console, label, rounds, metric
-        self.phase = ""
-        # Not every round is evaluated: what the last evaluation gave stays in sight.
-        self.latest: dict[str, float] = {}
-        self.best: tuple[float, int] | None = None
-        self.cohort: Sequence[str] = ()
-        self.rejected = self.rejected_in_all = 0
-        self.rejected_names: Sequence[str] = ()
-        for record in past:
-            self._take(record["round"], record)
-        self.round = self.resumed_at = len(past)
-        self.started = self.since = console.get_time()
-        self.seconds: deque[float] = deque(maxlen=RECENT)
-        self.timed_phase: str | None = None
-        self.is_over = False
+    console: Console
+    label: str
+    rounds: int
+    metric: str | None
+    resumed_at: int
+    started: float
+    since: float
+    """When the present round began."""
+    round: int = 0
+    phase: str = ""
+    latest: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Not every round is evaluated: what the last evaluation gave stays in sight."""
+    best: tuple[float, int] | None = None
+    """The highest value of the metric, and its round."""
+    cohort: Sequence[str] = ()
+    rejected: int = 0
+    rejected_in_all: int = 0
+    rejected_names: Sequence[str] = ()
+    """Of the latest round that rejected any."""
+    timed_phase: str | None = None
+    seconds: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=RECENT))
+    """Of recent rounds of that phase."""
+    is_over: bool = False
 
-    def _take(self, t: int, record: Mapping[str, Any]) -> None:
+    def take(self, t: int, record: Mapping[str, Any]) -> None:
+        """Take a round's record."""
         self.round, self.phase = t, record["phase"]
         for key, value in record.items():
             if key.startswith("eval/") and not key.endswith(DISTRIBUTION):
@@ -112,12 +118,12 @@ class RunView:
         self.rejected_names = record.get("train/rejected_clients") or self.rejected_names
 
     def update(self, event: Event) -> None:
-        """Take one more round.
+        """Take one more round, and its time.
 
         Rounds of burn-in and of sampling cost differently, and the first of each compiles: it tells
         nothing about the others.
         """
-        self._take(event.round, event.record)
+        self.take(event.round, event.record)
         self.cohort = event.cohort
         now, phase = self.console.get_time(), stage(self.phase)
         if phase == self.timed_phase:

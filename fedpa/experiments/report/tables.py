@@ -20,14 +20,8 @@ from fedpa.experiments.report.comparison import Comparison, Difference, Row
 from fedpa.experiments.report.curves import WINDOW, find_split
 
 _LATEX: dict[str, str | int | None] = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -36,6 +30,7 @@ _LATEX: dict[str, str | int | None] = {
     "×": r"$\times$",
     "–": "--",
     "ρ": r"$\rho$",
+    "Δ": r"$\Delta$",
 }
 
 

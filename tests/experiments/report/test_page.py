@@ -534,8 +534,8 @@ def test_latex():
     assert lines[2] == r"\begin{tabular}{lr}"
     assert r"A\_1 \& 100\% & 0.9 $\pm$ 0.1 \\" in lines
     assert r"{}[B|x] & -- \\" in lines
-    assert escape_latex("\\{~^#$}") == (
-        r"\textbackslash{}\{\textasciitilde{}\textasciicircum{}\#\$\}"
+    assert escape_latex("\\{~^#$}Δ") == (
+        r"\textbackslash{}\{\textasciitilde{}\textasciicircum{}\#\$\}$\Delta$"
     )
 
 
