@@ -153,8 +153,7 @@ def server_app(load: Callable[[Mapping[str, Any]], Served]) -> ServerApp:
 
 def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
     """Start or resume a run on the nodes of the grid."""
-    with warnings.catch_warnings(), _without_propagation():
-        warnings.showwarning = _log_ours(warnings.showwarning)
+    with _log_by_flower():
         out = Path(connection.out) if connection.out else fresh_directory(served.name)
         # What nodes compare with their own.
         arrays = describe_node(make_node(served.problem, served.method, 1.0))
@@ -175,27 +174,25 @@ def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
     return result
 
 
-def _log_ours(others: Callable[..., None]) -> Callable[..., None]:
-    """Our warnings into the log; libraries' own (of forks, of overflows) where they belong."""
+@contextlib.contextmanager
+def _log_by_flower() -> Iterator[None]:
+    """Log our warnings as Flower does, and its lines once."""
+    logger, show_others = getLogger("flwr"), warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
         if category is UserWarning:
             log(WARNING, "fedpa: %s", message)
-        else:
-            others(message, category, *where)
+        else:  # libraries' own: of forks, of overflows
+            show_others(message, category, *where)
 
-    return show
-
-
-@contextlib.contextmanager
-def _without_propagation() -> Iterator[None]:
-    """Other libraries' handlers of the root logger would write every line again."""
-    logger = getLogger("flwr")
+    # Other libraries' handlers of the root logger would write every line again.
     before, logger.propagate = logger.propagate, False
-    try:
-        yield
-    finally:
-        logger.propagate = before
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            logger.propagate = before
 
 
 def _log_round(event: Event) -> None:
@@ -248,14 +245,12 @@ def flower(
     merge, value = jax.jit(algorithm.aggregation.merge), jax.jit(algorithm.aggregation.value)
     finite = jax.jit(all_finite)
     weight_of = jax.jit(lambda total: value(total).weight)
-    weight = functools.partial(total_weight, served.weighting)
     # 1, as in queries, where the method does not ask for it.
     population = count_population(served.method, start.clients.values())
 
     @functools.cache
-    def expect(phase: str) -> wire.Expected:
-        total, infos = reply_shapes(algorithm, theta, phase, example)
-        return wire.Expected(total, infos, weight_of, weight)
+    def expect(phase: str) -> tuple[Any, tuple[str, ...]]:
+        return reply_shapes(algorithm, theta, phase, example)
 
     def write_messages(
         phase: str, parts: Mapping[int, list[str]], message: Message, cohort: Cohort
@@ -280,7 +275,7 @@ def flower(
         if read_start(out) is None:  # not before the run is known to continue here
             write_atomically(out / CLIENTS, json.dumps(start._asdict()).encode())
         phase = next(name for name, update in updates.items() if update is client)
-        expected, number = expect(phase), cohort.round + 1
+        (shapes, names), number = expect(phase), cohort.round + 1
         roster.refresh()
         if not roster.sites:
             roster.wait(1, f"round {number}:")
@@ -297,7 +292,7 @@ def flower(
         contents = write_messages(phase, parts, message, cohort)
         answers = roster.exchange(contents, str(number))
         # Where no client counts, the sum is 0 and its weight, too: the server skips the round.
-        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), expected.total)
+        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         reports = no_reports(cohort)
         for node, ids in parts.items():  # by first ids: the same order every time
             members = [place[name] for name in ids]
@@ -307,8 +302,12 @@ def flower(
                     answer = answers[node]
                     if isinstance(answer, wire.NodeError):
                         raise answer
-                    part, report, infos = wire.read_reply(answer, expected, sizes)
-                    merged = merge(total, part) if any(report.accepted) else total
+                    part, report, infos = wire.read_reply(answer, shapes, names, sizes)
+                    pairs = zip(sizes.items(), report.accepted, strict=True)
+                    accepted = dict(client for client, ok in pairs if ok)
+                    weight = total_weight(served.weighting, accepted.values())
+                    wire.check_weight(weight_of(part), weight, len(accepted))
+                    merged = merge(total, part) if accepted else total
                     if not finite(merged):
                         why = "its sum is too large: with the others' it is not finite"
                         raise wire.WireError(why)
@@ -331,8 +330,7 @@ def flower(
             for name, values in infos.items():
                 reports.infos.setdefault(name, np.full(len(place), np.nan))[members] = values
             if keeps:
-                done = [name for name, ok in zip(ids, report.accepted, strict=True) if ok]
-                reports.states.update(dict.fromkeys(done, np.int32(number)))
+                reports.states.update(dict.fromkeys(accepted, np.int32(number)))
         up = sum(wire.count_bytes(a) for a in answers.values() if isinstance(a, RecordDict))
         down = sum(wire.count_bytes(content) for content in contents.values())
         return RoundResult(value(total), *reports, failures, up // len(place), Traffic(up, down))

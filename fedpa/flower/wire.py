@@ -13,7 +13,7 @@ is used, and refused as a whole.
 import contextlib
 import difflib
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -254,35 +254,26 @@ def count_bytes(content: RecordDict) -> int:
 # A node's reply to an assignment.
 
 
-class Expected(NamedTuple):
-    """What nodes' replies in a phase must hold."""
-
-    total: Any
-    """The shapes of the sum over a node's clients."""
-    infos: Collection[str]
-    """The names of the numbers about each client."""
-    weight_of: Callable[[Any], Any]
-    """sum → its Σ q_i."""
-    weight: Callable[[Sequence[int]], float]
-    """Σ q_i of clients by their numbers of examples."""
-
-
 def read_reply(
-    content: RecordDict, expected: Expected, sizes: Mapping[str, int]
+    content: RecordDict, shapes: Any, names: Collection[str], sizes: Mapping[str, int]
 ) -> tuple[Any, Report, dict[str, list[float]]]:
-    """The reply of a node for its clients in `sizes`, with their numbers of examples.
+    """The sum of a node's clients, its report and the numbers about each of them.
 
-    Returns the sum, the report and the numbers about each client.
+    Args:
+        content: The node's reply.
+        shapes: Those of the sum's arrays.
+        names: Those of the numbers.
+        sizes: The clients that were asked for, and their numbers of examples.
 
-    A sum that is not finite, of other arrays or shapes, or of another weight than its clients', is
-    refused as a whole and named: nothing of it reaches the model. Raises WireError.
+    A reply of other arrays or clients, or with values that are not finite, is refused as a whole
+    and named: nothing of it reaches the model. Raises WireError.
     """
     report = read_fields(Report, content)
     infos: Any = dict(content.get(METRICS, {}))
     if report.clients != list(sizes):
         raise WireError("clients: the answer is not of the clients that were asked for")
     for name in infos:
-        if name not in expected.infos:
+        if name not in names:
             raise WireError(f"{name} is not among the numbers that nodes report")
     lists = {"accepted": report.accepted, "examples": report.examples, **infos}
     for name, values in lists.items():
@@ -291,15 +282,13 @@ def read_reply(
     for name, n, ok in zip(sizes, report.examples, report.accepted, strict=True):
         if n != sizes[name] and (n != 0 or ok):  # a client that could not be read reports none
             raise WireError(f"examples = {n!r} of client {name!r}: it has {sizes[name]}")
-    total = unpack(expected.total, content[ARRAYS])
+    total = unpack(shapes, content[ARRAYS])
     for name, array in name_leaves(total).items():
         check_finite(name, array)
-    counted = [n for n, ok in zip(report.examples, report.accepted, strict=True) if ok]
-    _check_weight(expected.weight_of(total), expected.weight(counted), len(counted))
     return total, report._replace(reasons=[escape_text(why) for why in report.reasons]), infos
 
 
-def _check_weight(weight: Any, expected: float, clients: int) -> None:
+def check_weight(weight: Any, expected: float, clients: int) -> None:
     """Refuse a Σ q_i that is not that of the clients it is of, those accepted.
 
     Weights are whole numbers: their sum in float32 is exact up to 2²⁴, and above it rounds with

@@ -48,11 +48,12 @@ def assert_as_locally(tmp_path, out, **changes):
             np.testing.assert_allclose(here[name], there[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_rounds_across_the_switch_are_those_of_the_local_engine(tmp_path, rounds):
+@pytest.mark.parametrize(("rounds", "nodes"), [(2, 2), pytest.param(3, 3, marks=pytest.mark.long)])
+def test_rounds_across_the_switch_are_those_of_the_local_engine(tmp_path, rounds, nodes):
+    """Every message starts a process: two nodes and two rounds are the fewest that show it."""
     out = tmp_path / "run"
-    with Deployment(tmp_path) as there:
-        submitted(there, out, rounds=rounds)
+    with Deployment(tmp_path, nodes) as there:
+        submitted(there, out, rounds=rounds, **{"min-nodes": nodes})
         until(lambda: (out / "summary.json").is_file(), "the run")
     phases = [record["phase"] for record in records(out)]
     assert phases == ["burn-in", *["sampling"] * (rounds - 1)]

@@ -24,7 +24,7 @@ from fedpa.flower import server
 from fedpa.flower.client import run_clients
 from fedpa.flower.node import Holding, StateFiles, StateStore
 from fedpa.flower.roster import read_connection
-from fedpa.flower.wire import Assignment, Expected, WireError, describe_error, read_reply
+from fedpa.flower.wire import Assignment, WireError, check_weight, describe_error, read_reply
 from fedpa.training.checkpoint import checkpoint_path
 from tests.flower.loopback_grid import LoopbackGrid, capture
 
@@ -250,19 +250,14 @@ def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
     assert not any(line.startswith("fedpa: round 9: all is well") for line in lines)
 
 
-def expect_weight(weight):
-    """Replies without arrays whose Σ n_i is said to be `weight`."""
-    return Expected({}, (), lambda total: weight, lambda sizes: float(sum(sizes)))
-
-
 def test_errors_of_nodes_and_of_single_clients_are_shown_in_one_line():
     said = ConfigRecord({"error": FORGED})
     with pytest.raises(WireError) as error:
-        read_reply(RecordDict({"config": said}), expect_weight(3.0), {"a": 3})
+        read_reply(RecordDict({"config": said}), {}, (), {"a": 3})
     failed = {"clients": ["a"], "accepted": [False], "examples": [0]}
     failed |= {"failed": ["a"], "reasons": [FORGED]}
     content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord(failed)})
-    _, report, _ = read_reply(content, expect_weight(0.0), {"a": 3})
+    _, report, _ = read_reply(content, {}, (), {"a": 3})
     gone = describe_error(Error(2, FORGED))
     for text in (str(error.value), report.reasons[0], gone):
         assert "gone\\nfedpa: round 9: all is well\\x1b[2J" in text
@@ -272,12 +267,9 @@ def test_errors_of_nodes_and_of_single_clients_are_shown_in_one_line():
 
 def test_weights_above_what_float32_counts_may_be_rounded():
     """By one rounding a client, and no more."""
-    sizes = dict.fromkeys("abc", 7_000_001)
-    said = {"clients": [*sizes], "accepted": [True] * 3, "examples": [*sizes.values()]}
-    content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord(said)})
-    read_reply(content, expect_weight(np.float32(21_000_004)), sizes)
+    check_weight(np.float32(21_000_004), 21_000_003.0, clients=3)
     with pytest.raises(WireError, match="weight = 21000012"):
-        read_reply(content, expect_weight(np.float32(21_000_012)), sizes)
+        check_weight(np.float32(21_000_012), 21_000_003.0, clients=3)
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -840,7 +832,7 @@ def test_each_node_reads_its_own_directory(tmp_path):
     }
     del config["burn-in-rounds"]
     fit = served(config, nodes)
-    alone = run(run_settings(config), None)
+    alone = run(run_settings({**config, "engine": "per-client"}), None)  # as the nodes: compiled
     assert_close(fit.params, alone.params)
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["clients"] == {
         f"user-{i}": n for i, n in enumerate(sizes)
