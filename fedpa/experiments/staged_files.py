@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedpa.atomic_write import PART, sync, write_atomically
@@ -37,6 +37,14 @@ def stage_files(target: Path) -> Iterator[Path]:
             yield staged
     finally:
         _discard(staged)
+
+
+def write_together(target: Path, files: Mapping[str, bytes]) -> None:
+    """Write files beside `target`, by name, in this order: all of them or none."""
+    with stage_files(target) as staged:
+        for name, content in files.items():
+            (staged / name).write_bytes(content)
+        publish(staged, list(files))
 
 
 def publish(staged: Path, names: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 import fedpa
 from fedpa.errors import FedpaError, match_name, suggest
-from fedpa.experiments.cli.commands import COMMANDS
+from fedpa.experiments.cli.arguments import say
+from fedpa.experiments.cli.commands import FEDPA
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -23,22 +24,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     console = _Console()
     try:
-        if not words or words[0] in ("-h", "--help"):
-            _help(console)
-        elif words[0] == "help":
-            main([*words[1:], "--help"])
-        elif words[0] == "--version":
-            console.print(f"fedpa {fedpa.__version__}", highlight=False)
+        if words[:1] == ["--version"]:
+            say(console, f"fedpa {fedpa.__version__}")
         else:
-            name = match_name(words[0], COMMANDS)
-            if name is None:
-                raise FedpaError(f"unknown command {words[0]!r}: {suggest(words[0], COMMANDS)}")
-            with warnings.catch_warnings():
-                warnings.showwarning = _one_line
-                if COMMANDS[name].computes:
-                    fedpa.configure()  # before JAX starts its devices
-                command = importlib.import_module(f"fedpa.experiments.cli.commands.{name}")
-                command.main(words[1:], console)
+            _run_command([*words[1:], "--help"] if words[:1] == ["help"] else words, console)
     except FedpaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -58,19 +47,29 @@ class _Console(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _help(console: Console) -> None:
-    console.print(
-        "usage: fedpa COMMAND [OPTIONS]\n\n"
-        "Federated learning as posterior inference (FedPA).\n\ncommands:",
-        highlight=False,
-        markup=False,
-    )
-    for name, command in COMMANDS.items():
-        console.print(f"  {name:<10} {command.summary}", highlight=False)
-    console.print(
-        "\nfedpa help COMMAND lists a command's options; fedpa --version the version.",
-        highlight=False,
-    )
+def _run_command(words: Sequence[str], console: Console) -> None:
+    """Find the command that the first words name, and run it with the others."""
+    prog, command = "fedpa", FEDPA
+    while command.commands:
+        if not words or words[0] in ("-h", "--help"):
+            summary = command.summary[0].upper() + command.summary[1:]
+            say(console, f"usage: {prog} COMMAND [OPTIONS]\n\n{summary}.\n\ncommands:")
+            for name, member in command.commands.items():
+                say(console, f"  {name:<10} {member.summary}")
+            say(console, f"\n{command.note}")
+            return
+        found = match_name(words[0], command.commands)
+        if found is None:
+            asked = f"{prog} {words[0]}".removeprefix("fedpa ")
+            raise FedpaError(f"unknown command {asked!r}: {suggest(words[0], command.commands)}")
+        prog, command, words = f"{prog} {found}", command.commands[found], words[1:]
+    with warnings.catch_warnings():
+        warnings.showwarning = _one_line
+        if command.computes:
+            fedpa.configure()  # before JAX starts its devices
+        module, _, function = command.function.partition(".")
+        defined = importlib.import_module(f"fedpa.experiments.cli.commands.{module}")
+        getattr(defined, function)(words, console)
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:

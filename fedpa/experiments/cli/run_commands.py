@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -13,27 +12,20 @@ from rich.console import Console
 from fedpa.errors import FedpaError, NoUsableClientError, refuse
 from fedpa.experiments.cli.arguments import (
     asks_for_help,
-    format_path,
     list_options,
     make_command,
     read_words,
     replace_fields,
-    say,
     show_help,
 )
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.evaluation import curve_split
 from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
 from fedpa.experiments.report.live import show_file_progress
-from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import WAITING
-from fedpa.metrics.streaming import PERCENTILES
-from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
-from fedpa.training.checkpoint import list_checkpoints
-from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 
 C = TypeVar("C")
@@ -109,19 +101,8 @@ def load_problem(config: RunConfig) -> Problem:
 
 
 @contextlib.contextmanager
-def handle_interrupts_of(out: Path) -> Iterator[Callback]:
-    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to go on, and end the command."""
-
-    def how_far() -> str:
-        return f" {_how_far(out)}: {explain_resuming(out)}" if run_directory.is_run(out) else ""
-
-    with handle_interrupts(how_far, explain_resuming(out)) as look:
-        yield look
-
-
-@contextlib.contextmanager
 def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
-    """The same for any work that can be resumed.
+    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to resume, and end the command.
 
     how_far: what is said behind "interrupted".
     going_on: what to do once an error is mended.
@@ -175,51 +156,3 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in kept.items():
             signal.signal(number, handler)
-
-
-def explain_resuming(out: Path) -> str:
-    return f"`fedpa resume {format_path(out)}` goes on"
-
-
-def _how_far(out: Path) -> str:
-    done = list_checkpoints(out)
-    return f"after round {done[-1]}" if done else "before the first round was done"
-
-
-def print_outcome(
-    console: Console, config: RunConfig, out: Path, result: Fit, quiet: bool = False
-) -> None:
-    """The numbers, why it ended, and where everything is; `quiet`: the directory alone."""
-    if quiet:
-        say(console, format_path(out))
-        return
-    rounds = len(result.history)
-    if result.stopped is not None:
-        say(console, f"ended after round {rounds}: {result.stopped}")
-    if not result.finished:
-        say(console, f"{rounds} of {config.rounds} rounds are done: {explain_resuming(out)}")
-        return
-    metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
-    (value,) = compute_finals([read_curve(result.history, f"eval/{metric}")], last)
-    say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
-    say(console, _tested(result.history, metric))
-    target = config.stopping.target
-    if target is not None and result.stopped is None:
-        say(console, f"the target {target:g} was not reached")
-    best = (run_directory.read_summary(out) or {}).get("best")
-    if best and best["round"] != rounds:
-        say(
-            console,
-            f"best {best['metric']} {best['value']:.4f} in round {best['round']}: "
-            f"`fedpa eval {format_path(out)} --params best` tests it",
-        )
-    say(console, f"written to {format_path(out)}")
-
-
-def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """The model at the end on the whole test split, and who is left behind."""
-    said = f"test {metric} {read_last(history, f'test/{metric}'):.4f}"
-    lower, middle, upper = (read_last(history, f"test/{metric}_p{p}") for p in PERCENTILES)
-    if middle == middle:
-        said += f" (clients: 10 % at most {lower:.3f}, half {middle:.3f}, 90 % {upper:.3f})"
-    return said

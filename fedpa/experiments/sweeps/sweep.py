@@ -113,7 +113,7 @@ def read_settings(out: Path) -> Sweep | Stages:
         except KeyError as error:
             raise FedpaError(f"{path} is not of a sweep in stages: {error} is missing") from None
     if not (out / SWEEP).is_file():
-        raise FedpaError(f"out = {str(out)!r}: holds no sweep to go on with; name a task")
+        raise FedpaError(f"out = {str(out)!r}: contains no sweep to resume; name a task")
     return _parse_sweep(table_of("out", out / SWEEP), out / SWEEP)
 
 

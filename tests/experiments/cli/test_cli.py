@@ -322,7 +322,7 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["run", "--sampler", "sgl"], "did you mean sgld?"),
         (["export"], "fedpa export needs DIR and FILE"),
         (["export", "some"], "fedpa export needs DIR and FILE"),
-        (["study", "toi"], "study = 'toi': unknown study"),
+        (["study", "toi", "--out", "x"], "study = 'toi': unknown study"),
         (["compare", "--seeds", "two"], "seeds = 'two': must be a whole number"),
         (["sweep", "--trials", "x"], "trials = 'x': must be a whole number"),
         (["sweep", "--search", "x"], "search = 'x': unknown search"),

@@ -16,8 +16,7 @@ from tests.experiments.report.made_runs import made_run
 KILLED_AT_EVERY_STEP = """
 import json, os, pathlib, signal, sys, tempfile, warnings
 import fedpa.experiments.cli.main, fedpa.training.run_directory
-from fedpa.experiments.cli import partition
-from fedpa.experiments.cli.commands import data, export, report
+from fedpa.experiments.cli.commands import data, model, partition, report
 
 partition._figure = lambda *_: None
 partition.render_figure = lambda figure, kind: b"picture"

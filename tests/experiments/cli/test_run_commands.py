@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import fedpa
-from fedpa.experiments.cli.commands import eval as evaluating
+from fedpa.experiments.cli.commands import model
 from fedpa.experiments.cli.main import main
 from fedpa.training import provenance
 from fedpa.training.checkpoint import list_checkpoints
@@ -138,7 +138,7 @@ def test_eval_gives_the_numbers_of_the_run(finished, capsys):
 
 def test_the_evaluation_table_fits(finished):
     console = Console(file=io.StringIO(), width=80)
-    evaluating.main([str(finished), "--split", "train"], console)
+    model.evaluate([str(finished), "--split", "train"], console)
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
 
 

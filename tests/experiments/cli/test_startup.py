@@ -69,13 +69,15 @@ def test_commands_that_need_none_of_them_work_without(words):
     assert child.returncode == 0, child.stderr
 
 
-def test_every_command_is_listed_and_has_its_file():
+def test_every_command_has_its_function_and_every_file_a_command():
     from importlib import import_module
     from pkgutil import iter_modules
 
-    assert list(commands.COMMANDS) == sorted(info.name for info in iter_modules(commands.__path__))
-    for name in commands.COMMANDS:
-        assert callable(import_module(f"{commands.__name__}.{name}").main)
+    found = [*commands.COMMANDS.values(), *commands.DATA.values()]
+    places = [command.function.split(".") for command in found if not command.commands]
+    assert {file for file, _ in places} == {info.name for info in iter_modules(commands.__path__)}
+    for file, function in places:
+        assert callable(getattr(import_module(f"{commands.__name__}.{file}"), function))
 
 
 COMPUTES = """

@@ -161,8 +161,8 @@ def test_an_interrupted_study_leaves_nothing(monkeypatch, tmp_path):
     ("words", "message"),
     [
         (["tyo", "--out", "x"], "study = 'tyo': unknown study; choose from bias-variance,"),
-        (["--out", "x"], "study needs a name: choose from bias-variance"),
-        (["toy"], "study needs --out DIR"),
+        (["--out", "x"], "fedpa study needs NAME and --out"),
+        (["toy"], "fedpa study needs NAME and --out"),
         (["toy", "--out", "x", "--seeds", "0"], "seeds = 0: must be a whole number, at least 1"),
         (["timing", "--out", "x", "--repeats", "0"], "repeats = 0: must be a whole number"),
         (["toy", "--out", "x", "--repeats", "3"], "repeats = 3: does not apply to toy"),

@@ -152,7 +152,7 @@ def test_stages_of_few_points_try_them_all(pretended, tmp_path, capsys):
 
 def test_going_on_takes_the_directorys_word(pretended, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "holds no sweep to go on with" in said(capsys, "--out", "digits", code=2)
+    assert "contains no sweep to resume" in said(capsys, "--out", "digits", code=2)
     space = write_space(tmp_path, "epochs = [5, 6]")
     said(capsys, "digits", "--samples", "5", "--space", space, "--out", "digits")
     said(capsys, "--out=digits", "--quiet", "--jobs", "1")

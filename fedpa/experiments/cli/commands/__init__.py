@@ -1,27 +1,57 @@
-"""One file per command, with `main(argv, console)`; what they do, for `fedpa --help`.
+"""The commands: what they do, for `fedpa --help`, and which function does it.
 
 The summaries are here and not in the commands' files: showing them imports none.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Command(NamedTuple):
     summary: str
+    function: str = ""
+    """`module.function` in this package, of (words, console)."""
     computes: bool = False
     """Whether it runs compiled programs, for which `fedpa.configure` sets JAX up."""
+    commands: "Mapping[str, Command]" = {}
+    """Those that it consists of, if any."""
+    note: str = ""
+    """What its help says below those."""
 
 
-COMMANDS = {
-    "compare": Command("run several methods on one task and compare them", computes=True),
-    "data": Command("find, download, describe and partition data sets"),
-    "eval": Command("evaluate a run's model on a split of its task", computes=True),
-    "export": Command("write a run's parameters to a .npz or .safetensors file"),
-    "methods": Command("list methods: what they send, keep and cost"),
-    "report": Command("make a page of runs: curves, tables, diagnostics"),
-    "resume": Command("resume a run that was interrupted, or give it more rounds", computes=True),
-    "run": Command("train one method on one task", computes=True),
-    "study": Command("measure and draw the paper's synthetic studies", computes=True),
-    "sweep": Command("search for a method's hyperparameters on a task", computes=True),
-    "tasks": Command("list tasks, their models and presets, and the data they need"),
+DATA = {
+    "list": Command("list data sets, and where each was found", "data.list_data_sets"),
+    "get": Command("download data sets; interrupted downloads are resumed", "data.get"),
+    "info": Command("describe a data set, beside the paper's table 2", "data.info"),
+    "partition": Command("deal a data set without clients to clients", "partition.main"),
 }
+DATA_NOTE = (
+    "Data sets are looked for in --data-dir if it is given, else in the directory that\n"
+    "FEDPA_DATA (of the environment) names and in your own data directory."
+)
+COMMANDS = {
+    "compare": Command("run several methods on one task and compare them", "compare.main", True),
+    "data": Command(
+        "find, download, describe and partition data sets", commands=DATA, note=DATA_NOTE
+    ),
+    "eval": Command("evaluate a run's model on a split of its task", "model.evaluate", True),
+    "export": Command(
+        "write a run's parameters to a .npz or .safetensors file", "model.export_params"
+    ),
+    "methods": Command("list methods: what they send, keep and cost", "listing.list_methods"),
+    "report": Command("make a page of runs: curves, tables, diagnostics", "report.main"),
+    "resume": Command(
+        "resume a run that was interrupted, or give it more rounds", "run.resume", True
+    ),
+    "run": Command("train one method on one task", "run.start", True),
+    "study": Command("measure and draw the paper's synthetic studies", "study.main", True),
+    "sweep": Command("search for a method's hyperparameters on a task", "sweep.main", True),
+    "tasks": Command(
+        "list tasks, their models and presets, and the data they need", "listing.list_tasks"
+    ),
+}
+FEDPA = Command(
+    "Federated learning as posterior inference (FedPA)",
+    commands=COMMANDS,
+    note="fedpa help COMMAND lists a command's options; fedpa --version the version.",
+)

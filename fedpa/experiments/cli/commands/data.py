@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedpa import places
 from fedpa.data.readers.cifar import read_cifar100
-from fedpa.errors import FedpaError, find_name, match_name, suggest
+from fedpa.errors import FedpaError, find_name
 from fedpa.experiments.catalogue import (
     CIFAR,
     DATA_SETS,
@@ -29,7 +29,6 @@ from fedpa.experiments.catalogue import (
     open_dataset,
 )
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
-from fedpa.experiments.cli.commands import COMMANDS
 from fedpa.experiments.download import download
 from fedpa.experiments.report.live import show_file_progress
 
@@ -50,7 +49,7 @@ class ListCommand:
 class GetCommand:
     """Download data sets. What broke off is resumed; what is there is kept."""
 
-    names: tuple[str, ...] = dataclasses.field(default=(), metadata=NAMES)
+    names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
     """Where to put them; your own data directory if not given."""
     mirror: str | None = None
@@ -61,7 +60,7 @@ class GetCommand:
 class InfoCommand:
     """What a data set holds, beside the paper's table 2."""
 
-    names: tuple[str, ...] = dataclasses.field(default=(), metadata=NAMES)
+    names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
     """The only directory to look in; else FEDPA_DATA and your own."""
     json: bool = False
@@ -70,29 +69,30 @@ class InfoCommand:
 
 def list_data_sets(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ListCommand, argv, "fedpa data list")
-    rows = [
-        (name, dataset.summary, find_dataset(name, command.data_dir))
-        for name, dataset in DATA_SETS.items()
-    ]
+    found = {name: find_dataset(name, command.data_dir) for name in DATA_SETS}
     if command.json:
         listed = [
-            {"name": name, "summary": summary, "found": str(path) if path else None}
-            for name, summary, path in rows
+            {"name": name, "summary": DATA_SETS[name].summary, "found": str(path) if path else None}
+            for name, path in found.items()
         ]
         _print_json(listed)
         return
-    console.print(data_sets_table([(n, s, format_path(p) if p else None) for n, s, p in rows]))
+    view = Table(title="data sets", title_justify="left")
+    for title in ("name", "what", "found, or – what gets it"):
+        view.add_column(title, overflow="fold")
+    for name, path in found.items():
+        where = f"– fedpa data get {name}" if path is None else format_path(path)
+        view.add_row(name, DATA_SETS[name].summary, where)
+    console.print(view)
 
 
 def get(argv: Sequence[str], console: Console) -> None:
     command = parse_words(GetCommand, argv, "fedpa data get")
-    if not command.names:
-        raise FedpaError(f"get needs a name: choose from {', '.join(DATA_SETS)}")
     directory = command.data_dir or places.user_data()
     # Every name and address is right before the first byte is fetched.
     wanted = [
         (archive, get_url(archive, command.mirror))
-        for name in _names(command.names)
+        for name in _find_names(command.names)
         for archive in get_dataset(name).archives
     ]
     try:
@@ -111,11 +111,9 @@ def get(argv: Sequence[str], console: Console) -> None:
 
 def info(argv: Sequence[str], console: Console) -> None:
     command = parse_words(InfoCommand, argv, "fedpa data info")
-    if not command.names:
-        raise FedpaError(f"info needs a name: choose from {', '.join(DATA_SETS)}")
-    names = _names(command.names)
+    names = _find_names(command.names)
     with show_file_progress(Console(stderr=True)):
-        facts = [_facts(name, command.data_dir) for name in names]
+        facts = [_describe(name, command.data_dir) for name in names]
     if command.json:
         _print_json(facts if len(facts) > 1 else facts[0])
         return
@@ -125,12 +123,12 @@ def info(argv: Sequence[str], console: Console) -> None:
             say(console, note)
 
 
-def _names(words: Sequence[str]) -> list[str]:
+def _find_names(words: Sequence[str]) -> list[str]:
     """The data sets that are meant, each once."""
     return list(dict.fromkeys(find_name("data set", word, DATA_SETS) for word in words))
 
 
-def _facts(name: str, data_dir: Path | None) -> dict[str, Any]:
+def _describe(name: str, data_dir: Path | None) -> dict[str, Any]:
     """All that `info` says, as JSON would have it."""
     dataset, path = get_dataset(name), find_dataset(name, data_dir)
     notes = []
@@ -199,17 +197,6 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def data_sets_table(rows: Sequence[tuple[str, str, str | None]]) -> Table:
-    """(name, summary, where it was found) of each."""
-    view = Table(title="data sets", title_justify="left")
-    view.add_column("name", overflow="fold")
-    view.add_column("what", overflow="fold")
-    view.add_column("found, or – what gets it", overflow="fold")
-    for name, summary, where in rows:
-        view.add_row(name, summary, f"– fedpa data get {name}" if where is None else where)
-    return view
-
-
 def splits_table(facts: Mapping[str, Any]) -> Table:
     """A row for each split, and one beneath it with the paper's figures where it has them."""
     view = Table(
@@ -222,83 +209,28 @@ def splits_table(facts: Mapping[str, Any]) -> Table:
     for title in ("clients", "examples", "per client", "min / median / max", "classes"):
         view.add_column(title, justify="right", no_wrap=True)
     for name, split in facts["splits"].items():
-        view.add_row(
-            name,
-            _number(split["clients"]),
-            _number(split["examples"]),
-            spread(split["mean"], split["std"]),
-            _range(split),
-            _number(split["classes"]),
-        )
+        sizes = "–"
+        if split["median"] is not None:
+            sizes = f"{split['least']:,} / {split['median']:,.10g} / {split['most']:,}"
+        counts = (split["clients"], split["examples"], split["classes"])
+        clients, examples, classes = map(_format_count, counts)
+        view.add_row(name, clients, examples, _format_spread(split), sizes, classes)
         if paper := split.get("paper"):
-            view.add_row(
-                "  paper",
-                _number(paper["clients"]),
-                "",
-                spread(paper["mean"], paper["std"]),
-                "",
-                _number(facts["classes"]),
-                style="dim",
-            )
+            clients, classes = _format_count(paper["clients"]), _format_count(facts["classes"])
+            view.add_row("  paper", clients, "", _format_spread(paper), "", classes, style="dim")
     return view
 
 
-def spread(mean: float | None, std: float | None) -> str:
-    """Mean ± standard deviation."""
-    if mean is None or std is None:
+def _format_spread(sizes: Mapping[str, Any]) -> str:
+    """Mean ± standard deviation; whole from 10 on, as the paper has them."""
+    if sizes["mean"] is None or sizes["std"] is None:
         return "–"
-    return f"{_plain(mean)} ± {_plain(std)}"
-
-
-def _plain(value: float) -> str:
-    """Whole from 10 on, as the paper has them."""
-    return f"{value:,.0f}" if value >= 9.95 or value == round(value) else f"{value:.1f}"
-
-
-def _range(split: Mapping[str, Any]) -> str:
-    if split["median"] is None:
-        return "–"
-    return f"{split['least']:,} / {split['median']:,.10g} / {split['most']:,}"
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def partition(argv: Sequence[str], console: Console) -> None:
-    """Imported when it is asked for: it draws."""
-    from fedpa.experiments.cli.partition import main
-
-    main(argv, console)
-
-
-SUBCOMMANDS = {
-    "list": (list_data_sets, "the benchmarks' data sets, and where each was found"),
-    "get": (get, "download data sets; what broke off is resumed"),
-    "info": (info, "what a data set holds, beside the paper's table 2"),
-    "partition": (partition, "deal a data set without clients to clients"),
-}
-
-
-def main(argv: Sequence[str], console: Console) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
-        _help(console)
-        return
-    word = match_name(argv[0], SUBCOMMANDS)
-    if word is None:
-        raise FedpaError(f"unknown command {'data ' + argv[0]!r}: {suggest(argv[0], SUBCOMMANDS)}")
-    SUBCOMMANDS[word][0](argv[1:], console)
-
-
-def _help(console: Console) -> None:
-    summary = COMMANDS["data"].summary.capitalize()
-    console.print(f"usage: fedpa data COMMAND [OPTIONS]\n\n{summary}.\n\ncommands:")
-    for name, (_, does) in SUBCOMMANDS.items():
-        console.print(f"  {name:<10} {does}", highlight=False, markup=False)
-    console.print(
-        "\nData sets are looked for in --data-dir if it is given, else in the directory that\n"
-        "FEDPA_DATA (of the environment) names and in your own data directory.\n\n"
-        "fedpa data COMMAND --help lists a command's options.",
-        highlight=False,
-        markup=False,
+    mean, std = (
+        f"{value:,.0f}" if value >= 9.95 or value == round(value) else f"{value:.1f}"
+        for value in (sizes["mean"], sizes["std"])
     )
+    return f"{mean} ± {std}"
+
+
+def _format_count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"

@@ -12,7 +12,7 @@ from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.figures import FIGURES, draw_figures
 from fedpa.experiments.report.page import make_page
 from fedpa.experiments.report.runs import check_tasks, find_runs, group_runs
-from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
+from fedpa.experiments.staged_files import remove_leftovers, write_together
 from fedpa.training.run_directory import check_writable, writing
 
 
@@ -45,21 +45,13 @@ def main(argv: Sequence[str], console: Console) -> None:
     if not command.mixed:
         check_tasks(runs)
     comparisons = compare_groups(group_runs(runs), command.reference)
-    files = {command.out: make_page(comparisons).encode()}
-    if command.figures:
-        files |= {
-            _beside(command.out, name): content
-            for name, content in draw_figures(comparisons).items()
-        }
-    with writing(command.out), stage_files(command.out) as staged:
-        for path, content in files.items():
-            (staged / path.name).write_bytes(content)
+    figures = draw_figures(comparisons) if command.figures else {}
+    beside = {_beside(command.out, name).name: content for name, content in figures.items()}
+    with writing(command.out):
         # The page comes last: where it is, its figures are.
-        publish(staged, [path.name for path in reversed(files)])
-    told = f"written {format_path(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
-    beside = ", ".join(path.name for path in files if path != command.out)
-    text = f"{told}, beside it {beside}" if beside else told
-    say(console, text)
+        write_together(command.out, {**beside, command.out.name: make_page(comparisons).encode()})
+    said = f"written {format_path(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
+    say(console, f"{said}, beside it {', '.join(beside)}" if beside else said)
 
 
 def _check_out(command: ReportCommand) -> None:

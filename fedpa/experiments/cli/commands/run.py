@@ -1,26 +1,31 @@
-"""`fedpa run`: train one method on one task."""
+"""`fedpa run` and `fedpa resume`: train one method on one task, and resume that, exactly."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from fedpa.engines.distributed import Processes, is_first, join
+from fedpa.experiments.cli.arguments import format_path, parse_words, say
 from fedpa.experiments.cli.run_commands import (
-    handle_interrupts_of,
+    handle_interrupts,
     load_problem,
     parse_run_command,
-    print_outcome,
     refuse_unused,
 )
 from fedpa.experiments.config import RunConfig, resolve, write_toml
 from fedpa.experiments.estimate import estimate
 from fedpa.experiments.methods import label_method
+from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
 from fedpa.experiments.report.live import watch_run
-from fedpa.experiments.run import check_run, run
-from fedpa.experiments.tasks.task import task_named
+from fedpa.experiments.run import check_run, resumed_config, run
+from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training import run_directory
+from fedpa.training.checkpoint import list_checkpoints, read_last_checkpoint
+from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 from fedpa.training.stopping import max_minutes
 
@@ -45,9 +50,29 @@ class RunCommand:
     processes: Processes = dataclasses.field(default_factory=Processes)
 
 
-def main(argv: Sequence[str], console: Console) -> None:
+@dataclasses.dataclass(frozen=True)
+class ResumeCommand:
+    """Go on with a run where its last checkpoint is: the result is that of an uninterrupted one.
+
+    A finished run is left as it is.
+    """
+
+    directory: Path = dataclasses.field(metadata={"positional": "DIR"})
+    """The run's directory."""
+    rounds: int | None = None
+    """How many rounds it shall have in all; more than it was to have extend it."""
+    max_minutes: float | None = None
+    """Stop after this many minutes, to be resumed later."""
+    quiet: bool = False
+    """Show no progress and print only the run's directory."""
+    anyway: bool = False
+    """Go on although versions or data are not what they were; the result is then not exact."""
+    processes: Processes = dataclasses.field(default_factory=Processes)
+
+
+def start(argv: Sequence[str], console: Console) -> None:
+    """`fedpa run`."""
     command, given = parse_run_command(RunCommand, argv, "fedpa run")
-    limit = [max_minutes(command.max_minutes)] if command.max_minutes is not None else []
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
     refuse_unused([command.run], [config], given)
@@ -58,36 +83,120 @@ def main(argv: Sequence[str], console: Console) -> None:
     check_run(config, problem)
     if command.dry_run:
         _dry_run(config, problem, console)
-        return
-    if not is_first():
+    elif not is_first():
         run(config, None, problem=problem)  # works for the first process, which writes and tells
+    else:
+        out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
+        result = _train(command, config, out, problem, console, overwrite=command.overwrite)
+        _print_outcome(console, config, out, result, command.quiet)
+
+
+def resume(argv: Sequence[str], console: Console) -> None:
+    """`fedpa resume`."""
+    command = parse_words(ResumeCommand, argv, "fedpa resume")
+    join(command.processes)
+    out = command.directory
+    config = resumed_config(out, command.rounds)
+    problem = load_problem(config)
+    if not is_first():
+        run(config, out, resuming=True, anyway=command.anyway, problem=problem)
         return
-    out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
+    over = run_directory.read_run(out).is_finished(config.rounds)
+    stored = read_last_checkpoint(out)
+    if not over and not command.quiet:
+        after = f"after round {stored.round}" if stored else "from the start: no checkpoint"
+        say(console, f"resuming {after}")
+    how: dict[str, Any] = {"resuming": True, "anyway": command.anyway}
+    past = stored.history if stored else ()
+    result = _train(command, config, out, problem, console, past, over, **how)
+    if over and not command.quiet:
+        more = "--rounds N gives it more rounds"
+        if result.stopped is not None:
+            more = "it was stopped, as one of more rounds would have been"
+        say(console, f"finished already, nothing was changed: {more}")
+    _print_outcome(console, config, out, result, command.quiet)
+
+
+def _train(
+    command: RunCommand | ResumeCommand,
+    config: RunConfig,
+    out: Path,
+    problem: Problem,
+    console: Console,
+    past: Sequence[Mapping[str, Any]] = (),
+    over: bool = False,
+    **how: Any,
+) -> Fit:
+    """Run as `how` says, with progress, a limit of time, and signals that save the last round."""
+    limit = [] if command.max_minutes is None else [max_minutes(command.max_minutes)]
     label = label_method(config.method, config.hyperparameters)
-    metric = task_named(config.task).metric
+    metric, quiet = task_named(config.task).metric, command.quiet or over
+
+    def how_far() -> str:
+        if not run_directory.is_run(out):
+            return ""
+        done = list_checkpoints(out)
+        after = f"after round {done[-1]}" if done else "before the first round was done"
+        return f" {after}: {_explain_resuming(out)}"
+
     with (
-        handle_interrupts_of(out) as signals,
-        watch_run(console, label, config.rounds, metric=metric, quiet=command.quiet) as progress,
+        handle_interrupts(how_far, _explain_resuming(out)) as signals,
+        watch_run(console, label, config.rounds, metric=metric, past=past, quiet=quiet) as progress,
     ):
-        result = run(
-            config,
-            out,
-            overwrite=command.overwrite,
-            callbacks=[signals, *limit, progress],
-            problem=problem,
+        return run(config, out, callbacks=[signals, *limit, progress], problem=problem, **how)
+
+
+def _explain_resuming(out: Path) -> str:
+    return f"`fedpa resume {format_path(out)}` goes on"
+
+
+def _print_outcome(
+    console: Console, config: RunConfig, out: Path, result: Fit, quiet: bool = False
+) -> None:
+    """The numbers, why it ended, and where everything is; `quiet`: the directory alone."""
+    if quiet:
+        say(console, format_path(out))
+        return
+    rounds = len(result.history)
+    if result.stopped is not None:
+        say(console, f"ended after round {rounds}: {result.stopped}")
+    if not result.finished:
+        say(console, f"{rounds} of {config.rounds} rounds are done: {_explain_resuming(out)}")
+        return
+    metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
+    (value,) = compute_finals([read_curve(result.history, f"eval/{metric}")], last)
+    say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
+    say(console, _tested(result.history, metric))
+    target = config.stopping.target
+    if target is not None and result.stopped is None:
+        say(console, f"the target {target:g} was not reached")
+    best = (run_directory.read_summary(out) or {}).get("best")
+    if best and best["round"] != rounds:
+        say(
+            console,
+            f"best {best['metric']} {best['value']:.4f} in round {best['round']}: "
+            f"`fedpa eval {format_path(out)} --params best` tests it",
         )
-    print_outcome(console, config, out, result, command.quiet)
+    say(console, f"written to {format_path(out)}")
+
+
+def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """The model at the end on the whole test split, and who is left behind."""
+    said = f"test {metric} {read_last(history, f'test/{metric}'):.4f}"
+    lower, middle, upper = (read_last(history, f"test/{metric}_p{p}") for p in PERCENTILES)
+    if middle == middle:
+        said += f" (clients: 10 % at most {lower:.3f}, half {middle:.3f}, 90 % {upper:.3f})"
+    return said
 
 
 def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:
     console.print(write_toml(config), highlight=False, markup=False, end="")
     cost = estimate(config, problem)
-    console.print(f"\n# {cost.clients:,} clients, {cost.parameters:,} parameters", highlight=False)
+    say(console, f"\n# {cost.clients:,} clients, {cost.parameters:,} parameters")
     for phase, seconds in cost.seconds_per_round.items():
-        console.print(
+        say(
+            console,
             f"# {phase}: about {seconds:.3g} s per round "
             f"(measured on the client of median size, without compilation), "
             f"{cost.memory[phase] / 2**20:.3g} MiB per client in flight",
-            highlight=False,
-            soft_wrap=True,
         )

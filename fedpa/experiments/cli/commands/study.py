@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fedpa.errors import FedpaError, check_integer, explain, find_name, refuse
+from fedpa.errors import check_integer, find_name, refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.report.figures import render_figure
-from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
+from fedpa.experiments.staged_files import remove_leftovers, write_together
 from fedpa.experiments.studies.study import (
     STAMP,
     Settings,
@@ -24,7 +24,7 @@ from fedpa.experiments.studies.study import (
     size,
     studies,
 )
-from fedpa.training.run_directory import check_free
+from fedpa.training.run_directory import check_free, writing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +32,13 @@ class StudyCommand:
     """Measure and draw the paper's synthetic studies."""
 
     name: str = dataclasses.field(
-        default="",
         metadata={
             "positional": "NAME",
             "help": "; ".join(f"{name} ({study.summary})" for name, study in studies().items())
             + "; all.",
         },
     )
-    out: Path | None = None
+    out: Path
     """Directory to write to, new or empty; with `all`, one directory per study in it."""
     quick: bool = False
     """A smaller version, in at most about a minute each."""
@@ -57,16 +56,15 @@ class StudyCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(StudyCommand, argv, "fedpa study")
-    if not command.name:
-        raise FedpaError(f"study needs a name: choose from {', '.join(studies())}, all")
     name = find_name("study", command.name, [*studies(), "all"])
     command = dataclasses.replace(command, name=name)
     chosen = studies() if name == "all" else {name: studies()[name]}
     _check(command, chosen)
     out = command.out
-    assert out is not None
     with remove_if_empty(out):
-        _make_writable(out)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=out).close()  # refused, if at all, before the work starts
         for name, study in chosen.items():
             directory = out / name if command.name == "all" else out
             if command.resume and (directory / f"{name}.csv").exists():
@@ -77,8 +75,6 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
     """Refuse everything that can be refused before any work starts."""
-    if command.out is None:
-        raise FedpaError("study needs --out DIR: a new or empty directory to write to")
     for knob in ("seeds", "repeats"):
         value = getattr(command, knob)
         if value is None:
@@ -104,11 +100,11 @@ def _check_redraw(command: StudyCommand, chosen: dict[str, Study]) -> None:
     path = command.redraw
     if command.name == "all":
         raise refuse("redraw", str(path), "name the study that the file is of")
-    default = StudyCommand()
     for option in ("quick", "seed", "seeds", "repeats"):
-        if getattr(command, option) != getattr(default, option):
+        if getattr(command, option):
             raise refuse(option, getattr(command, option), "nothing is measured with --redraw")
-    if path is None or not path.is_file():
+    assert path is not None
+    if not path.is_file():
         raise refuse("redraw", str(path), "is no file: give a study's CSV")
     rows = read_csv(path)
     columns = {*chosen[command.name].columns, "quantity", "value", *STAMP}
@@ -130,23 +126,12 @@ def _check_kept(command: StudyCommand, path: Path) -> None:
 
 def _check_directory(command: StudyCommand, chosen: dict[str, Study]) -> None:
     out = command.out
-    assert out is not None
     check_free(out, overwrite=True)
     for name in chosen:
         remove_leftovers((out / name if command.name == "all" else out) / name)
     if out.is_dir() and any(out.iterdir()) and not command.resume:
         resume = " or give --resume" if command.name == "all" else ""
         raise refuse("out", str(out), f"is not empty: choose another directory{resume}")
-
-
-def _make_writable(out: Path) -> None:
-    """Make the directory before the work starts, and see that it takes files."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
 
 
 def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Console) -> None:
@@ -170,13 +155,8 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
     files = {f"{name}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
     files |= extras
     files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
-    try:
-        with stage_files(out / name) as staged:
-            for file, written in files.items():
-                (staged / file).write_bytes(written)
-            publish(staged, list(files))
-    except OSError as error:
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {explain(error)}") from None
+    with writing(out):
+        write_together(out / name, files)
     for finding in findings:
         console.print(finding, highlight=False)
     seconds = time.perf_counter() - started

@@ -50,7 +50,7 @@ from fedpa.experiments.sweeps.sweep import (
     split_space,
     sweep,
 )
-from fedpa.experiments.tasks.task import Grid, preset_named, task_named
+from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Event
@@ -102,39 +102,45 @@ def main(argv: Sequence[str], console: Console) -> None:
     remarks: list[str] = []
     stages = None
     if "out" in given and set(given) <= RESUMING:
-        stages, settings = _found(command)
+        stages, settings = _read_sweep(command.out or Path(), command.trials)
     elif command.paper:
-        stages = _stages(command, given, remarks)
+        if command.run.method != "fedpa":
+            raise refuse(
+                "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
+            )
+        bases = (configure_run(given, "fedavg"), command.run)
+        stages = Stages(*(_plan_sweep(command, base, given, remarks) for base in bases))
         settings = stages.training
     else:
-        settings = _settings(command, given, remarks)
+        settings = _plan_sweep(command, command.run, given, remarks)
+        first = configure(settings.base, first_point(settings.space))
+        refuse_unused([command.run], [first], given)
     if command.out is not None:
         check_place(command.out, stages or settings)
     problem = load_problem(settings.base)
-    _check_runs([settings] if stages is None else list(stages), problem)
-    remarks += _on_test(settings.base, problem)
+    check_run(configure(settings.base, first_point(settings.space)), problem)
+    if problem.validation is None:
+        remarks.append("there are no validation clients: this chooses on the test split")
+        if "validation_share" in task_named(settings.base.task).takes:
+            remarks[-1] += "; --validation-share 0.1 holds some clients out for it"
     out = command.out or run_directory.fresh_directory(f"{settings.base.task}-sweep")
-    if not command.quiet:
-        for remark in remarks:
-            say(console, remark)
-
     jobs = command.jobs or default_jobs(problem)
-    going_on = f"`fedpa sweep --out {shlex.quote(format_path(out))}` goes on"
+    resuming = f"`fedpa sweep --out {shlex.quote(format_path(out))}` goes on"
+    talks = Console(quiet=True) if command.quiet else console
+    for remark in remarks:
+        say(talks, remark)
 
     def perform(settings: Sweep, place: Path) -> list[Trial]:
-        if not command.quiet:
-            method = settings.base.method
-            many = f"{settings.search.trials} trials of {method}"
-            say(console, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
-            if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
-                say(console, "with 1 epoch there is one sample, and rho changes nothing")
-        with _watching(console, settings, problem, command.quiet, jobs) as watch:
-            watch = watch._replace(begin=_also(watch, look))
-            found = sweep(settings, place, problem, jobs=jobs, watch=watch, anyway=command.anyway)
-        _report(console, settings, place, problem, found, command.quiet)
-        return found
+        many = f"{settings.search.trials} trials of {settings.base.method}"
+        say(talks, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
+        if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
+            say(talks, "with 1 epoch there is one sample, and rho changes nothing")
+        with _watch(talks, settings, problem, jobs, look) as watch:
+            trials = sweep(settings, place, problem, jobs=jobs, watch=watch, anyway=command.anyway)
+        _report(talks, settings, place, problem, trials)
+        return trials
 
-    with handle_interrupts(lambda: f": {going_on}", going_on) as look:
+    with handle_interrupts(lambda: f": {resuming}", resuming) as look:
         if stages is None:
             perform(settings, out)
         else:
@@ -152,73 +158,52 @@ def main(argv: Sequence[str], console: Console) -> None:
     say(console, f"`fedpa run --config {format_path(out / BEST)}` runs the best again")
 
 
-def _settings(command: SweepCommand, given: Mapping[str, Any], remarks: list[str]) -> Sweep:
-    base = command.run
+def _plan_sweep(
+    command: SweepCommand, base: RunConfig, given: Mapping[str, Any], remarks: list[str]
+) -> Sweep:
+    """The sweep of one method, `base`'s; of a stage, if `--paper` is given."""
+    samples = METHODS[base.method].samples
     if command.space is not None:
         space = read_space(command.space)
-        _refuse_fixed(space, given)
+        for name in space:
+            if name in given:
+                raise refuse(name, given[name], "is in the space, too: leave it out of one of them")
+        if command.paper:
+            training, sampling = split_space(space)
+            space = sampling if samples else training
     else:
-        grid = _find_grid(base)
-        whole = grid.sampling if METHODS[base.method].samples else grid.training
-        space = _trimmed(whole, base, given, remarks)
-    search = choose_search(
-        command.search, space, command.trials, command.search_seed, command.prune
-    )
-    settings = check_sweep(Sweep(base, space, search))
-    refuse_unused([base], [configure(base, first_point(settings.space))], given)
-    return settings
+        grid = preset_named(base.task, base.preset)[1].grid
+        if grid is None:
+            raise refuse("task", base.task, "has no grid of its own: give --space FILE")
+        space = _trim_grid(grid.sampling if samples else grid.training, base, given, remarks)
+    trials, points = command.trials, size(space)
+    if (
+        command.paper
+        and command.search == "random"
+        and points is not None
+        and points < (trials or 0)
+    ):
+        remarks.append(f"{base.method} has {points} points to try: all of them are")
+        trials = points
+    search = choose_search(command.search, space, trials, command.search_seed, command.prune)
+    return check_sweep(Sweep(base, space, search))
 
 
-def _found(command: SweepCommand) -> tuple[Stages | None, Sweep]:
-    """The sweep, or the stages, that lie in a directory; perhaps with more trials."""
-    out = command.out
-    assert out is not None
+def _read_sweep(out: Path, trials: int | None) -> tuple[Stages | None, Sweep]:
+    """The sweep in a directory, or its stages and the first of them; with `trials` trials."""
     settings = read_settings(out)
     if isinstance(settings, Stages):
-        if command.trials is not None:
-            raise refuse("trials", command.trials, "a sweep in stages keeps the number it has")
+        if trials is not None:
+            raise refuse("trials", trials, "a sweep in stages keeps the number it has")
         return settings, settings.training
-    if command.trials is not None:
+    if trials is not None:
         kind, _, seed, prune = settings.search
-        search = choose_search(kind, settings.space, command.trials, seed, prune)
+        search = choose_search(kind, settings.space, trials, seed, prune)
         settings = settings._replace(search=search)
     return None, check_sweep(settings)
 
 
-def _stages(command: SweepCommand, given: Mapping[str, Any], remarks: list[str]) -> Stages:
-    if command.run.method != "fedpa":
-        raise refuse(
-            "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
-        )
-    fedavg = configure_run(given, "fedavg")
-    if command.space is not None:
-        space = read_space(command.space)
-        _refuse_fixed(space, given)
-        first, second = split_space(space)
-    else:
-        grid = _find_grid(command.run)
-        first = _trimmed(grid.training, fedavg, given, remarks)
-        second = _trimmed(grid.sampling, command.run, given, remarks)
-
-    def stage(base: RunConfig, space: Space) -> Sweep:
-        trials, points = command.trials, size(space)
-        if trials is not None and command.search == "random" and (points or trials) < trials:
-            remarks.append(f"{base.method} has {points} points to try: all of them are")
-            trials = points
-        search = choose_search(command.search, space, trials, command.search_seed, command.prune)
-        return check_sweep(Sweep(base, space, search))
-
-    return Stages(stage(fedavg, first), stage(command.run, second))
-
-
-def _find_grid(base: RunConfig) -> Grid:
-    grid = preset_named(base.task, base.preset)[1].grid
-    if grid is None:
-        raise refuse("task", base.task, "has no grid of its own: give --space FILE")
-    return grid
-
-
-def _trimmed(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: list[str]) -> Space:
+def _trim_grid(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: list[str]) -> Space:
     """The task's grid without what the command line fixes, and what the runs can't have."""
     wanted = {name: values for name, values in grid.items() if name not in given}
     space = trim_space(wanted, base)
@@ -238,42 +223,15 @@ def _trimmed(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: li
     return space
 
 
-def _refuse_fixed(space: Space, given: Mapping[str, Any]) -> None:
-    for name in space:
-        if name in given:
-            raise refuse(name, given[name], "is in the space, too: leave it out of one of them")
-
-
-def _check_runs(sweeps: Sequence[Sweep], problem: Problem) -> None:
-    for settings in sweeps:
-        check_run(configure(settings.base, first_point(settings.space)), problem)
-
-
-def _on_test(base: RunConfig, problem: Problem) -> list[str]:
-    """A choice made on the test split makes its numbers look better than they are."""
-    if problem.validation is not None:
-        return []
-    takes = "validation_share" in task_named(base.task).takes
-    hint = "; --validation-share 0.1 holds some clients out for it" if takes else ""
-    return [f"there are no validation clients: this chooses on the test split{hint}"]
-
-
-def _also(watch: Watch, callback: Callback) -> Any:
-    return lambda trial, again: [callback, *watch.begin(trial, again)]
-
-
 @contextlib.contextmanager
-def _watching(
-    console: Console, settings: Sweep, problem: Problem, quiet: bool, jobs: int
+def _watch(
+    console: Console, settings: Sweep, problem: Problem, jobs: int, look: Callback
 ) -> Iterator[Watch]:
     """A line for each trial that has ended; on a terminal, below them, the present one's rounds."""
-    if quiet:
-        yield Watch()
-        return
     total = settings.search.trials
     metric = find_metric(settings.base.task, problem, settings.by)
     width = len(str(total))
-    live = console.is_terminal and console.is_interactive
+    live = console.is_terminal and console.is_interactive and not console.quiet
     status = console.status("", spinner="dots") if live else None
 
     def named(trial: Trial) -> str:
@@ -284,7 +242,7 @@ def _watching(
         if again:
             say(console, f"{named(trial)}: was interrupted, goes on")
         if status is None:
-            return ()
+            return [look]
         status.update(f"{named(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
 
         def show(event: Event) -> None:
@@ -292,7 +250,7 @@ def _watching(
             last = "" if value is None else f"  {metric} {value:.4f}"
             status.update(f"{named(trial)}  round {event.round}/{event.rounds}{last}")
 
-        return [show]
+        return [look, show]
 
     def end(trial: Trial, all: Sequence[Trial]) -> None:
         say(console, f"{named(trial)}  {_outcome(trial, find_best(all))}")
@@ -315,7 +273,6 @@ def _report(
     out: Path,
     problem: Problem,
     trials: Sequence[Trial],
-    quiet: bool,
 ) -> None:
     base = settings.base
     metric = goal(find_metric(base.task, problem, settings.by))
@@ -323,8 +280,6 @@ def _report(
     picture = draw_sensitivity(settings.space, trials, metric, title)
     with run_directory.writing(out):
         write_atomically(out / PICTURE, render_figure(picture, "png"))
-    if quiet:
-        return
     top = find_best(trials)
     if top is None:
         say(console, "no trial has a value: there is no best")

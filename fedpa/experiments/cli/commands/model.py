@@ -1,4 +1,4 @@
-"""`fedpa eval`: a run's model on one of its task's splits."""
+"""`fedpa eval` and `fedpa export`: a run's model on a split of its task, and as a file."""
 
 import dataclasses
 import json
@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.cli.arguments import format_path, parse_words
+from fedpa.experiments.cli.arguments import format_path, parse_words, say
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.metrics.streaming import PERCENTILES, Evaluation, compute_percentiles, make_evaluator
 from fedpa.training.history import line
-from fedpa.training.loading import load, parse_round
+from fedpa.training.loading import export, load, parse_round
 from fedpa.training.problem import Problem
 
 
@@ -32,7 +32,22 @@ class EvalCommand:
     """Print one line of JSON instead of a table."""
 
 
-def main(argv: Sequence[str], console: Console) -> None:
+@dataclasses.dataclass(frozen=True)
+class ExportCommand:
+    """Write a run's parameters to a .npz or .safetensors file. The task's data is not needed."""
+
+    directory: Path = dataclasses.field(metadata={"positional": "DIR"})
+    """The run's directory; the run need not be finished."""
+    file: Path = dataclasses.field(metadata={"positional": "FILE"})
+    """What to write; its ending, .npz or .safetensors, says in which format."""
+    params: str = "last"
+    """Which parameters: last, best, or the number of a round that has a checkpoint."""
+    overwrite: bool = False
+    """Replace a file that exists."""
+
+
+def evaluate(argv: Sequence[str], console: Console) -> None:
+    """`fedpa eval`."""
     command = parse_words(EvalCommand, argv, "fedpa eval")
     with show_file_progress(Console(stderr=True)):
         found = load(command.directory, parse_round("params", command.params))
@@ -79,3 +94,11 @@ def _table(evaluation: Evaluation, title: str) -> Table:
             name, f"{value:.4f}", *("" if cell is None else f"{cell:.4f}" for cell in cells)
         )
     return view
+
+
+def export_params(argv: Sequence[str], console: Console) -> None:
+    """`fedpa export`."""
+    command = parse_words(ExportCommand, argv, "fedpa export")
+    which = parse_round("params", command.params)
+    t = export(command.directory, command.file, which, command.overwrite)
+    say(console, f"parameters of round {t} written to {format_path(command.file)}")

@@ -22,14 +22,14 @@ from fedpa.data.partition import (
 from fedpa.data.readers.cifar import ALPHA, BETA, CLIENTS, EACH, read_cifar100, seed_split
 from fedpa.data.readers.hdf5 import write_partition
 from fedpa.data.readers.table import read_central
-from fedpa.errors import FedpaError, check_integer, explain, find_name, match_name, refuse
+from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse
 from fedpa.experiments.catalogue import CIFAR, count_sizes, find_cifar
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.cli.commands.data import splits_table
 from fedpa.experiments.report.figures import draw_partition, render_figure
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.staged_files import publish, remove_leftovers, stage_files
-from fedpa.training.run_directory import check_free
+from fedpa.training.run_directory import check_free, writing
 
 APPLY = {
     "column": {"column"},
@@ -60,16 +60,15 @@ class PartitionCommand:
     """
 
     source: str = dataclasses.field(
-        default="",
         metadata={
             "positional": "SOURCE",
             "help": f"{CIFAR}, or a file with arrays or columns of one length (.npz, .csv, "
             ".parquet, .feather).",
         },
     )
-    scheme: str = ""
+    scheme: str
     """column, dirichlet, quantity or pachinko."""
-    out: Path | None = None
+    out: Path
     """Directory to write to, new or empty."""
     clients: int | None = None
     """How many; 500 for CIFAR-100 by pachinko."""
@@ -100,10 +99,6 @@ class PartitionCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(PartitionCommand, argv, "fedpa data partition")
-    if not command.source:
-        raise FedpaError(f"partition needs a source: {CIFAR} or a file (.npz, .csv, .parquet)")
-    if not command.scheme:
-        raise FedpaError(f"partition needs --scheme: choose from {', '.join(APPLY)}")
     command = dataclasses.replace(
         command,
         source=match_name(command.source, [CIFAR]) or command.source,
@@ -111,15 +106,12 @@ def main(argv: Sequence[str], console: Console) -> None:
     )
     _check(command)
     out = command.out
-    assert out is not None
     started = time.perf_counter()
     with show_file_progress(Console(stderr=True)):
-        splits = _read(command)
-        dealt = _dealt(command, splits)
+        dealt = _deal_splits(command)
         label = _label(command, dealt["train"].arrays)
-        name = _name(command)
-        files = _write(command, dealt, label, name, out)
-    console.print(splits_table(_facts(command, dealt, label, name, out)))
+        files = _write(command, dealt, label)
+    console.print(splits_table(_describe(command, dealt, label)))
     if label is not None:
         _, table = tabulate_labels(dealt["train"].arrays[label], dealt["train"].rows)
         kinds = (table > 0).sum(axis=1)
@@ -142,13 +134,11 @@ def _check(command: PartitionCommand) -> None:
     central = command.source == CIFAR
     if central and command.test_share is not None:
         raise refuse("test_share", command.test_share, f"{CIFAR} has a test split of its own")
-    if not central:
-        for option, value in (
-            ("test_clients", command.test_clients),
-            ("data_dir", command.data_dir and str(command.data_dir)),
-        ):
-            if value is not None:
-                raise refuse(option, value, f"applies to {CIFAR} only")
+    for option in () if central else ("test_clients", "data_dir"):
+        value = getattr(command, option)
+        if value is not None:
+            shown = str(value) if isinstance(value, Path) else value
+            raise refuse(option, shown, f"applies to {CIFAR} only")
     if command.scheme == "column" and command.column is None:
         raise FedpaError("column needs --column NAME: the one whose values name the clients")
     default = command.scheme == "pachinko" and central
@@ -166,29 +156,21 @@ def _check(command: PartitionCommand) -> None:
     if command.test_share is not None and not 0 <= command.test_share < 1:
         raise refuse("test_share", command.test_share, "must be from 0 to below 1")
     check_integer("seed", command.seed, 0)
-    if command.out is None:
-        raise FedpaError("partition needs --out DIR: a new or empty directory to write to")
     check_free(command.out, overwrite=True)
     remove_leftovers(command.out / STAGED)
     if command.out.is_dir() and any(command.out.iterdir()):
         raise refuse("out", str(command.out), "is not empty: choose another directory")
 
 
-def _read(command: PartitionCommand) -> dict[str, Mapping[str, np.ndarray]]:
+def _deal_splits(command: PartitionCommand) -> dict[str, Partition]:
+    """Each split of the source, dealt to clients."""
     if command.source == CIFAR:
         files = find_cifar(command.data_dir)
-        return dict(zip(CLIENTS, read_cifar100(files["train"], files["test"]), strict=True))
-    return {"train": read_central(Path(command.source), command.column or "")}
-
-
-def _dealt(
-    command: PartitionCommand, splits: Mapping[str, Mapping[str, np.ndarray]]
-) -> dict[str, Partition]:
-    dealt = {split: _deal(command, split, arrays) for split, arrays in splits.items()}
-    if command.source != CIFAR:
-        share = 0.2 if command.test_share is None else command.test_share
-        dealt = _parted(dealt["train"], share, command.seed)
-    return dealt
+        splits = zip(CLIENTS, read_cifar100(files["train"], files["test"]), strict=True)
+        return {split: _deal(command, split, arrays) for split, arrays in splits}
+    arrays = read_central(Path(command.source), command.column or "")
+    share = 0.2 if command.test_share is None else command.test_share
+    return _put_aside(_deal(command, "train", arrays), share, command.seed)
 
 
 def _deal(command: PartitionCommand, split: str, arrays: Mapping[str, np.ndarray]) -> Partition:
@@ -238,10 +220,8 @@ def _label(command: PartitionCommand, arrays: Mapping[str, np.ndarray]) -> str |
 
 def _array(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> np.ndarray:
     if name is None or name not in arrays:
-        shown_name = name or ""
-        raise refuse(
-            option, shown_name, f"the source has {', '.join(arrays)}: give --{option} NAME"
-        )
+        expected = f"the source has {', '.join(arrays)}: give --{option} NAME"
+        raise refuse(option, name or "", expected)
     if arrays[name].ndim != 1:
         raise refuse(option, name, f"has shape {list(arrays[name].shape)}: must be one value each")
     return arrays[name]
@@ -256,7 +236,7 @@ def _labels(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> 
     return values
 
 
-def _parted(dealt: Partition, share: float, seed: int) -> dict[str, Partition]:
+def _put_aside(dealt: Partition, share: float, seed: int) -> dict[str, Partition]:
     """So much of each client's examples, drawn at random, is its test split."""
     if share == 0:
         return {"train": dealt}
@@ -283,31 +263,23 @@ def _name(command: PartitionCommand) -> str:
 
 
 def _write(
-    command: PartitionCommand,
-    dealt: Mapping[str, Partition],
-    label: str | None,
-    name: str,
-    out: Path,
+    command: PartitionCommand, dealt: Mapping[str, Partition], label: str | None
 ) -> list[str]:
-    """All of it, or nothing."""
-    figure = _figure(command, dealt["train"], label, name)
-    files = [f"{name}_{split}.h5" for split in dealt]
+    """Write all files, or none."""
+    out, figure = command.out, _figure(command, dealt["train"], label)
+    files = {f"{_name(command)}_{split}.h5": one for split, one in dealt.items()}
     pictures = {f"{PICTURE}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
-    try:
-        with remove_if_empty(out), stage_files(out / STAGED) as staged:
-            for split, file in zip(dealt, files, strict=True):
-                write_partition(staged / file, dealt[split])
-            for file, content in pictures.items():
-                (staged / file).write_bytes(content)
-            publish(staged, [*pictures, *reversed(files)])  # no train file without its test file
-    except OSError as error:
-        reason = explain(error)
-        raise FedpaError(f"out = {str(out)!r}: can't be written: {reason}") from None
+    with writing(out), remove_if_empty(out), stage_files(out / STAGED) as staged:
+        for file, one in files.items():
+            write_partition(staged / file, one)
+        for file, content in pictures.items():
+            (staged / file).write_bytes(content)
+        publish(staged, [*pictures, *reversed(files)])  # no train file without its test file
     return [*files, *pictures]
 
 
-def _figure(command: PartitionCommand, dealt: Partition, label: str | None, name: str) -> Any:
-    title = f"{name} (train) by {command.scheme}, seed {command.seed}"
+def _figure(command: PartitionCommand, dealt: Partition, label: str | None) -> Any:
+    title = f"{_name(command)} (train) by {command.scheme}, seed {command.seed}"
     if label is None:
         counts = np.array([[len(rows)] for rows in dealt.rows])
         return draw_partition(counts, dealt.names, None, title)
@@ -335,21 +307,17 @@ def _coarse_names(command: PartitionCommand) -> dict[str, str]:
     return {str(number): line.replace("_", " ") for number, line in enumerate(lines)}
 
 
-def _facts(
-    command: PartitionCommand,
-    dealt: Mapping[str, Partition],
-    label: str | None,
-    name: str,
-    out: Path,
+def _describe(
+    command: PartitionCommand, dealt: Mapping[str, Partition], label: str | None
 ) -> dict[str, Any]:
-    splits = {
-        split: {
+    """What `splits_table` shows."""
+    splits = {}
+    for split, one in dealt.items():
+        own = None if label is None else one.arrays[label][np.concatenate(one.rows)]
+        splits[split] = {
             **count_sizes([len(rows) for rows in one.rows])._asdict(),
-            "classes": None
-            if label is None
-            else len(np.unique(one.arrays[label][np.concatenate(one.rows)])),
+            "classes": None if own is None else len(np.unique(own)),
         }
-        for split, one in dealt.items()
-    }
     summary = f"by {command.scheme}, seed {command.seed}"
-    return {"name": name, "summary": summary, "found": format_path(out), "splits": splits}
+    found = format_path(command.out)
+    return {"name": _name(command), "summary": summary, "found": found, "splits": splits}
