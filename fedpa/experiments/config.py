@@ -12,7 +12,15 @@ import tomli_w
 
 from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.engine import check_options
-from fedpa.errors import FedpaError, convert_value, explain, find_name, match_name, refuse
+from fedpa.errors import (
+    FedpaError,
+    check_integer,
+    convert_value,
+    explain,
+    find_name,
+    match_name,
+    refuse,
+)
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
     Hyperparameters,
@@ -129,25 +137,20 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
     )
 
 
-def check_names(task: str, method: str) -> None:
-    task_named(task)
-    find_name("method", method, METHODS)
-
-
 def resolve(config: RunConfig) -> RunConfig:
     """Check every value and fill in what follows from others; the result is what runs."""
-    check_names(config.task, config.method)
+    task = task_named(config.task)
+    find_name("method", config.method, METHODS)
     preset_named(config.task, config.preset)
     options = config.task_options
-    check_task_options(config.task, options, task_named(config.task).takes)
+    check_task_options(config.task, options, task.takes)
     if options.data_dir is not None:  # to be found from anywhere, later
         path = str(Path(options.data_dir).expanduser().absolute())
         config = dataclasses.replace(
             config, task_options=dataclasses.replace(options, data_dir=path)
         )
     check_counts(config.rounds, config.clients_per_round, config.seed)
-    if config.eval_every < 1:
-        raise refuse("eval_every", config.eval_every, "must be at least 1")
+    check_integer("eval_every", config.eval_every, 1)
     find_name("engine", config.engine, ENGINES)
     check_share("min_success", config.min_success)
     check_options(config.engine_options)

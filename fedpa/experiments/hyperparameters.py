@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import fedpa
-from fedpa.errors import find_name, match_name, refuse
+from fedpa.errors import check_integer, check_number, find_name, match_name, refuse
 
 if TYPE_CHECKING:
     from fedpa.algorithms.local_training import LocalTraining, SamplerFactory
@@ -43,13 +43,7 @@ SAMPLERS = {
         minibatches=False,
     ),
 }
-SAMPLER_FIELDS = (
-    "temperature",
-    "friction",
-    "integration_steps",
-    "max_doublings",
-    "target_acceptance",
-)
+SAMPLER_FIELDS = tuple(dict.fromkeys(name for one in SAMPLERS.values() for name in one.takes))
 """Settings of some samplers; not given unless one is chosen that takes them."""
 COVARIANCE_FIELDS = ("rho", "shrinkage", "shrinkage_target", "sample_scale", "delta_form")
 """Settings of the posterior delta."""
@@ -175,22 +169,16 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
     for name in ("client_momentum", "server_momentum", "server_b1", "server_b2"):
         if not 0 <= getattr(h, name) < 1:
             raise refuse(name, getattr(h, name), "must be in [0, 1)")
-    if not (math.isfinite(h.rho) and h.rho >= 0):
-        raise refuse("rho", h.rho, "must be a finite number ≥ 0")
-    if not (math.isfinite(h.server_tau) and h.server_tau >= 0):
-        raise refuse("server_tau", h.server_tau, "must be a finite number ≥ 0")
-    if h.burn_in_rounds < 0:
-        raise refuse("burn_in_rounds", h.burn_in_rounds, "must be at least 0")
+    check_number("rho", h.rho)
+    check_number("server_tau", h.server_tau)
+    check_integer("burn_in_rounds", h.burn_in_rounds, 0)
     if h.server_optimizer != "sgd" and h.server_momentum:
         raise refuse("server_momentum", h.server_momentum, "applies to server_optimizer sgd only")
     if h.client_optimizer == "adam" and h.client_momentum:
         raise refuse("client_momentum", h.client_momentum, "applies to client_optimizer sgd only")
     if h.delta_form == "recurrence" and (h.shrinkage, h.shrinkage_target) != ("fixed", "identity"):
-        raise refuse(
-            "delta_form",
-            h.delta_form,
-            "commits to ρ early: needs a fixed ρ and the identity target",
-        )
+        expected = "commits to ρ early: needs a fixed ρ and the identity target"
+        raise refuse("delta_form", h.delta_form, expected)
     from fedpa.algorithms.local_training import local_work
     from fedpa.deltas.posterior import check_sample_scale
     from fedpa.samplers.sampler import COLD
@@ -199,22 +187,9 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
     chosen = SAMPLERS[find_name("sampler", h.sampler, SAMPLERS)]
     if "temperature" in chosen.takes:
         h = fill_missing(h, temperature=COLD)
-    _check_sampler(h)
+    _check_sampler(h, chosen)
     build_server(h)
     return dataclasses.replace(h, samples=local_work(build_local(h)).samples)
-
-
-def with_one_epoch(h: Hyperparameters) -> Hyperparameters:
-    """The same settings with a single local epoch."""
-    return dataclasses.replace(
-        h,
-        epochs=1,
-        samples=None,
-        burn_in_epochs=None,
-        steps_per_sample=None,
-        burn_in_steps=0,
-        discard_steps=0,
-    )
 
 
 def fill_missing(h: Hyperparameters, **own: Any) -> Hyperparameters:
@@ -223,17 +198,13 @@ def fill_missing(h: Hyperparameters, **own: Any) -> Hyperparameters:
     return dataclasses.replace(h, **missing)
 
 
-def _check_sampler(h: Hyperparameters) -> None:
-    """Refuse an unknown sampler, what does not apply to it, and values it would not take."""
-    chosen = SAMPLERS[find_name("sampler", h.sampler, SAMPLERS)]
+def _check_sampler(h: Hyperparameters, chosen: NamedSampler) -> None:
+    """Refuse what does not apply to the sampler, and values it would not take."""
     for name in SAMPLER_FIELDS:
         if getattr(h, name) is not None and name not in chosen.takes:
-            takers = [other for other, sampler in SAMPLERS.items() if name in sampler.takes]
-            raise refuse(
-                name,
-                getattr(h, name),
-                f"does not apply to sampler {h.sampler}; only to {', '.join(takers)}",
-            )
+            takers = ", ".join(other for other, one in SAMPLERS.items() if name in one.takes)
+            expected = f"does not apply to sampler {h.sampler}; only to {takers}"
+            raise refuse(name, getattr(h, name), expected)
     factory = build_sampler(h)
     if factory is None:
         return

@@ -20,7 +20,6 @@ from fedpa.experiments.hyperparameters import (
     build_server,
     fill_missing,
     unset,
-    with_one_epoch,
 )
 
 if TYPE_CHECKING:
@@ -30,11 +29,28 @@ if TYPE_CHECKING:
 Adjust = Callable[[Hyperparameters], Hyperparameters]
 
 
+def fix(**settings: Any) -> Adjust:
+    """Settings that are these whatever is asked for."""
+    return lambda h: dataclasses.replace(h, **settings)
+
+
+PLAIN_SERVER = {"server_optimizer": "sgd", "server_learning_rate": 1.0, "server_momentum": 0.0}
+use_one_epoch = fix(
+    epochs=1,
+    samples=None,
+    burn_in_epochs=None,
+    steps_per_sample=None,
+    burn_in_steps=0,
+    discard_steps=0,
+)
+
+
 class NamedMethod(NamedTuple):
     label: str
     """As in the paper's tables, [M] standing for the number of local epochs."""
     summary: str
     build: "Callable[[Hyperparameters], Method]"
+    """From settings that `adjust` gives."""
     adjust: Adjust = lambda h: h
     """What the method itself fixes: FedAvg[1] has one epoch whatever else is said."""
     defaults: Adjust = lambda h: h
@@ -142,7 +158,7 @@ def use_adaptive_and_decay(h: Hyperparameters) -> Hyperparameters:
 
 
 def default_afo(h: Hyperparameters) -> Hyperparameters:
-    h = with_one_epoch(h)
+    h = use_one_epoch(h)
     return use_rate_of("adam")(h) if h.server_optimizer == "sgd" else h
 
 
@@ -151,55 +167,27 @@ def name_adaptive(label: str, optimizer: Adaptive) -> NamedMethod:
         f"{label}[M]",
         f"FedAvg with {optimizer.capitalize()} on the server",
         build_fedavg,
-        lambda h: dataclasses.replace(h, server_optimizer=optimizer),
+        fix(server_optimizer=optimizer),
         use_rate_of(optimizer),
     )
 
 
-# Centralised training
-
-
-def remove_server(h: Hyperparameters) -> Hyperparameters:
-    """There is no server to set up: its fields say what happens."""
-    return dataclasses.replace(
-        h,
-        server_optimizer="sgd",
-        server_learning_rate=1.0,
-        server_momentum=0.0,
-        server_schedule="constant",
-        iterate_averaging="none",
-        burn_in_rounds=0,
-    )
-
-
-# FedExP and FedProx
-
-PROXIMAL = 0.01
-FEDEXP_EPSILON = 1e-3
+# FedExP
 
 
 def build_fedexp(h: Hyperparameters) -> "Method":
-    epsilon = FEDEXP_EPSILON if h.fedexp_epsilon is None else h.fedexp_epsilon
-    check_number("fedexp_epsilon", epsilon)
-    return fedpa.fedexp(build_local(h), build_server(h), epsilon=epsilon)
+    check_number("fedexp_epsilon", h.fedexp_epsilon)
+    return fedpa.fedexp(build_local(h), build_server(h), epsilon=h.fedexp_epsilon)
 
 
 def adjust_fedexp(h: Hyperparameters) -> Hyperparameters:
     """η_g is the server's only rate."""
-    h = dataclasses.replace(
-        h, server_optimizer="sgd", server_learning_rate=1.0, server_momentum=0.0
-    )
-    return fill_missing(h, fedexp_epsilon=FEDEXP_EPSILON)
+    return fill_missing(fix(**PLAIN_SERVER)(h), fedexp_epsilon=1e-3)
 
 
 def default_fedexp(h: Hyperparameters) -> Hyperparameters:
     plain = h.iterate_averaging == "none"
     return dataclasses.replace(h, iterate_averaging="last-two") if plain else h
-
-
-def build_fedprox(h: Hyperparameters) -> "Method":
-    mu = PROXIMAL if h.proximal is None else h.proximal
-    return fedpa.fedprox(build_local(h), build_server(h), proximal=mu)
 
 
 # MIME and MimeLite
@@ -223,17 +211,13 @@ def build_base(h: Hyperparameters) -> "Base":
 
 def build_mime(h: Hyperparameters, lite: bool = False) -> "Method":
     """The server's optimizer is the clients' base; the server itself takes their mean."""
-    plain = dataclasses.replace(h, server_optimizer="sgd", server_momentum=0.0)
-    server = build_server(dataclasses.replace(plain, server_learning_rate=1.0))
+    server = build_server(fix(**PLAIN_SERVER)(h))
     build = fedpa.mime_lite if lite else fedpa.mime
     return build(build_local(h), server, base=build_base(h))
 
 
-def adjust_mime(h: Hyperparameters) -> Hyperparameters:
-    """Clients have no momentum of their own, and x is their mean."""
-    return dataclasses.replace(
-        h, client_optimizer="sgd", client_momentum=0.0, server_learning_rate=1.0
-    )
+# Clients have no momentum of their own, and x is their mean.
+adjust_mime = fix(client_optimizer="sgd", client_momentum=0.0, server_learning_rate=1.0)
 
 
 def default_mime(h: Hyperparameters) -> Hyperparameters:
@@ -319,14 +303,19 @@ METHODS = {
         "centralized[M]",
         "no federation: SGD on a round's clients put together",
         lambda h: fedpa.centralized(build_local(h)),
-        remove_server,
-        with_one_epoch,
+        fix(
+            **PLAIN_SERVER,
+            server_schedule="constant",
+            iterate_averaging="none",
+            burn_in_rounds=0,
+        ),
+        use_one_epoch,
         pooled=True,
         sends="–",
         cost="1/M",
     ),
     "fedavg-1": NamedMethod(
-        "FedAvg[1]", "FedAvg with one local epoch", build_fedavg, with_one_epoch, cost="1/M"
+        "FedAvg[1]", "FedAvg with one local epoch", build_fedavg, use_one_epoch, cost="1/M"
     ),
     "fedavg": NamedMethod("FedAvg[M]", "FedAvg: Δ = θ₀ − last of M epochs' iterates", build_fedavg),
     "fedexp": NamedMethod(
@@ -359,8 +348,8 @@ METHODS = {
     "fedprox": NamedMethod(
         "FedProx[M]",
         "FedAvg whose clients are pulled back to θ₀ by μ/2 ‖θ − θ₀‖²",
-        build_fedprox,
-        lambda h: fill_missing(h, proximal=PROXIMAL),
+        lambda h: fedpa.fedprox(build_local(h), build_server(h), proximal=h.proximal),
+        lambda h: fill_missing(h, proximal=0.01),
         takes=("proximal",),
     ),
     "global-precision": NamedMethod(

@@ -136,7 +136,7 @@ def test_methods_are_found_and_build():
     assert known < set(METHODS)
     for method in METHODS.values():
         for optimizer in ("sgd", "adam", "adagrad", "yogi"):
-            method.build(Hyperparameters(server_optimizer=optimizer))
+            method.build(method.adjust(Hyperparameters(server_optimizer=optimizer)))
         once = method.adjust(Hyperparameters())
         assert resolve_hyperparameters(method.adjust(once)) == resolve_hyperparameters(once)
 

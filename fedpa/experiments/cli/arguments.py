@@ -19,7 +19,7 @@ import itertools
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -48,6 +48,11 @@ class Option(NamedTuple):
     def name(self) -> str:
         return self.positional or "--" + self.field.replace("_", "-")
 
+    @property
+    def opposite(self) -> str:
+        """Of a flag."""
+        return f"--no{self.name[1:]}"
+
 
 def parse_words(command: type[C], argv: Sequence[str], prog: str) -> C:
     """The command that the words describe; `--help` among them shows its options and exits.
@@ -69,36 +74,34 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 def read_words(command: type, argv: Sequence[str], prog: str) -> dict[str, Any]:
     """Each field that the words set → its value, of the field's type."""
-    options = list_options(command)
-    expected = [option for option in options.values() if option.positional]
+    options = list_options(command).values()
+    expected = [option for option in options if option.positional]
+    named = {option.name: option for option in options if not option.positional}
+    opposites = {option.opposite: option for option in named.values() if option.type is bool}
     words, given = [word for word in argv if word not in HELP], dict[str, Any]()
     while words:
         word = words.pop(0)
         if not word.startswith("-"):
             if not expected:
                 raise FedpaError(f"unexpected argument {word!r} (see {prog} --help)")
-            field = expected[0].field
-            if typing.get_origin(expected[0].type) is tuple:  # takes all that come
-                kind = typing.get_args(expected[0].type)[0]
-                given[field] = (*given.get(field, ()), convert_text(kind, word, field))
+            field, kind = expected[0].field, expected[0].type
+            if typing.get_origin(kind) is tuple:  # takes all that come
+                value = convert_text(typing.get_args(kind)[0], word, field)
+                given[field] = (*given.get(field, ()), value)
             else:
-                given[field] = convert_text(expected.pop(0).type, word, field)
+                given[field] = convert_text(kind, word, field)
+                del expected[0]
             continue
         name, equals, text = word.partition("=")
-        field = name.removeprefix("--").replace("-", "_")
-        option = options.get(field) or options.get(field.removeprefix("no_"))
-        if (
-            option is None
-            or option.positional
-            or (option.field != field and option.type is not bool)
-        ):
-            raise FedpaError(_explain_unknown(name, option, options, prog))
+        name = name.replace("_", "-")
+        option = named.get(name) or opposites.get(name)
+        if option is None:
+            raise FedpaError(_explain_unknown(name, options, prog))
         if option.type is bool:
             if equals:
-                raise refuse(
-                    option.field, text, f"takes no value: give {option.name} or --no{name[1:]}"
-                )
-            given[option.field] = option.field == field
+                both = f"{option.name} or {option.opposite}"
+                raise refuse(option.field, text, f"takes no value: give {both}")
+            given[option.field] = name in named
             continue
         if not equals:
             if not words or words[0].startswith("--"):
@@ -112,14 +115,14 @@ def write_words(command: type, given: Mapping[str, Any]) -> list[str]:
     """The words from which `read_words` reads these fields."""
     options = list_options(command)
     words = []
-    for field, value in given.items():
-        name = options[field].name
-        if options[field].positional:
+    for option in (options[field] for field in given):
+        value = given[option.field]
+        if option.positional:
             words.append(str(value))
-        elif isinstance(value, bool):
-            words.append(name if value else f"--no{name[1:]}")
+        elif option.type is bool:
+            words.append(option.name if value else option.opposite)
         else:
-            words.append(f"{name}={value}")
+            words.append(f"{option.name}={value}")
     return words
 
 
@@ -182,13 +185,12 @@ def convert_text(hint: Any, text: str, field: str) -> Any:
     raise refuse(field, text, f"must be {describe_type(hint)}")
 
 
-def _explain_unknown(
-    name: str, option: Option | None, options: Mapping[str, Option], prog: str
-) -> str:
-    if option is not None and option.positional:
-        field = option.field
-        return f"unknown option {name}: give the {field} without it, as {prog} {field.upper()}"
-    names = [option.name for option in options.values() if not option.positional]
+def _explain_unknown(name: str, options: Collection[Option], prog: str) -> str:
+    for option in options:
+        if option.positional and name == "--" + option.field:
+            short = option.field.upper()
+            return f"unknown option {name}: give the {option.field} without it, as {prog} {short}"
+    names = [option.name for option in options if not option.positional]
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f": did you mean {close[0]}?" if close else ""
     return f"unknown option {name}{hint} (see {prog} --help)"
@@ -245,7 +247,7 @@ def _describe_fields(owner: Any) -> dict[str, str]:
 def _describe_value(option: Option) -> str:
     """What follows an option: INT, {sgd,adam}."""
     if option.type is bool:
-        return f", --no{option.name[1:]}" if option.default is True else ""
+        return f", {option.opposite}" if option.default is True else ""
     if option.positional:
         return ""
     kinds = typing.get_args(option.type) or (option.type,)
