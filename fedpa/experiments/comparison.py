@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve
+from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, drop_others, reads_setting
 from fedpa.experiments.run import check_resumable, run
 from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
@@ -161,14 +162,12 @@ def _plan_search(
     # Three digits are enough for a rate, and 0.30000000000000004 is none.
     values = tuple(float(f"{getattr(own, rate) * multiple:.3g}") for multiple in multiples)
     # What is chosen on validation does not see the test split, which takes a while to see.
-    options = dataclasses.replace(config.task_options, eval_split="validation")
-    base = dataclasses.replace(
-        config, seed=config.seed + SEED, task_options=options, test_at_end=False
+    base = replace_fields(
+        config, seed=config.seed + SEED, eval_split="validation", test_at_end=False
     )
     if rounds is not None:  # the same share of them is burn-in: a rate is chosen for sampling, too
         share = round(own.burn_in_rounds * rounds / config.rounds)
-        shorter = dataclasses.replace(config.hyperparameters, burn_in_rounds=share)
-        base = dataclasses.replace(base, rounds=rounds, hyperparameters=shorter)
+        base = replace_fields(base, rounds=rounds, burn_in_rounds=share)
     space = {rate: values}
     if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
         raise refuse(
@@ -234,8 +233,7 @@ def _use_best(config: RunConfig, trials: Sequence[Trial]) -> RunConfig:
     """The method's run at the rate that was best."""
     top = find_best(trials)
     assert top is not None
-    chosen = dataclasses.replace(config.hyperparameters, **top.params)
-    return resolve(dataclasses.replace(config, hyperparameters=chosen))
+    return resolve(replace_fields(config, **top.params))
 
 
 def find_next_rate(trials: Sequence[Trial], rate: str) -> float | None:

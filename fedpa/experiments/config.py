@@ -24,6 +24,7 @@ from fedpa.errors import (
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
     Hyperparameters,
+    replace_fields,
     resolve_hyperparameters,
     unset,
 )
@@ -146,9 +147,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_task_options(config.task, options, task.takes)
     if options.data_dir is not None:  # to be found from anywhere, later
         path = str(Path(options.data_dir).expanduser().absolute())
-        config = dataclasses.replace(
-            config, task_options=dataclasses.replace(options, data_dir=path)
-        )
+        config = replace_fields(config, data_dir=path)
     check_counts(config.rounds, config.clients_per_round, config.seed)
     check_integer("eval_every", config.eval_every, 1)
     find_name("engine", config.engine, ENGINES)
@@ -246,7 +245,7 @@ def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunCo
     # hold against other epochs given on top of the file.
     h = config.hyperparameters
     if of_run and h.steps_per_sample is None and h.samples == h.epochs - (h.burn_in_epochs or 0):
-        config = dataclasses.replace(config, hyperparameters=dataclasses.replace(h, samples=None))
+        config = replace_fields(config, samples=None)
     return config
 
 

@@ -6,7 +6,7 @@ Nothing here imports JAX: `fedpa --help` and `fedpa methods` show settings witho
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import fedpa
 from fedpa.errors import check_integer, check_number, find_name, match_name, refuse
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from fedpa.objectives import Objective
     from fedpa.samplers import Sampler
     from fedpa.server import Server
+
+
+S = TypeVar("S")
 
 
 class NamedSampler(NamedTuple):
@@ -214,6 +217,21 @@ def _check_sampler(h: Hyperparameters, chosen: NamedSampler) -> None:
     if not chosen.minibatches and h.order != "shuffle":
         raise refuse("order", h.order, f"does not apply to sampler {h.sampler}, which takes all")
     factory(fedpa.Objective(lambda params, batch, key: batch), 1.0)
+
+
+def replace_fields(settings: S, **fields: Any) -> S:
+    """The same settings with other values of these fields, which may be of dataclasses in it.
+
+    Fields that it does not have are passed over.
+    """
+    changes = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = replace_fields(value, **fields)
+        elif field.name in fields:
+            changes[field.name] = fields[field.name]
+    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
 
 
 def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:

@@ -16,6 +16,7 @@ from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, StoppingOptions, as_table, read_toml, resolve
 from fedpa.experiments.evaluation import evaluate_task, evaluate_test, list_metrics
+from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
@@ -177,8 +178,7 @@ def check_run(
 
 def of_problem(config: RunConfig, problem: Problem) -> RunConfig:
     """Which of the task's data sets it was is part of what decides the numbers."""
-    options = dataclasses.replace(config.task_options, dataset=problem.dataset)
-    return dataclasses.replace(config, task_options=options)
+    return replace_fields(config, dataset=problem.dataset)
 
 
 def assemble_run(

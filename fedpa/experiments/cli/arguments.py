@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpa.errors import FedpaError, describe_type, match_name, refuse
+from fedpa.experiments.hyperparameters import replace_fields
 
 C = TypeVar("C")
 HELP = ("-h", "--help")
@@ -134,19 +135,8 @@ def make_command(command: type[C], given: Mapping[str, Any], prog: str, **parts:
         raise FedpaError(
             f"{prog} needs {' and '.join(option.name for option in needed)} (see {prog} --help)"
         )
-    return replace_fields(command(**{o.field: given[o.field] for o in needed}, **parts), given)
-
-
-def replace_fields(settings: C, given: Mapping[str, Any]) -> C:
-    """The same settings with the given fields, which may be of dataclasses in it."""
-    changes = {}
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = replace_fields(value, given)
-        elif field.name in given:
-            changes[field.name] = given[field.name]
-    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+    made = command(**{option.field: given[option.field] for option in needed}, **parts)
+    return replace_fields(made, **given)
 
 
 def list_options(command: Any, **parts: Any) -> dict[str, Option]:

@@ -15,12 +15,11 @@ from fedpa.experiments.cli.arguments import (
     list_options,
     make_command,
     read_words,
-    replace_fields,
     show_help,
 )
 from fedpa.experiments.config import RunConfig, default_config, read_toml
 from fedpa.experiments.evaluation import curve_split
-from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters
+from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters, replace_fields
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.tasks.task import task_named
@@ -55,11 +54,11 @@ def configure_run(given: Mapping[str, Any], method: str | None = None) -> RunCon
     method: overrides the one that is given.
     """
     fields = given if method is None else {**given, "method": method}
-    return replace_fields(_find_defaults(given, method), fields)
+    return replace_fields(_find_defaults(given, method), **fields)
 
 
 def _find_defaults(given: Mapping[str, Any], method: str | None) -> RunConfig:
-    named = replace_fields(RunConfig(), given)
+    named = replace_fields(RunConfig(), **given)
     path = given.get("config")
     if path is None:
         return default_config(named.task, method or named.method, named.preset)

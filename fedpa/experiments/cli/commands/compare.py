@@ -38,6 +38,7 @@ from fedpa.experiments.comparison import (
     tune_rates,
 )
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
+from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.curves import Scale
@@ -250,11 +251,11 @@ def _plan_searches(command: CompareCommand, asked: Sequence[RunConfig]) -> dict[
 def _configure(name: str, given: Mapping[str, Any], among: Sequence[str]) -> RunConfig:
     """The run of one method; what only others of the comparison take is theirs."""
     config = configure_run(given, name)
-    own, options = drop_others(name, config.hyperparameters, among), config.task_options
-    if given.get("tune") is not None and options.eval_split == "auto":
+    if given.get("tune") is not None and config.task_options.eval_split == "auto":
         # Curves on the test split: rates are chosen on validation.
-        options = dataclasses.replace(options, eval_split="test")
-    return dataclasses.replace(config, hyperparameters=own, task_options=options)
+        config = replace_fields(config, eval_split="test")
+    own = drop_others(name, config.hyperparameters, among)
+    return dataclasses.replace(config, hyperparameters=own)
 
 
 def _report(
