@@ -425,7 +425,7 @@ METHODS = {
 }
 
 
-def own_fields() -> dict[str, list[str]]:
+def list_own_fields() -> dict[str, list[str]]:
     """Each setting that only some methods have → those methods."""
     found: dict[str, list[str]] = {}
     for name, method in METHODS.items():
@@ -436,7 +436,7 @@ def own_fields() -> dict[str, list[str]]:
 
 def check_own(name: str, h: Hyperparameters) -> None:
     """Refuse a setting of other methods' than this one."""
-    for field, takers in own_fields().items():
+    for field, takers in list_own_fields().items():
         value = getattr(h, field)
         if value is not None and name not in takers:
             raise refuse(
@@ -451,7 +451,7 @@ def reads_setting(name: str, h: Hyperparameters, field: str, values: Iterable[An
         asked for does not read it.
     """
     method = METHODS[name]
-    takers = own_fields().get(field)
+    takers = list_own_fields().get(field)
     if (takers is not None and name not in takers) or not applies(h, field):
         return False
     if not method.samples and field in SAMPLING_FIELDS:
@@ -465,7 +465,7 @@ def drop_others(name: str, h: Hyperparameters, among: Iterable[str]) -> Hyperpar
     """The same settings for this method, without those that others of `among` alone have."""
     others: dict[str, Any] = {
         field: None
-        for field, takers in own_fields().items()
+        for field, takers in list_own_fields().items()
         if name not in takers and set(takers) & set(among)
     }
     return dataclasses.replace(h, **others)

@@ -76,7 +76,7 @@ def run(
             raise refuse("init", config.init, "is the directory to write to: choose another")
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
     arrays = check_run(config, problem, recorded)
-    config = of_problem(config, problem)
+    config = set_dataset(config, problem)
     training = assemble_run(config, problem, arrays, callbacks, elsewhere)
     if out is None:
         return train_run(training, None)
@@ -99,7 +99,7 @@ def check_resumable(config: RunConfig, out: Path, problem: Problem) -> None:
     if not run_directory.is_run(out):
         return
     recorded = read_run(out)
-    check_settings(out, recorded.settings, as_table(of_problem(resolve(config), problem)))
+    check_settings(out, recorded.settings, as_table(set_dataset(resolve(config), problem)))
     summary = recorded.summary
     if summary is not None and summary["round"] > config.rounds:
         raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
@@ -120,11 +120,11 @@ def resume(
     A finished run is returned, and nothing is changed.
     """
     out = Path(directory)
-    config = resumed_config(out, rounds)
+    config = read_resumed_config(out, rounds)
     return run(config, out, resuming=True, anyway=anyway, callbacks=callbacks, problem=problem)
 
 
-def resumed_config(out: Path, rounds: int | None) -> RunConfig:
+def read_resumed_config(out: Path, rounds: int | None) -> RunConfig:
     """The configuration of the run in `out`, for `rounds` rounds if given."""
     recorded = read_run(out)
     if "task" not in recorded.settings:
@@ -176,7 +176,7 @@ def check_run(
     return arrays
 
 
-def of_problem(config: RunConfig, problem: Problem) -> RunConfig:
+def set_dataset(config: RunConfig, problem: Problem) -> RunConfig:
     """Which of the task's data sets it was is part of what decides the numbers."""
     return replace_fields(config, dataset=problem.dataset)
 

@@ -8,7 +8,7 @@ from fedpa import FedpaError
 from fedpa.experiments.comparison import as_burn_in
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.methods import METHODS, check_own, drop_others, own_fields
+from fedpa.experiments.methods import METHODS, check_own, drop_others, list_own_fields
 from fedpa.experiments.sweeps.space import check_space
 
 MU = Hyperparameters(proximal=0.3)
@@ -16,8 +16,8 @@ MU = Hyperparameters(proximal=0.3)
 
 def test_every_one_is_a_field_that_is_none_unless_given():
     plain = Hyperparameters()
-    assert own_fields()["proximal"] == ["fedprox"]
-    assert all(getattr(plain, field) is None for field in own_fields())
+    assert list_own_fields()["proximal"] == ["fedprox"]
+    assert all(getattr(plain, field) is None for field in list_own_fields())
 
 
 def test_a_value_that_the_method_does_not_take_is_refused():

@@ -20,7 +20,7 @@ from fedpa.experiments.estimate import estimate
 from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
 from fedpa.experiments.report.live import watch_run
-from fedpa.experiments.run import check_run, resumed_config, run
+from fedpa.experiments.run import check_run, read_resumed_config, run
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training import run_directory
@@ -96,7 +96,7 @@ def resume(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ResumeCommand, argv, "fedpa resume")
     join(command.processes)
     out = command.directory
-    config = resumed_config(out, command.rounds)
+    config = read_resumed_config(out, command.rounds)
     problem = load_problem(config)
     if not is_first():
         run(config, out, resuming=True, anyway=command.anyway, problem=problem)
