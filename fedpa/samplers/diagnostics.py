@@ -6,6 +6,7 @@ spread little around a large mean would lose their digits before blackjax could 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,8 +46,7 @@ class Worst(NamedTuple):
 
 def diagnose(samples: Any, infos: Any) -> Diagnostics:
     """Diagnostics of what `draw_chains` returns."""
-    leaves, treedef = jax.tree.flatten(samples)
-    chains, num = _chains_and_draws(leaves)
+    chains, num = _chains_and_draws(jax.tree.leaves(samples))
     if chains < LEAST_CHAINS:
         raise refuse("chains", chains, f"R̂ compares chains: give at least {LEAST_CHAINS}")
     shape = np.shape(infos.loss)
@@ -58,13 +58,15 @@ def diagnose(samples: Any, infos: Any) -> Diagnostics:
         )
     if num < LEAST_DRAWS:
         raise refuse("num", num, f"R̂ needs at least {LEAST_DRAWS} draws of each chain")
-    found = [
-        (rhat(flat).reshape(shape), autocorrelation_ess(flat).reshape(shape))
-        for flat, shape in ((leaf.reshape(chains, num, -1), leaf.shape[2:]) for leaf in leaves)
-    ]
+
+    def of_each(statistic: Callable[[Any], np.ndarray]) -> Any:
+        return jax.tree.map(
+            lambda x: statistic(x.reshape(chains, num, -1)).reshape(x.shape[2:]), samples
+        )
+
     return Diagnostics(
-        rhat=jax.tree.unflatten(treedef, [of_leaf[0] for of_leaf in found]),
-        ess=jax.tree.unflatten(treedef, [of_leaf[1] for of_leaf in found]),
+        rhat=of_each(rhat),
+        ess=of_each(autocorrelation_ess),
         acceptance=(
             float(np.mean(np.asarray(infos.acceptance, np.float64)))
             if "acceptance" in infos._fields
@@ -76,10 +78,9 @@ def diagnose(samples: Any, infos: Any) -> Diagnostics:
 
 def worst(diagnostics: Diagnostics) -> Worst:
     """Over all parameters. NaN if it is NaN for one of them: what is not known is not good."""
-    everywhere = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])  # noqa: E731
     return Worst(
-        rhat=float(np.max(everywhere(diagnostics.rhat))),
-        ess=float(np.min(everywhere(diagnostics.ess))),
+        rhat=float(np.max([np.max(x) for x in jax.tree.leaves(diagnostics.rhat)])),
+        ess=float(np.min([np.min(x) for x in jax.tree.leaves(diagnostics.ess)])),
     )
 
 
