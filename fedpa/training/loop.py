@@ -173,7 +173,7 @@ def train(
                 population,
                 t,
             )
-            asked, state = _asked(algorithm, engine, now.state, cohort)
+            asked, state = _inquire(algorithm, engine, now.state, cohort)
             message = broadcast(state, jnp.asarray(t))
             phase = algorithm.phase(t)
             result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
@@ -329,10 +329,10 @@ def _server_metrics(info: Any) -> dict[str, Any]:
     return metrics | {"train/skipped": int(info.skipped)}
 
 
-def _asked(
+def _inquire(
     algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort
 ) -> tuple[RoundResult | None, Any]:
-    """The inquiry, if the algorithm has one: the answers, and the server's state with them."""
+    """Make the inquiry, if the algorithm has one: the answers, and the server's state with them."""
     inquiry = algorithm.inquiry
     if inquiry is None:
         return None, state

@@ -104,8 +104,9 @@ def check_free(out: Path, overwrite: bool | None) -> None:
                 f"out = {str(out)!r}: already contains a run: `fedpa resume {out}` continues it; "
                 f"{instead}"
             )
-        if _contents(out) or any((out / name).exists() for name in _FILES):
-            what = "a comparison" if _contents(out) else "files of a run"
+        has_comparison = _has_comparison(out)
+        if has_comparison or any((out / name).exists() for name in _FILES):
+            what = "a comparison" if has_comparison else "files of a run"
             raise FedpaError(f"out = {str(out)!r}: already holds {what}: {instead}")
     if not is_run(out):
         for name in _DIRECTORIES:
@@ -182,10 +183,9 @@ def _runs_below(out: Path) -> list[Path]:
     return [path.parent for path in found if is_run(path.parent)]
 
 
-def _contents(out: Path) -> list[Path]:
-    """What a comparison left."""
-    own = [out / name for name in (TABLE, CURVES, REPORT) if (out / name).exists()]
-    return [*own, *_runs_below(out)]
+def _has_comparison(out: Path) -> bool:
+    """Whether a comparison left something."""
+    return any((out / name).exists() for name in (TABLE, CURVES, REPORT)) or bool(_runs_below(out))
 
 
 @contextlib.contextmanager
@@ -199,10 +199,14 @@ def writing(out: Path) -> Iterator[None]:
 
 
 def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-    """`config.toml`, whole or not at all."""
-    with writing(out):
-        text = tomli_w.dumps({**settings, ENVIRONMENT: environment})
-        write_atomically(out / CONFIG, text.encode())
+    """Write `config.toml`."""
+    _write_text(out / CONFIG, tomli_w.dumps({**settings, ENVIRONMENT: environment}))
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Write a file of the run's directory, whole or not at all."""
+    with writing(path.parent):
+        write_atomically(path, text.encode())
 
 
 def read_config(out: Path) -> tuple[Record, Record]:
@@ -240,9 +244,7 @@ def _no_run(out: Path) -> str:
 
 def write_metrics(out: Path, history: History) -> None:
     """Write all of `metrics.jsonl` again."""
-    with writing(out):
-        text = "".join(line(record) for record in history)
-        write_atomically(out / METRICS, text.encode())
+    _write_text(out / METRICS, "".join(line(record) for record in history))
 
 
 def read_metrics(out: Path, torn: bool = False) -> History:
@@ -284,9 +286,8 @@ def save_params(out: Path, params: Any) -> None:
 
 
 def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
-    with writing(out):
-        text = json.dumps(json.loads(line(summary)), indent=2)
-        write_atomically(out / SUMMARY, (text + "\n").encode())
+    """Write `summary.json`."""
+    _write_text(out / SUMMARY, json.dumps(json.loads(line(summary)), indent=2) + "\n")
 
 
 def read_summary(out: Path) -> Record | None:
