@@ -26,6 +26,8 @@ PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
 LOOKED_AT = 2**23
 """Bytes of a federation's examples that its fingerprint is taken of."""
 _JAX_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
+MADE_UP = 24
+"""Examples of the client that a method is tried on: more than one batch of the usual size."""
 _PHASES = 10_000
 """Rounds whose phases tell one switch from another."""
 
@@ -123,8 +125,8 @@ def arrays_fingerprint(tree: Any) -> str:
 def probe_method(algorithm: Algorithm, theta: Params, examples: Any) -> str:
     """Describe what clients and server compute by a few of its numbers.
 
-    Functions can't be compared with those of last week; what they give can: here how far one round
-    of one client, in the method's last phase, moves the parameters and the server's state. Its two
+    Functions can't be compared with those of last week; what they give can: here how far two rounds
+    of one client, in the method's last phase, move the parameters and the server's state. Its few
     examples are made up, so that only the method, its settings and the loss make a difference. Four
     digits, because processors differ in the last ones.
 
@@ -133,7 +135,7 @@ def probe_method(algorithm: Algorithm, theta: Params, examples: Any) -> str:
         theta: The parameters it starts from.
         examples: Of any client; their shapes and types are all that matters.
     """
-    made_up = ClientData(jax.tree.map(_make_up, examples), jnp.asarray(2, jnp.int32))
+    made_up = ClientData(jax.tree.map(_make_up, examples), jnp.asarray(MADE_UP, jnp.int32))
     phases = [algorithm.phase(t) for t in range(_PHASES)]
     t = jnp.asarray(_PHASES - 1)
     # Functions are jitted as they are: the round loop, or another run, may have compiled them.
@@ -147,12 +149,13 @@ def probe_method(algorithm: Algorithm, theta: Params, examples: Any) -> str:
             algorithm.aggregation.add(empty, out.result, out.weight)[0]
         )
 
-    if algorithm.inquiry is not None:
-        asked = algorithm.inquiry.broadcast(state)
-        state = algorithm.inquiry.receive(state, run_client(algorithm.inquiry.client, asked))
-    message = jax.jit(algorithm.broadcast)(state, t)
-    aggregate = run_client(algorithm.clients[phases[-1]], message)
-    state, _ = jax.jit(algorithm.server)(state, aggregate, t)
+    for _ in range(2):  # the second shows what the server keeps of the first
+        if algorithm.inquiry is not None:
+            asked = algorithm.inquiry.broadcast(state)
+            state = algorithm.inquiry.receive(state, run_client(algorithm.inquiry.client, asked))
+        message = jax.jit(algorithm.broadcast)(state, t)
+        aggregate = run_client(algorithm.clients[phases[-1]], message)
+        state, _ = jax.jit(algorithm.server)(state, aggregate, t)
     moved = _distance(algorithm.parameters(state), algorithm.parameters(start))
     switches = [k for k in range(1, _PHASES) if phases[k] != phases[k - 1]]
     digest = hashlib.blake2b(repr((phases[0], switches)).encode(), digest_size=8)
@@ -160,9 +163,9 @@ def probe_method(algorithm: Algorithm, theta: Params, examples: Any) -> str:
 
 
 def _make_up(array: Any) -> np.ndarray:
-    """Two examples: numbers between −1 and 1; of whole numbers, which may be classes, 0 and 1."""
+    """Make examples up: numbers between −1 and 1; for whole ones, maybe classes, 0 and 1."""
     array = np.asarray(array)
-    shape = (2, *array.shape[1:])
+    shape = (MADE_UP, *array.shape[1:])
     numbers = np.arange(np.prod(shape)).reshape(shape)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return np.cos(numbers).astype(array.dtype)

@@ -517,7 +517,7 @@ def test_stopping_to_be_resumed(runs, tmp_path):
     assert left(tmp_path / "run")[0] == left(runs["fedpa"][0] / "whole")[0]
 
 
-def test_the_fingerprint_of_a_program_is_that_of_its_settings():
+def test_the_probe_of_a_method_tells_its_settings():
     algorithm = posterior_averaging()(fedpa.Objective(least_squares.loss))
     examples = CLIENTS["client-0000"]
     one = provenance.probe_method(algorithm, jnp.zeros(3), examples)
@@ -528,6 +528,11 @@ def test_the_fingerprint_of_a_program_is_that_of_its_settings():
         other = fedpa.fedpa(LOCAL, side, rho=rho, burn_in_rounds=burn_in)
         found = other(fedpa.Objective(least_squares.loss))
         assert provenance.probe_method(found, jnp.zeros(3), examples) != one
+    with_momentum = LocalTraining(optax.sgd(0.05, momentum=0.9), batch_size=8, epochs=2)
+    side = Server(server.adam(0.1), averaging=server.averaging.polyak())
+    other = fedpa.fedpa(with_momentum, side, rho=0.1, burn_in_rounds=3)
+    found = other(fedpa.Objective(least_squares.loss))
+    assert provenance.probe_method(found, jnp.zeros(3), examples) != one
 
 
 def test_constants_inside_a_compiled_loss_are_part_of_the_program():
