@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpa.engines.configuration import count_cores
+from fedpa.engines.machine import count_cores
 
 
 def describe() -> dict[str, Any]:

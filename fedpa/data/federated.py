@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedpa.engines.resident import Packed
+from fedpa.engines.engine import Packed
 from fedpa.errors import DataError, FedpaError
 from fedpa.objectives.client_data import Kind, check_examples, find_bad_value, is_real
 

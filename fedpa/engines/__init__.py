@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from fedpa.engines.configuration import configure
 from fedpa.engines.debug import debug
-from fedpa.engines.engine import Cohort, Engine, EngineOptions, RoundResult
+from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.local import local, per_client, vectorized
+from fedpa.engines.machine import EngineOptions, configure
 from fedpa.engines.sharded import sharded
 
 ENGINES: Mapping[str, Callable[[EngineOptions], Engine]] = {

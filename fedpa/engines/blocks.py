@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from fedpa.algorithms.fedopt import Message
-from fedpa.engines.configuration import count_cores
 from fedpa.engines.engine import Cohort, num_bytes
+from fedpa.engines.machine import count_cores
 
 MOST_CAPACITIES = 3
 FINE_UP_TO = 128
@@ -75,6 +75,25 @@ class Block(NamedTuple):
     lanes: int
     capacity: int
     """Rows of each lane's arrays."""
+
+
+class Plan(NamedTuple):
+    """How a cohort is dealt to lanes."""
+
+    blocks: Sequence[Block]
+    workers: int = 1
+    """Blocks that run at a time."""
+    widths: Sequence[int] = ()
+    """Numbers of lanes that blocks of later cohorts may have."""
+    capacities: Sequence[int] = ()
+    """Rows that lanes of later cohorts may have."""
+
+
+def plan_blocks(cohort: Cohort, width: Width, devices: int = 1) -> Plan:
+    """Deal a cohort to blocks of at most `width.lanes` lanes on each device."""
+    known = capacities(cohort.population or cohort.sizes)
+    widths = [devices * lanes for lanes in ladder(width.lanes)]
+    return Plan(blocks(cohort.sizes, widths, known), width.workers, widths, known)
 
 
 def capacities(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -9,13 +9,12 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import check_integer, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,29 +33,26 @@ class Processes:
 
 def check_processes(processes: Processes) -> None:
     """Refuse what is incomplete or contradictory."""
-    given = (processes.coordinator, processes.num_processes, processes.process_id)
-    if given == (None, None, None):
+    coordinator, number, own = (
+        processes.coordinator,
+        processes.num_processes,
+        processes.process_id,
+    )
+    if coordinator is None and number is None and own is None:
         return
-    for name in ("coordinator", "num_processes", "process_id"):
-        if getattr(processes, name) is None:
-            raise refuse(
-                name, None, "coordinator, num_processes and process_id are needed together"
-            )
-    assert processes.coordinator is not None
-    assert processes.num_processes is not None
-    assert processes.process_id is not None
-    host, _, port = processes.coordinator.rpartition(":")
+    if coordinator is None or number is None or own is None:
+        names = ("coordinator", "num_processes", "process_id")
+        missing = next(name for name in names if getattr(processes, name) is None)
+        raise refuse(missing, None, "coordinator, num_processes and process_id are needed together")
+    host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise refuse("coordinator", processes.coordinator, "must be host:port, as in 10.0.0.1:9911")
-    check_integer("num_processes", processes.num_processes, 1)
-    check_integer("process_id", processes.process_id, 0)
+        raise refuse("coordinator", coordinator, "must be host:port, as in 10.0.0.1:9911")
+    check_integer("num_processes", number, 1)
+    check_integer("process_id", own, 0)
     check_integer("join_timeout", processes.join_timeout, 1)
-    if processes.process_id >= processes.num_processes:
-        raise refuse(
-            "process_id",
-            processes.process_id,
-            f"must be below num_processes = {processes.num_processes}: they count from 0",
-        )
+    if own >= number:
+        expected = f"must be below num_processes = {number}: they count from 0"
+        raise refuse("process_id", own, expected)
 
 
 def join(processes: Processes) -> None:
@@ -74,11 +70,14 @@ def join(processes: Processes) -> None:
             initialization_timeout=processes.join_timeout,
         )
     except Exception as error:
-        raise FedpaError(_not_joined(processes, error)) from None
+        text = " ".join(str(error).split())[:200]
+        met = f"the {processes.num_processes} processes did not meet within "
+        met += f"{processes.join_timeout} s: {text}"
+        raise refuse("coordinator", processes.coordinator, met) from None
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and tells."""
+    """Whether this process is the one that writes files and messages."""
     return jax.process_index() == 0
 
 
@@ -101,18 +100,8 @@ def _await_coordinator(coordinator: str, timeout: int) -> None:
             return
         except OSError as error:
             if left <= 0.2:
-                raise refuse(
-                    "coordinator",
-                    coordinator,
-                    f"could not be reached within {timeout} s ({error}): is process 0 running "
-                    "there?",
-                ) from None
+                expected = (
+                    f"could not be reached within {timeout} s ({error}): is process 0 running"
+                )
+                raise refuse("coordinator", coordinator, f"{expected} there?") from None
         time.sleep(0.2)
-
-
-def _not_joined(processes: Processes, error: Any) -> str:
-    text = " ".join(str(error).split())[:200]
-    return (
-        f"coordinator = {processes.coordinator!r}: the {processes.num_processes} processes did not "
-        f"meet within {processes.join_timeout} s: {text}"
-    )

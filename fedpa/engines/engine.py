@@ -3,19 +3,29 @@
 (client update, aggregation, message, cohort) → the aggregate, and each client's info and new state.
 """
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedpa.algorithms.fedopt import Algorithm, ClientState, ClientUpdate, Message
-from fedpa.engines.resident import Packed
-from fedpa.errors import check_integer, refuse
 from fedpa.server.aggregation import Aggregate, Aggregation
 from fedpa.types import Keys, Params
+
+
+class Packed(NamedTuple):
+    """Many clients' examples one after the other, in few arrays: an engine moves them once."""
+
+    load: Callable[[str], Any]
+    """The function by which single clients are read; with another one, this is out of date."""
+    structure: Any
+    arrays: Sequence[np.ndarray]
+    position: Mapping[str, int]
+    """id → its place in the two that follow."""
+    start: np.ndarray
+    """The first row of each client."""
+    sizes: np.ndarray
 
 
 class Cohort(NamedTuple):
@@ -71,108 +81,52 @@ class OfAlgorithm(NamedTuple):
     """(algorithm, θ) → the algorithm as the round loop runs it, and the engine."""
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineOptions:
-    """How an engine uses the machine; what is not set, the engine chooses.
+class Report(NamedTuple):
+    """What some clients of a cohort leave beside their share of the sum."""
 
-    None of it changes results by more than rounding.
-    """
-
-    device: str | None = None
-    """Kind of device to run on: cpu, gpu or tpu; JAX's default if not given."""
-    devices: int | None = None
-    """How many devices to use (sharded); all if not given."""
-    clients_in_flight: int | None = None
-    """Clients that run side by side in one program, on each device."""
-    workers: int | None = None
-    """Programs that run at a time, each in a thread of its own."""
-    matmul_precision: str = "default"
-    """Precision of matrix products on accelerators: default, high or highest."""
+    members: Sequence[int]
+    """Their positions in the cohort; the first entries of all that follows are theirs."""
+    infos: Mapping[str, Any]
+    accepted: Any
+    examples: Any
+    states: Any = ()
+    """Stacked on axis 0; without arrays where clients keep nothing."""
 
 
-def check_options(options: EngineOptions) -> None:
-    """Refuse what this machine does not have."""
-    for name in ("devices", "clients_in_flight", "workers"):
-        value = getattr(options, name)
-        if value is not None:
-            check_integer(name, value, 1)
-    if options.matmul_precision not in ("default", "high", "highest"):
-        raise refuse(
-            "matmul_precision", options.matmul_precision, "must be default, high or highest"
-        )
-    available = _list_devices(options)
-    if options.devices is not None and options.devices > len(available):
-        hint = ""
-        if available[0].platform == "cpu":
-            hint = (
-                " (XLA_FLAGS=--xla_force_host_platform_device_count="
-                f"{options.devices} divides a CPU)"
-            )
-        raise refuse("devices", options.devices, f"must be at most {len(available)}{hint}")
-
-
-def choose_devices(options: EngineOptions) -> list[jax.Device]:
-    """The devices to use, after `check_options`."""
-    return _list_devices(options)[: options.devices]
-
-
-def _list_devices(options: EngineOptions) -> list[jax.Device]:
-    """All devices of the kind asked for."""
-    try:
-        return jax.devices(options.device)
-    except RuntimeError:
-        found = sorted({device.platform for device in jax.devices()})
-        raise refuse(
-            "device", options.device, f"not available; available: {', '.join(found)}"
-        ) from None
-
-
-@contextlib.contextmanager
-def use_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
-    """Run what is inside on the device, at the precision that the options say."""
-    with contextlib.ExitStack() as stack:
-        if options.device is not None:
-            stack.enter_context(jax.default_device(device))
-        if options.matmul_precision != "default":
-            stack.enter_context(jax.default_matmul_precision(options.matmul_precision))
-        yield
-
-
-class Reports(NamedTuple):
-    """What clients leave beside their share of the sum, gathered block by block."""
-
-    infos: dict[str, np.ndarray]
-    accepted: np.ndarray
-    examples: np.ndarray
-    states: dict[str, ClientState]
-
-
-def no_reports(cohort: Cohort) -> Reports:
-    """A client that reports nothing was not accepted and keeps its state."""
-    size = len(cohort.ids)
-    states = {name: cohort.states[name] for name in cohort.ids}
-    return Reports({}, np.zeros(size, bool), np.zeros(size, np.int64), states)
-
-
-def record(
-    reports: Reports,
+def collect_reports(
     cohort: Cohort,
-    lane_of: Mapping[int, int],
-    infos: Any,
-    accepted: Any,
-    examples: Any,
-    states: Any,
-) -> None:
-    """Enter a block's clients. `lane_of` maps positions in the cohort to lanes of the arrays."""
-    members, lanes = list(lane_of), list(lane_of.values())
-    for name, values in infos._asdict().items():
-        blank = np.full(len(cohort.ids), np.nan)
-        reports.infos.setdefault(name, blank)[members] = np.asarray(values)[lanes]
-    reports.accepted[members] = np.asarray(accepted)[lanes]
-    reports.examples[members] = np.asarray(examples)[lanes]
-    if jax.tree.leaves(states):
-        for member, lane in lane_of.items():
-            reports.states[cohort.ids[member]] = jax.tree.map(lambda x: np.array(x[lane]), states)
+    aggregate: Aggregate,
+    reports: Iterable[Report],
+    failures: Mapping[str, str],
+    bytes_up: int,
+) -> RoundResult:
+    """Put a round together. A client that failed or is in no report keeps its state."""
+    size = len(cohort.ids)
+    infos: dict[str, np.ndarray] = {}
+    accepted, examples = np.zeros(size, bool), np.zeros(size, np.int64)
+    states = {name: cohort.states[name] for name in cohort.ids}
+    for report in reports:
+        lane_of = {
+            member: lane
+            for lane, member in enumerate(report.members)
+            if cohort.ids[member] not in failures
+        }
+        members, lanes = list(lane_of), list(lane_of.values())
+        for name, values in report.infos.items():
+            blank = np.full(size, np.nan)
+            infos.setdefault(name, blank)[members] = np.asarray(values)[lanes]
+        accepted[members] = np.asarray(report.accepted)[lanes]
+        examples[members] = np.asarray(report.examples)[lanes]
+        if jax.tree.leaves(report.states):
+            for member, lane in lane_of.items():
+                own = jax.tree.map(lambda x, lane=lane: np.array(x[lane]), report.states)
+                states[cohort.ids[member]] = own
+    return RoundResult(aggregate, infos, accepted, examples, states, failures, bytes_up)
+
+
+def raw_keys(cohort: Cohort) -> np.ndarray:
+    """The numbers of the clients' keys: they travel between host, devices and processes."""
+    return np.asarray(jax.random.key_data(cohort.keys))
 
 
 def num_bytes(tree: Any) -> int:

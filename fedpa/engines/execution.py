@@ -6,8 +6,9 @@ memory does not grow with the number of clients.
 """
 
 import contextlib
+import functools
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -15,82 +16,203 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from fedpa.algorithms.fedopt import Message
-from fedpa.engines.blocks import Block, capacity_for
-from fedpa.engines.engine import Cohort, RoundResult, no_reports, record
-from fedpa.engines.program import Lanes, Outcome, Program
-from fedpa.engines.resident import Resident, map_lanes
+from fedpa.algorithms.fedopt import ClientUpdate, Message
+from fedpa.engines.blocks import Block, Plan, Width, capacity_for, plan_blocks
+from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports, raw_keys
+from fedpa.engines.machine import DoesNotFit, EngineOptions, use_device
+from fedpa.engines.program import (
+    Lanes,
+    Outcome,
+    Program,
+    Rows,
+    Shared,
+    bytes_of_result,
+    prepare_shapes,
+)
 from fedpa.errors import DataError, FedpaError
 from fedpa.objectives.client_data import ClientData, Kind, kind_of
+from fedpa.server.aggregation import Aggregation
 
 A = TypeVar("A")
 B = TypeVar("B")
-ASKED = 3
-"""Clients whose arrays tell what all should have."""
 
 
-class Loaded(NamedTuple):
-    """A block's clients, read and padded, in host memory."""
+class ClientError(Exception):
+    """A client's update failed while it ran; the message says all there is to say."""
 
-    lanes: Lanes
-    lane_of: dict[int, int]
-    """Position in the cohort → lane, of the clients that are there."""
-    failures: dict[str, str]
+
+class Part(NamedTuple):
+    """A block that has run, or one of its clients that ran alone."""
+
+    members: Sequence[int]
+    """Positions in the cohort, of the first lanes."""
+    n: Any
+    outcome: Outcome
+
+
+def launch_here(
+    program: Program,
+    shared: Shared,
+    cohort: Cohort,
+    block: Block,
+    lanes: Lanes,
+    failures: dict[str, str],
+) -> list[Part]:
+    """Run a block and wait for it; if a client raises while it runs, run each client alone."""
+    width = lanes.keys.shape[0]
+    if all(cohort.ids[member] in failures for member in block.members):
+        return []
+    try:
+        out = jax.block_until_ready(program.find(shared, lanes)(shared, lanes))
+        return [Part(block.members, lanes.data.n, out)]
+    except (ClientError, jax.errors.JaxRuntimeError) as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            what = "lower clients_in_flight" if width > 1 else "lower workers, or use fewer samples"
+            raise FedpaError(
+                f"{width} clients in flight do not fit in memory: {what} ({line(error)})"
+            ) from None
+        if width == 1:
+            failures[cohort.ids[block.members[0]]] = line(error)
+            return []
+    parts = []
+    for lane, member in enumerate(block.members):
+        alone, only = Block((member,), 1, block.capacity), slice(lane, lane + 1)
+        own = jax.tree.map(lambda x, only=only: x[only], lanes)
+        parts += launch_here(program, shared, cohort, alone, own, failures)
+    return parts
+
+
+def agree_here(
+    cohort: Cohort, total: Any, failures: dict[str, str], problem: Exception | None
+) -> None:
+    if problem is not None:
+        raise problem
+
+
+class Placement(NamedTuple):
+    """Where blocks run. Default: all lanes on one device of this process."""
+
+    own: Callable[[Block], Sequence[int]] = lambda block: range(block.lanes)
+    """The lanes whose clients this process reads."""
+    grows: bool = True
+    """Whether a block may have more rows than planned; not if other processes make parts of it."""
+    launch: Callable[..., list[Part]] = launch_here
+    """(program, shared, cohort, block, its own lanes, failures) → what has run, or is running."""
+    agree: Callable[..., None] = agree_here
+    """(cohort, sum, failures, error) → wait for all, complete failures, raise if any has failed."""
+    gather: Callable[[Any], Any] = jax.device_get
+    """Arrays of all lanes → on the host."""
+    devices: int = 1
+    """How many share a block."""
+
+
+Source = Callable[[Cohort], tuple[Kind | None, Any]]
+"""Cohort → what its clients' arrays are; or None, and their packed arrays on the device."""
 
 
 def run_blocks(
     program: Program,
     message: Message,
     cohort: Cohort,
-    blocks: Sequence[Block],
-    workers: int,
-    kind: Kind,
-    resident: Any = None,
-) -> tuple[RoundResult, Lanes]:
-    """Run all blocks and put the round together. Clients must have arrays of `kind`.
+    plan: Plan,
+    source: Source = lambda cohort: (find_kind(cohort), None),
+    placement: Placement = Placement(),
+) -> RoundResult:
+    """Run all blocks and put the round together.
 
-    Returns the round (its `bytes_up` 0, not yet known) and the lanes of one of its blocks.
+    Args:
+        program: The client update.
+        message: What all clients are sent.
+        cohort: The round's clients.
+        plan: How they are dealt to lanes.
+        source: Where their examples come from; default: they are read one by one.
+        placement: Where they run; default: on one device.
     """
     keys = raw_keys(cohort)
+    own, grows, launch, agree, gather, _ = placement
     total: Any = None
     like: Any = None
-    reports = no_reports(cohort)
+    parts: list[Part] = []
     failures: dict[str, str] = {}
+    problem: Exception | None = None
+    try:
+        kind, arrays = source(cohort)
+        shared = Shared(message, arrays)
 
-    def work(block: Block) -> tuple[Loaded, list[tuple[Loaded, Outcome]]]:
-        loaded = load_block(cohort, keys, block, kind, resident)
-        return loaded, _run(program, message, cohort, loaded)
+        def work(block: Block) -> tuple[Lanes, dict[str, str], list[Part]]:
+            lanes, failed = load_block(cohort, keys, block, own(block), kind, grows)
+            return lanes, failed, launch(program, shared, cohort, block, lanes, failed)
 
-    left: list[tuple[Any, ...]] = []
-    with contextlib.closing(run_in_order(work, blocks, workers)) as finished:
-        for loaded, outcomes in finished:
-            failures |= loaded.failures
-            if like is None and loaded.lane_of:
-                like = loaded.lanes
-            for part, out in outcomes:
-                total = out.total if total is None else program.merge(total, out.total)
-                left.append((part.lane_of, part.lanes.data.n, out._replace(total=())))
-    if total is None:
-        raise every_client_failed(failures)
+        with contextlib.closing(run_in_order(work, plan.blocks, plan.workers)) as finished:
+            for lanes, failed, ran in finished:
+                failures |= failed
+                like = lanes if like is None else like
+                for members, n, out in ran:
+                    total = out.total if total is None else program.merge(total, out.total)
+                    parts.append(Part(members, n, out._replace(total=())))
+    except Exception as error:
+        problem = error
+    agree(cohort, total, failures, problem)
+    check_any(cohort, failures)
     aggregate = program.value(total)
-    found = jax.device_get([out for *_, out in left])  # one transfer for all
-    for (lane_of, n, _), out in zip(left, found, strict=True):
-        record(reports, cohort, lane_of, out.infos, out.accepted, n, out.states)
-    return RoundResult(aggregate, *reports, failures, bytes_up=0), like
+    reports = [
+        Report(part.members, out.infos._asdict(), out.accepted, n, out.states)
+        for part, (n, out) in zip(parts, gather([part[1:] for part in parts]), strict=True)
+    ]
+    if program.bytes_up is None:
+        program.bytes_up = bytes_of_result(program.client, shared, like)
+        prepare_shapes(program, shared, like, cohort.population, plan)
+    return collect_reports(cohort, aggregate, reports, failures, program.bytes_up)
 
 
-def raw_keys(cohort: Cohort) -> np.ndarray:
-    return np.asarray(jax.random.key_data(cohort.keys))
+def build_engine(
+    options: EngineOptions,
+    device: jax.Device,
+    choose: Callable[[Message, Cohort], Width],
+    compile_for: Callable[[ClientUpdate, Aggregation, int], Program],
+    source: Source = lambda cohort: (find_kind(cohort), None),
+    placement: Placement = Placement(),
+) -> Engine:
+    """Build an engine. It keeps the programs it has compiled for as long as it lives.
+
+    Args:
+        options: What is set there wins over the width chosen.
+        device: Where arrays are put by default.
+        choose: (message, cohort) → how wide to run it, on each device.
+        compile_for: (client update, aggregation, workers) → a new program.
+        source: Where clients' examples come from.
+        placement: Where blocks run.
+    """
+    find_program = functools.cache(compile_for)
+    narrower: dict[ClientUpdate, Width] = {}
+
+    def run(
+        client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
+    ) -> RoundResult:
+        width = narrower.get(client) or choose(message, cohort)
+        width = Width(options.clients_in_flight or width.lanes, options.workers or width.workers)
+        program = find_program(client, aggregation, width.workers)
+        try:
+            with use_device(device, options):
+                plan = plan_blocks(cohort, width, placement.devices)
+                return run_blocks(program, message, cohort, plan, source, placement)
+        except DoesNotFit:
+            if options.clients_in_flight or options.workers or width == Width(1, 1):
+                raise
+            narrower[client] = Width(max(width.lanes // 2, 1), 1)
+            return run(client, aggregation, message, cohort)
+
+    return run
 
 
-def every_client_failed(failures: Mapping[str, str]) -> FedpaError:
-    name, text = next(iter(failures.items()))
-    return FedpaError(f"every client of the round failed; the first, client {name!r}: {text}")
+def check_any(cohort: Cohort, failures: Mapping[str, str]) -> None:
+    """Refuse a round in which every client failed."""
+    if len(failures) == len(cohort.ids):
+        name, text = next(iter(failures.items()))
+        raise FedpaError(f"every client of the round failed; the first, client {name!r}: {text}")
 
 
-def run_in_order(
-    work: Callable[[Block], Any], blocks: Sequence[Block], workers: int
-) -> Generator[Any]:
+def run_in_order(work: Callable[[A], B], blocks: Sequence[A], workers: int) -> Generator[B]:
     """work(block) for every block, in order, with up to `workers` of them at a time.
 
     Closed early (by Ctrl-C, say), it starts no more of them and waits for those that run.
@@ -100,7 +222,7 @@ def run_in_order(
         return
     work = bind_settings(work)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="fedpa-clients")
-    pending: deque[Future[Any]] = deque()
+    pending: deque[Future[B]] = deque()
     try:
         for block in blocks:
             pending.append(pool.submit(work, block))
@@ -130,151 +252,105 @@ def bind_settings(work: Callable[[A], B]) -> Callable[[A], B]:
     return scoped
 
 
-def _run(
-    program: Program, message: Message, cohort: Cohort, loaded: Loaded
-) -> list[tuple[Loaded, Outcome]]:
-    """The block's outcome; if a client raises while it runs, those of the others, one by one."""
-    if not loaded.lane_of:
-        return []
-    try:
-        return [(loaded, jax.block_until_ready(program.run(message, loaded.lanes)))]
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            lanes = loaded.lanes.keys.shape[0]
-            what = (
-                "lower clients_in_flight" if lanes > 1 else "lower workers, or take fewer samples"
-            )
-            raise FedpaError(
-                f"{lanes} clients in flight do not fit in memory: {what} ({line(error)})"
-            ) from None
-        if loaded.lanes.keys.shape[0] == 1:
-            loaded.failures[cohort.ids[next(iter(loaded.lane_of))]] = line(error)
-            return []
-    outcomes = []
-    for member, lane in loaded.lane_of.items():
-        alone = _lane(loaded.lanes, lane)
-        outcomes += _run(program, message, cohort, Loaded(alone, {member: 0}, loaded.failures))
-    return outcomes
-
-
 def load_block(
-    cohort: Cohort, keys: np.ndarray, block: Block, kind: Kind, resident: Any = None
-) -> Loaded:
-    """Read the block's clients and stack them, padded; a lane without a client has n = 0.
-
-    A client that can't be read, or whose arrays are of another kind, is left out and named.
-    resident: the cohort's packed arrays, if they are on the device.
-    """
-    if resident is not None:
-        lanes = point_to_rows(cohort, resident, keys, block)
-        return Loaded(lanes, {m: lane for lane, m in enumerate(block.members)}, {})
-    found, failures = read_clients(cohort, block.members, kind)
-    # What a client said of its size may have been too little.
-    rows = max((len(arrays[0]) for arrays in found.values()), default=0)
-    if rows > block.capacity:
-        block = block._replace(capacity=capacity_for(rows, ()))
-    lane_of = {m: lane for lane, m in enumerate(block.members) if m in found}
-    return Loaded(stack_clients(cohort, keys, block, found, kind), lane_of, failures)
-
-
-def read_clients(
-    cohort: Cohort, members: Sequence[int], kind: Kind
-) -> tuple[dict[int, list[np.ndarray]], dict[str, str]]:
-    """The arrays of each client that can be read, and what was wrong with the others."""
-    found, failures = {}, {}
-    for member in members:
-        name = cohort.ids[member]
-        try:
-            leaves, structure = jax.tree.flatten(cohort.load(name))
-            arrays = [np.asarray(leaf) for leaf in leaves]
-            own = kind_of(arrays, structure)
-        except DataError:
-            raise  # a broken file is not a client's failure
-        except Exception as error:
-            failures[name] = line(error)
-            continue
-        if own == kind:
-            found[member] = arrays
-        else:
-            failures[name] = f"has arrays {own}: the others have {kind}"
-    return found, failures
-
-
-def find_kind(cohort: Cohort) -> Kind:
-    """What most of the cohort's first clients have; every process asks the same ones."""
-    kinds: Counter[Kind] = Counter()
-    failures: dict[str, str] = {}
-    for name in cohort.ids:
-        try:
-            leaves, structure = jax.tree.flatten(cohort.load(name))
-            kinds[kind_of([np.asarray(leaf) for leaf in leaves], structure)] += 1
-        except DataError:
-            raise
-        except Exception as error:
-            failures[name] = line(error)
-        if kinds.total() == ASKED:
-            break
-    if not kinds:
-        raise every_client_failed(failures)
-    return kinds.most_common(1)[0][0]
-
-
-def stack_clients(
     cohort: Cohort,
     keys: np.ndarray,
     block: Block,
-    found: Mapping[int, Sequence[np.ndarray]],
-    kind: Kind,
-) -> Lanes:
-    """One array for all lanes from each of the clients' arrays."""
-    shape = (block.lanes, block.capacity)
-    arrays = [np.empty((*shape, *each), dtype) for each, dtype in kind.arrays]
-    n = np.zeros(block.lanes, np.int32)
-    for lane in range(block.lanes):
-        values = found.get(block.members[lane], ()) if lane < len(block.members) else ()
-        rows = len(values[0]) if values else 0
-        n[lane] = rows
-        for place, array in enumerate(arrays):
-            if rows:
-                array[lane, :rows] = values[place]
-            array[lane, rows:] = 0
-    data = ClientData(jax.tree.unflatten(kind.structure, arrays), n)  # type: ignore[arg-type]
-    return _lanes(cohort, keys, block, data)
+    own: Sequence[int],
+    kind: Kind | None,
+    grows: bool,
+) -> tuple[Lanes, dict[str, str]]:
+    """Read the clients of some lanes of a block and stack them, padded.
 
-
-def point_to_rows(cohort: Cohort, resident: Any, keys: np.ndarray, block: Block) -> Lanes:
-    """The same for clients whose examples are on the device: only where they begin is sent."""
-    assert cohort.packed is not None
-    n, start = np.zeros((2, block.lanes), np.int32)
-    n[: len(block.members)] = [cohort.sizes[member] for member in block.members]
-    pack = cohort.packed
-    places = [pack.position[cohort.ids[member]] for member in block.members]
-    start[: len(block.members)] = pack.start[places]
-    return _lanes(cohort, keys, block, Resident(resident, start, n, block.capacity))
-
-
-def _lanes(cohort: Cohort, keys: np.ndarray, block: Block, data: ClientData | Resident) -> Lanes:
+    A lane without a client has n = 0. A client that can't be read, or whose arrays are of another
+    kind, is left out and named. Without a kind the clients are packed: only where their rows begin
+    is sent. If the block does not grow, a client with more examples than announced fails.
+    """
+    members = [block.members[lane] for lane in own if lane < len(block.members)]
+    data: ClientData | Rows
+    failures: dict[str, str] = {}
+    if kind is None:
+        assert cohort.packed is not None
+        places = [cohort.packed.position[cohort.ids[member]] for member in members]
+        n, start = np.zeros((2, len(own)), np.int32)
+        n[: len(places)] = cohort.packed.sizes[places]
+        start[: len(places)] = cohort.packed.start[places]
+        data = Rows(start, n, capacity_for(int(n.max()), (block.capacity,)))
+    else:
+        most = None if grows else block.capacity
+        clients, failures = read_clients(cohort, members, kind, most)
+        data = stack_clients(clients, len(own), block.capacity, kind)
     # A lane without a client has the first one's key and state; nothing comes of them.
-    first = block.members[0] if block.members else 0
-    lanes = [*block.members, *[first] * (block.lanes - len(block.members))]
-    states = cohort.states[cohort.ids[first]]
+    members += block.members[:1] * (len(own) - len(members))
+    each = [cohort.states[cohort.ids[member]] for member in members]
+    states = each[0]
     if jax.tree.leaves(states):
-        each = [cohort.states[cohort.ids[member]] for member in lanes]
         states = jax.tree.map(lambda *x: np.stack([np.asarray(leaf) for leaf in x]), *each)
-    return Lanes(data, states, keys[lanes])  # type: ignore[arg-type]
+    return Lanes(data, states, keys[members]), failures  # type: ignore[arg-type]
 
 
-def _lane(lanes: Lanes, lane: int) -> Lanes:
-    """One lane as a block of its own."""
+def read_clients(
+    cohort: Cohort, members: Sequence[int], kind: Kind, most: int | None
+) -> tuple[list[list[np.ndarray]], dict[str, str]]:
+    """The arrays of each client, [] of those that can't be used, and what was wrong with them."""
+    clients: list[list[np.ndarray]] = []
+    failures: dict[str, str] = {}
+    for member in members:
+        name = cohort.ids[member]
+        arrays, own = _read_client(cohort, name, failures)
+        if own is not None and own != kind:
+            failures[name] = f"has arrays {own}: the others have {kind}"
+        elif arrays and most is not None and len(arrays[0]) > most:
+            announced = f"{cohort.sizes[member]} were announced"
+            failures[name] = f"has {len(arrays[0])} examples where {announced}"
+        clients.append([] if name in failures else arrays)
+    return clients, failures
 
-    def cut(x: Any) -> Any:
-        return x[lane : lane + 1]
 
-    return Lanes(map_lanes(cut, lanes.data), jax.tree.map(cut, lanes.states), cut(lanes.keys))
+def find_kind(cohort: Cohort) -> Kind:
+    """What the cohort's first client has, of those that can be read, in every process."""
+    failures: dict[str, str] = {}
+    kinds = (_read_client(cohort, name, failures)[1] for name in cohort.ids)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    check_any(cohort, failures)
+    assert kind is not None
+    return kind
+
+
+def _read_client(
+    cohort: Cohort, name: str, failures: dict[str, str]
+) -> tuple[list[np.ndarray], Kind | None]:
+    try:
+        leaves, structure = jax.tree.flatten(cohort.load(name))
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        return arrays, kind_of(arrays, structure)
+    except DataError:
+        raise  # a broken file is not a client's failure
+    except Exception as error:
+        failures[name] = line(error)
+        return [], None
+
+
+def stack_clients(
+    clients: Sequence[Sequence[np.ndarray]], lanes: int, capacity: int, kind: Kind
+) -> ClientData:
+    """One array for all lanes from each of the clients' arrays; longer than planned if need be."""
+    n = np.zeros(lanes, np.int32)
+    n[: len(clients)] = [len(arrays[0]) if arrays else 0 for arrays in clients]
+    shape = (lanes, capacity_for(int(n.max()), (capacity,)))
+    stacked = [np.empty((*shape, *each), dtype) for each, dtype in kind.arrays]
+    for lane, rows in enumerate(n):
+        for place, array in enumerate(stacked):
+            if rows:
+                array[lane, :rows] = clients[lane][place]
+            array[lane, rows:] = 0
+    return ClientData(jax.tree.unflatten(kind.structure, stacked), n)  # type: ignore[arg-type]
 
 
 def line(error: BaseException) -> str:
     """An error in one line; of one that quotes another's traceback, what that one says."""
+    if isinstance(error, ClientError):
+        return str(error)
     quoted = re.findall(r"^[\w.]*(?:Error|Exception): .*", str(error), re.MULTILINE)
     if "Traceback" in str(error) and quoted:
         return quoted[-1][:300]

@@ -1,6 +1,6 @@
 """The engines of one device: blocks of clients, each block one compiled program, its loops inside.
 
-They differ in width alone:
+They are one engine that differs in width alone:
 
 - `per_client`: one client after the other. For large models, whose matrix products keep several
   cores busy.
@@ -16,27 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
-from fedpa.engines.blocks import (
-    Width,
-    blocks,
-    capacities,
-    choose_width,
-    ladder,
-    one_at_a_time,
-    side_by_side,
-)
-from fedpa.engines.device_memory import DoesNotFit, check_fits
-from fedpa.engines.engine import (
-    Cohort,
-    Engine,
-    EngineOptions,
-    RoundResult,
-    check_options,
-    choose_devices,
-    use_device,
-)
-from fedpa.engines.execution import find_kind, run_blocks
-from fedpa.engines.program import Program, bytes_of_result, compile_client, prepare_shapes
+from fedpa.engines.blocks import Width, choose_width, one_at_a_time, side_by_side
+from fedpa.engines.engine import Cohort, Engine
+from fedpa.engines.execution import build_engine, find_kind
+from fedpa.engines.machine import EngineOptions, check_fits, choose_devices
+from fedpa.engines.program import Program, compile_client
 from fedpa.engines.sharded import sharded
 from fedpa.objectives.client_data import Kind
 from fedpa.server.aggregation import Aggregation
@@ -44,7 +28,6 @@ from fedpa.server.aggregation import Aggregation
 
 def local(options: EngineOptions = EngineOptions()) -> Engine:
     """Run clients on this machine in the way that suits model, clients and devices."""
-    check_options(options)
     if len(choose_devices(options)) > 1:
         return sharded(options)
     return _one_device("local", options, choose_width)
@@ -63,76 +46,27 @@ def vectorized(options: EngineOptions = EngineOptions()) -> Engine:
 def _one_device(
     name: str, options: EngineOptions, choose: Callable[[Message, Cohort], Width]
 ) -> Engine:
-    """Build an engine. It keeps the programs it has compiled for as long as it lives.
-
-    Args:
-        name: As a run's settings name the engine.
-        options: What is set there wins over the width chosen.
-        choose: (message, cohort) → how wide to run it.
-    """
-    check_options(options)
     device = next(d for d in choose_devices(options) if d.process_index == jax.process_index())
-    programs: dict[tuple[ClientUpdate, Aggregation], Program] = {}
-    narrower: dict[ClientUpdate, Width] = {}
-    workers: dict[ClientUpdate, int] = {}
-    sent: dict[ClientUpdate, int] = {}
     # Of the federation seen last, by how its clients are read.
-    kinds: dict[Callable[[str], Any], Kind] = {}
-    resident: dict[Callable[[str], Any], Any] = {}
+    sources: dict[Callable[[str], Any], tuple[Kind | None, Any]] = {}
 
-    def move_to_device(cohort: Cohort) -> Any:
-        """The cohort's examples on the device, if they are packed; moved there once."""
-        pack = cohort.packed
-        if pack is None or pack.load != cohort.load:
-            return None
-        places = [pack.position.get(name, -1) for name in cohort.ids]
-        if -1 in places or pack.sizes[places].tolist() != list(cohort.sizes):
-            return None  # the cohort has other sizes than the packed copy
-        if pack.load not in resident:
-            resident.clear()
-            arrays = [jnp.asarray(array) for array in pack.arrays]
-            resident[pack.load] = jax.tree.unflatten(pack.structure, arrays)
-        return resident[pack.load]
+    def compile_for(client: ClientUpdate, aggregation: Aggregation, workers: int) -> Program:
+        return compile_client(
+            client, aggregation, lambda size, lanes: check_fits(size, lanes, workers, device)
+        )
 
-    def run(
-        client: ClientUpdate, aggregation: Aggregation, message: Message, cohort: Cohort
-    ) -> RoundResult:
-        chosen = narrower.get(client) or choose(message, cohort)
-        chosen = Width(options.clients_in_flight or chosen.lanes, options.workers or chosen.workers)
-        workers[client] = chosen.workers
-        key = (client, aggregation)
-        if key not in programs:
-            programs[key] = compile_client(
-                client,
-                aggregation,
-                lambda size, lanes: check_fits(size, lanes, workers[client], device),
-            )
-        program = programs[key]
-        known, widths = capacities(cohort.population or cohort.sizes), ladder(chosen.lanes)
-        made = blocks(cohort.sizes, widths, known)
-        try:
-            with use_device(device, options):
-                if cohort.load not in kinds:
-                    kinds.clear()
-                    kinds[cohort.load] = find_kind(cohort)
-                result, lanes = run_blocks(
-                    program,
-                    message,
-                    cohort,
-                    made,
-                    chosen.workers,
-                    kinds[cohort.load],
-                    move_to_device(cohort),
-                )
-                if client not in sent:
-                    sent[client] = bytes_of_result(client, message, lanes)
-                    prepare_shapes(program, message, lanes, cohort.population, known, widths)
-        except DoesNotFit:
-            if options.clients_in_flight or options.workers or chosen == Width(1, 1):
-                raise
-            narrower[client] = Width(max(chosen.lanes // 2, 1), 1)
-            return run(client, aggregation, message, cohort)
-        return result._replace(bytes_up=sent[client])
+    def find_source(cohort: Cohort) -> tuple[Kind | None, Any]:
+        """What clients' arrays are, or packed examples on the device; moved there once."""
+        if cohort.load not in sources:
+            sources.clear()
+            pack = cohort.packed
+            if pack is None or pack.load != cohort.load:
+                sources[cohort.load] = find_kind(cohort), None
+            else:
+                arrays = [jnp.asarray(array) for array in pack.arrays]
+                sources[cohort.load] = None, jax.tree.unflatten(pack.structure, arrays)
+        return sources[cohort.load]
 
-    run.__qualname__ = name
-    return run
+    engine = build_engine(options, device, choose, compile_for, find_source)
+    engine.__qualname__ = name  # as runs record it
+    return engine

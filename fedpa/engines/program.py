@@ -12,21 +12,39 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from fedpa.algorithms.fedopt import ClientUpdate
-from fedpa.engines.blocks import WASTE
+from fedpa.algorithms.fedopt import ClientUpdate, Message
+from fedpa.engines.blocks import WASTE, Plan
 from fedpa.engines.engine import num_bytes
-from fedpa.engines.resident import Resident, lane_axes, map_lanes, read_client
 from fedpa.objectives.client_data import ClientData
 from fedpa.server.aggregation import Aggregate, Aggregation
+
+
+class Shared(NamedTuple):
+    """What all lanes of all blocks read."""
+
+    message: Message
+    arrays: Any = None
+    """The federation's packed examples, where they are on the device."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Clients whose examples are rows of the shared arrays."""
+
+    start: Any
+    """The first row of each client."""
+    n: Any
+    capacity: int = dataclasses.field(metadata={"static": True})
+    """Rows that are read of each, n of them its own."""
 
 
 class Lanes(NamedTuple):
     """What the clients of a block are given, stacked on axis 0."""
 
-    data: ClientData | Resident
+    data: ClientData | Rows
     states: Any
     keys: UInt32[Array, "lanes words"]
-    """Raw key data: plain numbers travel between host, devices and processes."""
 
 
 class Outcome(NamedTuple):
@@ -39,20 +57,24 @@ class Outcome(NamedTuple):
     accepted: Any
 
 
-Run = Callable[[Any, Lanes], Outcome]
-"""(message, lanes) → outcome."""
+Run = Callable[[Shared, Lanes], Outcome]
 Check = Callable[[int, int], None]
 """(bytes of a program, its lanes) → refuse what does not fit."""
 
 
-class Program(NamedTuple):
-    run: Run
-    prepare: Callable[[Any, Lanes], None]
-    """Compile for lanes of such shapes, which may be shapes alone; no-op if that was done."""
+@dataclasses.dataclass
+class Program:
+    """A client update with its aggregation, as an engine runs it."""
+
+    client: ClientUpdate
+    find: Callable[[Shared, Lanes], Run]
+    """Find the program for lanes of such shapes, which may be shapes alone; compiled if new."""
     merge: Callable[[Any, Any], Any]
     """Two sums into one; the first is given away."""
     value: Callable[[Any], Aggregate]
     """The sum's mean."""
+    bytes_up: int | None = None
+    """What one client sends; None before the first round."""
 
 
 def compile_client(
@@ -60,44 +82,46 @@ def compile_client(
 ) -> Program:
     """The program for one device."""
     return Program(
-        *compile_ahead(run_lanes(client, aggregation), check),
+        client,
+        compile_ahead(run_lanes(client, aggregation), check),
         jax.jit(aggregation.merge, donate_argnums=0),
         jax.jit(aggregation.value),
     )
 
 
 def run_lanes(client: ClientUpdate, aggregation: Aggregation) -> Run:
-    """(message, lanes) → outcome, traceable: lanes run side by side (or a single one as it is)."""
+    """(shared, lanes) → outcome, traceable: lanes run side by side (or a single one as it is)."""
 
-    def run_one(message: Any, data: Any, state: Any, key: Any) -> Outcome:
+    def run_one(shared: Shared, data: Any, state: Any, key: Any) -> Outcome:
         """A client's result as a sum of one. A client that is rejected keeps its old state."""
-        data = read_client(data)
-        out = client(message, data, state, jax.random.wrap_key_data(key))
+        data = read_client(shared, data)
+        out = client(shared.message, data, state, jax.random.wrap_key_data(key))
         # Lanes without a client have n = 0: whatever the update makes of that, it counts nothing.
         weight = jax.tree.map(lambda q: jnp.where(data.n > 0, q, jnp.zeros_like(q)), out.weight)
         total, accepted = aggregation.add(aggregation.init(out.result, weight), out.result, weight)
         kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), out.state, state)
         return Outcome(total, kept, out.info, accepted)
 
-    def run(message: Any, lanes: Lanes) -> Outcome:
+    def run(shared: Shared, lanes: Lanes) -> Outcome:
         if lanes.keys.shape[0] == 1:
-            out = run_one(message, *_only_lane(lanes))
+            out = run_one(shared, *jax.tree.map(lambda x: x[0], lanes))
             rest = jax.tree.map(lambda x: jnp.asarray(x)[None], out._replace(total=()))
             return rest._replace(total=out.total)
-        axes = (None, lane_axes(lanes.data), 0, 0)
-        out = jax.vmap(run_one, in_axes=axes)(message, *lanes)
+        out = jax.vmap(run_one, in_axes=(None, 0, 0, 0))(shared, *lanes)
         return out._replace(total=merge_pairwise(aggregation, out.total))
 
     return run
 
 
-def _only_lane(lanes: Lanes) -> Lanes:
-    """Data, state and raw key of the single client of a block of one."""
-
-    def first(x: Any) -> Any:
-        return x[0]
-
-    return Lanes(map_lanes(first, lanes.data), jax.tree.map(first, lanes.states), lanes.keys[0])
+def read_client(shared: Shared, data: ClientData | Rows) -> ClientData:
+    """One client's data; rows of shared arrays are padded by repeating the last."""
+    if isinstance(data, ClientData):
+        return data
+    offsets = jnp.arange(data.capacity, dtype=jnp.int32)
+    rows = data.start + jnp.minimum(offsets, jnp.maximum(data.n - 1, 0))
+    # An empty client at the very end begins where there is nothing.
+    rows = jnp.minimum(rows, jax.tree.leaves(shared.arrays)[0].shape[0] - 1)
+    return ClientData(jax.tree.map(lambda array: array[rows], shared.arrays), data.n)
 
 
 def merge_pairwise(aggregation: Aggregation, totals: Any) -> Any:
@@ -115,57 +139,46 @@ def merge_pairwise(aggregation: Aggregation, totals: Any) -> Any:
     return jax.tree.map(lambda x: x[0], totals)
 
 
-def compile_ahead(
-    run: Run, check: Check, **shardings: Any
-) -> tuple[Run, Callable[[Any, Lanes], None]]:
-    """A program's `run`, compiled before it is called, once for each shape; and its `prepare`."""
+def compile_ahead(run: Run, check: Check, **shardings: Any) -> Callable[[Shared, Lanes], Run]:
+    """`Program.find`: compile `run` before it is called, once for each shape."""
     executables: dict[Any, Any] = {}
     compiling = threading.Lock()
     jitted = jax.jit(run, **shardings)
 
-    def find(message: Any, lanes: Lanes) -> Any:
-        leaves, structure = jax.tree.flatten((message, lanes))
+    def find(shared: Shared, lanes: Lanes) -> Run:
+        leaves, structure = jax.tree.flatten((shared, lanes))
         shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if shapes not in executables:
             with compiling:
                 if shapes not in executables:
-                    program: Any = jitted.lower(message, lanes).compile()
-                    # The message and resident examples are there already, for all programs.
-                    resident = lanes.data.arrays if isinstance(lanes.data, Resident) else ()
-                    shared = num_bytes((message, resident))
-                    check(_bytes_of_program(program) - shared, lanes.keys.shape[0])
+                    program: Any = jitted.lower(shared, lanes).compile()
+                    used = program.memory_analysis()
+                    if used is not None:
+                        size = used.argument_size_in_bytes + used.output_size_in_bytes
+                        size += used.temp_size_in_bytes
+                        # What is shared is there already, for all programs.
+                        check(size - num_bytes(shared), lanes.keys.shape[0])
                     executables[shapes] = program
         return executables[shapes]
 
-    return (
-        lambda message, lanes: find(message, lanes)(message, lanes),
-        lambda message, lanes: find(message, lanes) and None,
-    )
-
-
-def _bytes_of_program(program: Any) -> int:
-    """What a compiled program needs: its inputs, outputs and all between."""
-    used = program.memory_analysis()
-    if used is None:
-        return 0
-    return used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+    return find
 
 
 def prepare_shapes(
     program: Program,
-    message: Any,
+    shared: Shared,
     like: Lanes,
     population: Sequence[int],
-    known: Sequence[int],
-    widths: Sequence[int],
+    plan: Plan,
 ) -> None:
     """Compile for every shape that later cohorts may need, so that no later round has to wait.
 
     Args:
+        program: What to compile.
+        shared: As in the rounds.
         like: Lanes of any width and capacity.
         population: n_i of all clients that may come.
-        known: Their capacities.
-        widths: Numbers of lanes.
+        plan: How cohorts are dealt to lanes.
     """
     if not population or min(population) >= (1 - WASTE) * max(population):
         return  # all alike: the first round has had every shape
@@ -174,24 +187,25 @@ def prepare_shapes(
         shape = (*leading, *x.shape[len(leading) :])
         return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
-    def resize_data(data: ClientData | Resident, lanes: int, rows: int) -> ClientData | Resident:
-        if isinstance(data, Resident):
-            return dataclasses.replace(map_lanes(lambda x: resize(x, lanes), data), capacity=rows)
-        examples = jax.tree.map(lambda x: resize(x, lanes, rows), data.examples)
-        return ClientData(examples, resize(data.n, lanes))
+    for lanes in plan.widths:
+        data, states, keys = jax.tree.map(lambda x: resize(x, lanes), like)
+        for rows in plan.capacities:
+            if isinstance(data, Rows):
+                data = dataclasses.replace(data, capacity=rows)
+            else:
+                data = ClientData(
+                    jax.tree.map(lambda x: resize(x, lanes, rows), data.examples), data.n
+                )
+            program.find(shared, Lanes(data, states, keys))
 
-    for lanes in widths:
-        states, keys = jax.tree.map(lambda x: resize(x, lanes), (like.states, like.keys))
-        for rows in known:
-            program.prepare(message, Lanes(resize_data(like.data, lanes, rows), states, keys))
 
-
-def bytes_of_result(client: ClientUpdate, message: Any, lanes: Lanes) -> int:
+def bytes_of_result(client: ClientUpdate, shared: Shared, lanes: Lanes) -> int:
     """What one client sends: the size of its result and weight."""
 
-    def result(message: Any, lanes: Lanes) -> Any:
-        data, state, key = _only_lane(lanes)
-        out = client(message, read_client(data), state, jax.random.wrap_key_data(key))
+    def result(shared: Shared, lanes: Lanes) -> Any:
+        data, state, key = jax.tree.map(lambda x: x[0], lanes)
+        data = read_client(shared, data)
+        out = client(shared.message, data, state, jax.random.wrap_key_data(key))
         return out.result, out.weight
 
-    return num_bytes(jax.eval_shape(result, message, lanes))
+    return num_bytes(jax.eval_shape(result, shared, lanes))

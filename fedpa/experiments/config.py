@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from fedpa.engines import ENGINES, EngineOptions
-from fedpa.engines.engine import check_options
+from fedpa.engines.machine import choose_devices
 from fedpa.errors import (
     FedpaError,
     check_integer,
@@ -152,7 +152,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_integer("eval_every", config.eval_every, 1)
     find_name("engine", config.engine, ENGINES)
     check_share("min_success", config.min_success)
-    check_options(config.engine_options)
+    choose_devices(config.engine_options)  # refuses what this machine does not have
     check_stopping(config.stopping)
     check_recording(config.recording)
     if config.init is not None:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.data.federated import FederatedData, check_when_read
-from fedpa.engines.blocks import blocks, capacities, choose_width
+from fedpa.engines.blocks import Plan, blocks, capacities, choose_width
 from fedpa.engines.engine import Cohort
-from fedpa.engines.execution import find_kind, run_blocks
+from fedpa.engines.execution import run_blocks
 from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.run import assemble_run
@@ -48,8 +48,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     # As many as run at a time; the others take their turns.
     few = min(lanes * workers, clients)
     cohort = _alike(median, data, algorithm.client_init(theta), few)
-    made = blocks(cohort.sizes, [lanes], capacities(cohort.sizes))
-    kind = find_kind(cohort)
+    plan = Plan(blocks(cohort.sizes, [lanes], capacities(cohort.sizes)), workers)
     evaluation = _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
     seconds, memory = {}, {}
@@ -63,10 +62,10 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
             program = compile_client(
                 client, algorithm.aggregation, lambda size, lanes: sizes.append(size // lanes)
             )
-            run = functools.partial(run_blocks, program, sent, cohort, made, workers, kind)
+            run = functools.partial(run_blocks, program, sent, cohort, plan)
             spent += _seconds(run)
         seconds[phase] = spent * clients / few + evaluation
-        memory[phase] = max(sizes)
+        memory[phase] = max(sizes, default=0)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))
     return Estimate(len(ids), parameters, seconds, memory)
 

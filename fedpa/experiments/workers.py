@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 
 from fedpa.engines import configure
-from fedpa.engines.configuration import count_cores
+from fedpa.engines.machine import count_cores
 from fedpa.errors import FedpaError
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.tasks.task import TaskOptions, task_named

@@ -29,8 +29,16 @@ from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
 from fedpa.algorithms.methods import Described, Method, count_population
 from fedpa.atomic_write import write_atomically
 from fedpa.data.federated import FederatedData
-from fedpa.engines.engine import Cohort, Engine, OfAlgorithm, RoundResult, Traffic, no_reports
-from fedpa.engines.execution import raw_keys
+from fedpa.engines.engine import (
+    Cohort,
+    Engine,
+    OfAlgorithm,
+    Report,
+    RoundResult,
+    Traffic,
+    collect_reports,
+    raw_keys,
+)
 from fedpa.errors import FedpaError
 from fedpa.flower import wire
 from fedpa.flower.client import (
@@ -293,9 +301,9 @@ def flower(
         answers = roster.exchange(contents, str(number))
         # Where no client counts, the sum is 0 and its weight, too: the server skips the round.
         total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-        reports = no_reports(cohort)
+        reports: list[Report] = []
+        tokens: dict[str, np.int32] = {}
         for node, ids in parts.items():  # by first ids: the same order every time
-            members = [place[name] for name in ids]
             sizes = {name: cohort.sizes[place[name]] for name in ids}
             try:
                 with wire.reading():
@@ -325,15 +333,15 @@ def flower(
                 log(WARNING, LOST, number, sites[node].name, len(lost), lost[0])
             reasons = dict(zip(report.failed, report.reasons, strict=False))
             failures |= {name: reasons[name] for name in ids if name in reasons}
-            reports.accepted[members] = report.accepted
-            reports.examples[members] = list(sizes.values())
-            for name, values in infos.items():
-                reports.infos.setdefault(name, np.full(len(place), np.nan))[members] = values
+            members = [place[name] for name in ids]
+            reports.append(Report(members, infos, report.accepted, list(sizes.values())))
             if keeps:
-                reports.states.update(dict.fromkeys(accepted, np.int32(number)))
+                tokens.update(dict.fromkeys(accepted, np.int32(number)))
         up = sum(wire.count_bytes(a) for a in answers.values() if isinstance(a, RecordDict))
         down = sum(wire.count_bytes(content) for content in contents.values())
-        return RoundResult(value(total), *reports, failures, up // len(place), Traffic(up, down))
+        result = collect_reports(cohort, value(total), reports, failures, up // len(place))
+        states = {**result.states, **tokens}
+        return result._replace(states=states, traffic=Traffic(up, down))
 
     with_tokens = algorithm._replace(client_init=lambda theta: np.int32(0))
     return with_tokens if keeps else algorithm, run

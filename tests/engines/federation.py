@@ -33,9 +33,11 @@ METHODS = {
 }
 
 
-# Built once: what an engine has compiled for one test serves the next.
-OBJECTIVE = Objective(least_squares.loss, like=CLIENTS["client-0000"])
-ALGORITHMS = {name: method(OBJECTIVE) for name, method in METHODS.items()}
+# Built once: what an engine has compiled for one test serves the next. Not when this is imported:
+# processes join before they use JAX.
+@functools.cache
+def algorithm(method):
+    return METHODS[method](Objective(least_squares.loss, like=CLIENTS["client-0000"]))
 
 
 @functools.cache
@@ -51,7 +53,7 @@ def train(engine, method, examples=None, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a client takes part")  # SCAFFOLD, in so few rounds
         return fedpa.train(
-            ALGORITHMS[method],
+            algorithm(method),
             jnp.ones(3),
             data,
             rounds=2,

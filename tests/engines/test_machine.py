@@ -15,9 +15,9 @@ import pytest
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
-from fedpa.engines import EngineOptions, device_memory
-from fedpa.engines.configuration import count_cores
+from fedpa.engines import EngineOptions, machine
 from fedpa.engines.distributed import Processes, join
+from fedpa.engines.machine import count_cores
 from tests.engines.federation import built, train
 
 HERE = len(jax.devices())
@@ -65,7 +65,7 @@ def train_wide(**options):
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
-    monkeypatch.setattr(device_memory, "available", lambda device: 2_500_000)
+    monkeypatch.setattr(machine, "available", lambda device: 2_500_000)
     with pytest.raises(FedpaError, match=r"GiB free; clients_in_flight = [1-9]") as caught:
         train_wide(clients_in_flight=8, workers=2)
     lanes, workers = map(int, re.findall(r" = (\d+)", str(caught.value)))
@@ -74,18 +74,18 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
 
 
 def test_left_alone_the_engine_takes_fewer_clients_at_a_time(monkeypatch):
-    monkeypatch.setattr(device_memory, "available", lambda device: 1_000_000)
+    monkeypatch.setattr(machine, "available", lambda device: 1_000_000)
     assert len(train_wide().history) == 1
 
 
 def test_a_client_too_large_for_the_machine(monkeypatch):
-    monkeypatch.setattr(device_memory, "available", lambda device: 100)
+    monkeypatch.setattr(machine, "available", lambda device: 100)
     with pytest.raises(FedpaError, match=r"one client alone needs .* fewer samples"):
         train("local", "fedpa")
 
 
 def test_memory_is_read_from_the_machine():
-    free = device_memory.available(jax.devices()[0])
+    free = machine.available(jax.devices()[0])
     assert free is None or 2**20 < free < 2**50
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.experiments.models import NextWordLSTM
-from fedpa.experiments.models.lstm import token_losses
 from fedpa.metrics import next_words
+from tests.experiments.models.token_losses import token_losses
 from tests.metrics.summing import owners, parts, sums, values
 
 WORDS, EXAMPLES, LENGTH = 3, 5, 4

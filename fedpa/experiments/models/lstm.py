@@ -93,18 +93,6 @@ class NextWordLSTM(eqx.Module):
         layer_input(hidden, self.output_weight, self.output_bias, real=real)
 
 
-class TokenLosses(NamedTuple):
-    losses: Float[Array, "b t"]
-    """0 where the target is padding."""
-    mask: Bool[Array, "b t"]
-    """Where there is a target."""
-
-
-def token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
-    """The cross-entropy of every target. Their mean over a whole batch is Σ losses / Σ mask."""
-    return _token_losses(gather_rows(SPARSE, params, batch), batch)
-
-
 def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
     """Per sentence, the mean cross-entropy of its targets; 0 if it has none."""
     if observing():
@@ -113,16 +101,12 @@ def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
 
 
 def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
+    """The same with the words' rows in the embedding's place."""
     del key
-    losses, mask = _token_losses(params, batch)
-    return jnp.sum(losses, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1).astype(losses.dtype)
-
-
-def _token_losses(params: NextWordLSTM, batch: Examples) -> TokenLosses:
-    targets = batch["y"].T
-    mask = batch["y"] != PAD
+    targets, mask = batch["y"].T, batch["y"] != PAD
     losses = cross_entropy(params.logits(params.embedding, mask), targets.reshape(-1))
-    return TokenLosses(jnp.where(mask, losses.reshape(targets.shape).T, 0), mask)
+    losses = jnp.where(mask, losses.reshape(targets.shape).T, 0)
+    return jnp.sum(losses, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1).astype(losses.dtype)
 
 
 def count_targets(batch: Examples) -> Losses:

@@ -101,8 +101,8 @@ def test_stackoverflow_nwp(tmp_path):
 
 def test_a_mini_batch_of_sentences_counts_words(tmp_path):
     """The loss is a mean over the batch's targets, not over its sentences' means."""
-    from fedpa.experiments.models.lstm import token_losses
     from fedpa.objectives.objective import Objective, minibatch_loss
+    from tests.experiments.models.token_losses import token_losses
 
     stackoverflow(tmp_path)
     with pytest.warns(UserWarning, match="fewer than"):

@@ -1,0 +1,169 @@
+"""What engines ask of the machine: devices, cores, memory; `fedpa.configure` for the process."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.places import cache
+
+SHARE = 0.8
+"""Of the memory that is free, how much programs may take."""
+WORTH_KEEPING = 0.3
+"""Seconds a compilation must take to be kept."""
+LARGEST_CACHE = 2**31
+"""Bytes of compiled programs that are kept, the latest used first, where filelock is installed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """How an engine uses the machine; what is not set, the engine chooses.
+
+    None of it changes results by more than rounding.
+    """
+
+    device: str | None = None
+    """Kind of device to run on: cpu, gpu or tpu; JAX's default if not given."""
+    devices: int | None = None
+    """How many devices to use (sharded); all if not given."""
+    clients_in_flight: int | None = None
+    """Clients that run side by side in one program, on each device."""
+    workers: int | None = None
+    """Programs that run at a time, each in a thread of its own."""
+    matmul_precision: str = "default"
+    """Precision of matrix products on accelerators: default, high or highest."""
+
+
+def choose_devices(options: EngineOptions) -> list[jax.Device]:
+    """The devices to use. Refuses options that this machine can't serve."""
+    for name in ("devices", "clients_in_flight", "workers"):
+        value = getattr(options, name)
+        if value is not None:
+            check_integer(name, value, 1)
+    if options.matmul_precision not in ("default", "high", "highest"):
+        raise refuse(
+            "matmul_precision", options.matmul_precision, "must be default, high or highest"
+        )
+    try:
+        devices = jax.devices(options.device)
+    except RuntimeError:
+        kinds = sorted({device.platform for device in jax.devices()})
+        raise refuse(
+            "device", options.device, f"not available; available: {', '.join(kinds)}"
+        ) from None
+    if options.devices is not None and options.devices > len(devices):
+        hint = (
+            f" (XLA_FLAGS=--xla_force_host_platform_device_count={options.devices} divides a CPU)"
+        )
+        hint = hint if devices[0].platform == "cpu" else ""
+        raise refuse("devices", options.devices, f"must be at most {len(devices)}{hint}")
+    return devices[: options.devices]
+
+
+@contextlib.contextmanager
+def use_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
+    """Run what is inside on the device, at the precision that the options say."""
+    with contextlib.ExitStack() as stack:
+        if options.device is not None:
+            stack.enter_context(jax.default_device(device))
+        if options.matmul_precision != "default":
+            stack.enter_context(jax.default_matmul_precision(options.matmul_precision))
+        yield
+
+
+class DoesNotFit(FedpaError):
+    """A block of clients needs more memory than there is."""
+
+
+def available(device: jax.Device) -> int | None:
+    """Bytes free for programs on a device; None where that is not known."""
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            return None
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    amounts = [amount for amount in (_free_in_machine(), _free_in_group()) if amount is not None]
+    return min(amounts, default=None)
+
+
+def check_fits(needed: int, lanes: int, workers: int, device: jax.Device) -> None:
+    """Refuse programs that would need more than there is: `needed` bytes for each worker."""
+    free = available(device)
+    if free is None or needed * workers <= SHARE * free:
+        return
+    fitting = int(SHARE * free / (needed / lanes))
+    size = f"{_gib(needed * workers)} for {lanes * workers} clients in flight, {_gib(free)} free"
+    if fitting < 1:
+        raise DoesNotFit(
+            f"a round does not fit in memory: {size}; one client alone needs "
+            f"{_gib(needed // lanes)}: fewer samples, a smaller batch or a smaller model would fit"
+        )
+    fitting_lanes = max(min(fitting // workers, lanes), 1)
+    fitting_workers = max(min(fitting // fitting_lanes, workers), 1)
+    raise DoesNotFit(
+        f"a round does not fit in memory: {size}; clients_in_flight = {fitting_lanes} with "
+        f"workers = {fitting_workers} would fit"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"
+
+
+def _free_in_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+
+
+def _free_in_group() -> int | None:
+    """What the control group (a container, a batch job) leaves."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        return None if limit == "max" else int(limit) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> None:
+    """Set JAX up for federated rounds on this machine.
+
+    - CPU programs run in the thread that calls them. JAX's own threads are few, and programs handed
+      to them from several threads wait for each other. Takes effect before JAX starts its devices.
+    - What was compiled is kept in the user's cache directory and read back by later processes.
+
+    Settings that you made (environment variables, `jax.config`) are left as they are.
+
+    Args:
+        cached: Whether to keep compiled programs.
+        worth_keeping: Seconds a compilation must take to be kept.
+    Example:
+        >>> import fedpa
+        >>> fedpa.configure(cached=False)
+    """
+    config: Any = jax.config
+    if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if not cached or config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", worth_keeping)
+    if importlib.util.find_spec("filelock") is not None:
+        jax.config.update("jax_compilation_cache_max_size", LARGEST_CACHE)
+
+
+def count_cores() -> int:
+    """Count the CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
