@@ -28,7 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.deltas.posterior_delta import posterior_delta
+from fedpa.deltas import posterior_delta
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import MARKERS, new_figure, tidy
 from fedpa.experiments.studies.study import (
@@ -43,11 +43,8 @@ from fedpa.experiments.studies.study import (
     values_of,
     where,
 )
-from fedpa.objectives import least_squares
-from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.objective import Objective
-from fedpa.samplers.iasg import iasg
-from fedpa.samplers.sampler import Sampler, Steps
+from fedpa.objectives import ClientData, Objective, least_squares
+from fedpa.samplers import Sampler, Steps, iasg
 from fedpa.types import Key
 
 POINTS, BATCH, BURN_IN, STARTS = 500, 10, 100, 10

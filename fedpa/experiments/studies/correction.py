@@ -34,12 +34,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.exact_posterior import exact_posterior
-from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedpa import fedpa
-from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work
-from fedpa.algorithms.mean import mean
-from fedpa.algorithms.methods import Method
+from fedpa.algorithms import LocalTraining, Method, exact_posterior, fedavg, fedpa, mean
+from fedpa.algorithms.local_training import SamplerFactory, local_work
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, new_figure, tidy
@@ -57,15 +53,20 @@ from fedpa.experiments.studies.study import (
     values_of,
     where,
 )
-from fedpa.objectives import least_squares, quadratic
-from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.least_squares import make_regression
-from fedpa.objectives.objective import Objective, client_loss
-from fedpa.objectives.quadratic import Quadratic, laplace
-from fedpa.samplers import exact, hmc, iasg, nuts, sghmc, sgld
-from fedpa.samplers.sampler import Sampler, Temperature
-from fedpa.samplers.sampler import draw as draw_samples
-from fedpa.server.update import Server
+from fedpa.objectives import (
+    ClientData,
+    Objective,
+    Quadratic,
+    client_loss,
+    laplace,
+    least_squares,
+    make_regression,
+    quadratic,
+)
+from fedpa.samplers import Sampler, exact, hmc, iasg, nuts, sghmc, sgld
+from fedpa.samplers import draw as draw_samples
+from fedpa.samplers.sampler import Temperature
+from fedpa.server import Server
 from fedpa.types import Examples, Key, Losses, Params
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -256,12 +257,12 @@ def variants(name: str, problem: Problem, quick: bool) -> dict[str, Variant]:
         chosen[f"FedPA {shown}, calibrated"] = posterior(
             "IASG, calibrated", rho=rule, sample_scale=scale
         )
-    # Not exact for the classifier: 650×650 spectra of every client in every round.
-    names = ["SGLD", "SGHMC", "HMC", "NUTS"] + ["exact"] * (name == "least squares")
-    if quick:
-        names = names[4:]
-    for sampler in names:
-        for mark, temperature, by in TEMPERATURES[quick:]:
+    samplers = [] if quick else ["SGLD", "SGHMC", "HMC", "NUTS"]
+    if name == "least squares":
+        # Not for the classifier: 650×650 spectra of every client in every round.
+        samplers.append("exact")
+    for sampler in samplers:
+        for mark, temperature, by in TEMPERATURES[-1:] if quick else TEMPERATURES:
             factory = sampler_at(problem, sampler, temperature)
             chosen[f"FedPA {sampler} {mark}"] = posterior(
                 "other samplers", rho=1.0, sample_scale=by, sampler=factory

@@ -55,12 +55,9 @@ from fedpa.experiments.studies.study import (
     values_of,
     where,
 )
-from fedpa.objectives import least_squares
-from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.objective import Objective
-from fedpa.samplers import Steps, exact, iasg
-from fedpa.samplers.diagnostics import bulk_ess, kish_ess
-from fedpa.samplers.sampler import draw_chains
+from fedpa.objectives import ClientData, Objective, least_squares
+from fedpa.samplers import Steps, draw_chains, exact, iasg, kish_ess
+from fedpa.samplers.diagnostics import bulk_ess
 from fedpa.types import Key
 
 POINTS = 500

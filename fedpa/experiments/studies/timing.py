@@ -30,15 +30,13 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from fedpa.algorithms import LocalTraining
 from fedpa.algorithms.client import client_update
 from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.fedopt import Broadcast
-from fedpa.algorithms.local_training import LocalTraining, local_sampler
-from fedpa.deltas.delta import Delta, DeltaInfo
-from fedpa.deltas.mean import mean
-from fedpa.deltas.posterior import GramState, posterior
-from fedpa.deltas.posterior_delta import posterior_delta
-from fedpa.deltas.shrinkage import fixed
+from fedpa.algorithms.local_training import local_sampler
+from fedpa.deltas import Delta, DeltaInfo, fixed, mean, posterior, posterior_delta
+from fedpa.deltas.posterior import GramState
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.study import (
     Row,
@@ -51,13 +49,10 @@ from fedpa.experiments.studies.study import (
     values_of,
     where,
 )
-from fedpa.objectives import least_squares
-from fedpa.objectives.client_data import ClientData, client_data
-from fedpa.objectives.objective import Objective
-from fedpa.samplers.sampler import Sampler
-from fedpa.samplers.sampler import draw as draw_samples
-from fedpa.server.optimizers import sgd
-from fedpa.server.update import Server
+from fedpa.objectives import ClientData, Objective, client_data, least_squares
+from fedpa.samplers import Sampler
+from fedpa.samplers import draw as draw_samples
+from fedpa.server import Server, sgd
 from fedpa.types import Params
 
 RHO = 0.01

@@ -26,13 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms.exact_posterior import exact_posterior
-from fedpa.algorithms.fedavg import fedavg
-from fedpa.algorithms.fedpa import fedpa
-from fedpa.algorithms.local_training import LocalTraining
-from fedpa.algorithms.mb_sgd import mb_sgd
-from fedpa.algorithms.mean import mean
-from fedpa.algorithms.methods import Method
+from fedpa.algorithms import LocalTraining, Method, exact_posterior, fedavg, fedpa, mb_sgd, mean
 from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
 from fedpa.experiments.studies.simulation import equal_clients, simulate, simulate_rates
 from fedpa.experiments.studies.study import (
@@ -48,12 +42,9 @@ from fedpa.experiments.studies.study import (
     values_of,
     where,
 )
-from fedpa.objectives import least_squares
-from fedpa.objectives.client_data import client_data
-from fedpa.objectives.objective import Objective
-from fedpa.objectives.quadratic import Quadratic, global_posterior
-from fedpa.samplers.exact import exact
-from fedpa.server.update import Server
+from fedpa.objectives import Objective, Quadratic, client_data, global_posterior, least_squares
+from fedpa.samplers import exact
+from fedpa.server import Server
 from fedpa.types import Key
 
 POINTS, BATCH, RATE = 100, 10, 0.01

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedpa.errors import FedpaError, convert_value, refuse
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
 from fedpa.experiments.hyperparameters import Hyperparameters
@@ -141,11 +143,8 @@ def point(space: Space, index: int) -> Params:
 
     Computed from the index: of a large grid none but those that are run are made.
     """
-    found: Params = {}
-    for name, values in reversed(list(space.items())):
-        index, place = divmod(index, len(values))
-        found[name] = values[place]
-    return {name: found[name] for name in space}
+    places = np.unravel_index(index, [len(values) for values in space.values()])
+    return {name: space[name][place] for name, place in zip(space, places, strict=True)}
 
 
 def configure(base: RunConfig, params: Mapping[str, Any]) -> RunConfig:
@@ -197,12 +196,11 @@ def trim_space(space: Space, base: RunConfig) -> Space:
     (FedAvg[1] has one epoch; burn-in must leave rounds for sampling.) What a user wrote is checked
     instead, not trimmed.
     """
-    kept: dict[str, Choices | Interval] = {}
-    for name, values in space.items():
-        fine = tuple(value for value in values if _fits(base, {name: value}))
-        if fine:
-            kept[name] = fine
-    return kept
+    trimmed = {
+        name: tuple(value for value in values if _fits(base, {name: value}))
+        for name, values in space.items()
+    }
+    return {name: values for name, values in trimmed.items() if values}
 
 
 def _fits(base: RunConfig, params: Params) -> bool:
