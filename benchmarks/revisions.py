@@ -26,7 +26,6 @@ from rich.table import Table
 
 from benchmarks.own import COSTED
 from benchmarks.works import WORKS, Work, write_data, write_spec
-from fedpa.experiments.cli.arguments import parse_words
 
 SLOWER = 1.05
 WARMUP = 2
@@ -203,4 +202,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         work(json.loads(sys.argv[1]))
     else:
+        from fedpa.experiments.cli.arguments import parse_words  # a worker's checkout may lack it
+
         main(parse_words(Options, sys.argv[1:], "python -m benchmarks.revisions"))
