@@ -86,7 +86,9 @@ def _plain(arguments: Mapping[str, Any], side: str = "") -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, optax.GradientTransformation):
-            settings |= _first_step(f"{side}_step", value)
+            steps = _take_steps(value)
+            if steps and math.isfinite(steps[0]):
+                settings[f"{side}_step"] = steps[0]
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
             settings = _plain(value._asdict(), "client" if name == "local" else name) | settings
         elif isinstance(value, Described):
@@ -100,11 +102,32 @@ def _plain(arguments: Mapping[str, Any], side: str = "") -> dict[str, Any]:
     return settings
 
 
-def _first_step(name: str, optimizer: optax.GradientTransformation) -> dict[str, float]:
-    """Nothing of an optimizer that must be given more than a gradient."""
-    theta = np.zeros(1, np.float32)
+def sample_functions(arguments: Mapping[str, Any]) -> list[Any]:
+    """What the functions among a builder's arguments give, so that two can be told apart.
+
+    Of an optimizer its first steps, of a schedule its value in a few rounds, of another its name.
+    """
+    found: list[Any] = []
+    for name, value in arguments.items():
+        if isinstance(value, optax.GradientTransformation):
+            found.append(_take_steps(value))
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            found += sample_functions(value._asdict())
+        elif isinstance(value, Described):
+            found += [value.name, *sample_functions(value.arguments)]
+        elif name == "schedule":
+            found.append([float(f"{float(value(t)):.6g}") for t in (0, 1, 10, 100, 1000)])
+        elif callable(value):
+            found.append(getattr(value, "__qualname__", type(value).__name__))
+    return found
+
+
+def _take_steps(optimizer: optax.GradientTransformation) -> list[float]:
+    """Its steps for three gradients; none of one that must be given more than a gradient."""
+    theta, steps = np.zeros(1, np.float32), []
     with contextlib.suppress(Exception):
-        step, _ = optimizer.update(theta + 1, optimizer.init(theta), theta)
-        length = float(np.abs(np.asarray(step))[0])
-        return {name: float(f"{length:.6g}")} if math.isfinite(length) else {}
-    return {}
+        state = optimizer.init(theta)
+        for gradient in (1.0, -0.5, 2.0):
+            step, state = optimizer.update(theta + np.float32(gradient), state, theta)
+            steps.append(float(f"{abs(float(np.asarray(step)[0])):.6g}"))
+    return steps

@@ -156,9 +156,12 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if not cached or config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
-    jax.config.update("jax_compilation_cache_dir", str(cache() / "compiled"))
+    # A limit needs files beside the programs; JAX warns of a directory where some lack them.
+    is_limited = importlib.util.find_spec("filelock") is not None
+    directory = cache() / "compiled" / ("limited" if is_limited else "unlimited")
+    jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", worth_keeping)
-    if importlib.util.find_spec("filelock") is not None:
+    if is_limited:
         jax.config.update("jax_compilation_cache_max_size", LARGEST_CACHE)
 
 

@@ -35,7 +35,7 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     if problem is None:
         problem = task_named(config.task).load(config.task_options)
     training = assemble_run(config, problem)
-    algorithm, theta, assemble = training.prepared
+    algorithm, theta, assemble, _ = training.prepared
     data, evaluate = training.data, training.evaluate
     assert evaluate is not None
     state = algorithm.init(theta)

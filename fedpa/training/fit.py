@@ -17,12 +17,12 @@ from fedpa.objectives.sparse_table import SparseTable
 from fedpa.training.callbacks import Callback, Evaluate, Event, check_callbacks, name_metrics
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.loop import Fit, check_counts, check_share
-from fedpa.training.problem import prepare, some_examples
+from fedpa.training.problem import prepare
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
+    describe_program,
     environment,
-    probe_method,
 )
 from fedpa.training.recording import Place, RecordingOptions, check_recording
 from fedpa.training.run import (
@@ -103,7 +103,7 @@ def fit(
         raise FedpaError("clients has no clients: at least one is needed")
     objective = Objective(loss, regularizer, reduction, sparse, weight)
     prepared = prepare(objective, params, data, method, rounds)
-    algorithm = prepared.algorithm
+    own = prepared
     prepared, engine = connect_engine(local() if engine is None else engine, prepared)
     best = Best(best) if isinstance(best, str) else best
     training = Training(
@@ -131,7 +131,7 @@ def fit(
         "engine": _name_engine(engine),
         "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
         "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
-        "program": probe_method(algorithm, prepared.theta, some_examples(data)),
+        "program": describe_program(method, own),
     }
     if isinstance(method, Described):
         settings |= {"method": method.name, "hyperparameters": method.settings()}

@@ -57,6 +57,8 @@ class Prepared(NamedTuple):
     theta: Params
     assemble: Callable[[Params], Any]
     """θ → the model as the user gave it."""
+    objective: Objective
+    """What clients minimize, as a function of θ."""
 
 
 def prepare(
@@ -83,7 +85,7 @@ def prepare(
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     _warn_of_no_sampling(algorithm, rounds)
-    return Prepared(algorithm, theta, assemble)
+    return Prepared(algorithm, theta, assemble, objective)
 
 
 def _check_called(method: Any, problem: Objective) -> None:

@@ -14,11 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
+from fedpa.algorithms.fedopt import Algorithm, Cohort, fed_round
+from fedpa.algorithms.methods import Described, sample_functions
 from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.training.named_arrays import update_digest
+from fedpa.training.problem import Prepared
 from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
@@ -27,7 +32,7 @@ LOOKED_AT = 2**23
 """Bytes of a federation's examples that its fingerprint is taken of."""
 _JAX_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
 MADE_UP = 24
-"""Examples of the client that a method is tried on: more than one batch of the usual size."""
+"""Examples that objectives and methods are tried on: more than one batch of the usual size."""
 _PHASES = 10_000
 """Rounds whose phases tell one switch from another."""
 
@@ -122,44 +127,65 @@ def arrays_fingerprint(tree: Any) -> str:
     return digest.hexdigest()
 
 
-def probe_method(algorithm: Algorithm, theta: Params, examples: Any) -> str:
-    """Describe what clients and server compute by a few of its numbers.
+def describe_program(method: Any, prepared: Prepared) -> str:
+    """Describe the functions of a run: the loss, and those that the method is made of.
 
-    Functions can't be compared with those of last week; what they give can: here how far two rounds
-    of one client, in the method's last phase, move the parameters and the server's state. Its few
-    examples are made up, so that only the method, its settings and the loss make a difference. Four
-    digits, because processors differ in the last ones.
+    The settings of fedpa's own methods are recorded as values beside it; of another method nothing
+    is known, so it is tried.
+    """
+    algorithm, theta, _, objective = prepared
+    loss = probe_objective(objective, theta)
+    if not isinstance(method, Described):
+        return f"{loss} {probe_algorithm(algorithm, theta, objective.like)}"
+    functions = repr(sample_functions(method.arguments)).encode()
+    return f"{loss} {hashlib.blake2b(functions, digest_size=8).hexdigest()}"
+
+
+def probe_objective(objective: Objective, theta: Params) -> str:
+    """Describe an objective by its value and the length of its gradient on examples made up.
+
+    Functions can't be compared with those of last week; what they give can. Four digits, because
+    processors differ in the last ones.
+    """
+
+    def value(theta: Params, data: ClientData) -> Any:
+        batch = Minibatch(data.examples, jnp.ones(MADE_UP))
+        return minibatch_loss(objective, theta, batch, jax.random.key(0))
+
+    data = _make_up_client(objective.like)
+    loss, gradient = jax.jit(jax.value_and_grad(value))(theta, data)
+    return f"{float(loss):.3e} {float(optax.tree.norm(gradient)):.3e}"
+
+
+def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
+    """Describe what clients and server compute by how far two rounds of one client move them.
+
+    They are rounds of the algorithm's last phase, on examples made up.
 
     Args:
         algorithm: The method, for an objective.
         theta: The parameters it starts from.
-        examples: Of any client; their shapes and types are all that matters.
+        like: Examples of any client; their shapes and types are all that matters.
     """
-    made_up = ClientData(jax.tree.map(_make_up, examples), jnp.asarray(MADE_UP, jnp.int32))
+    data = _make_up_client(like)
     phases = [algorithm.phase(t) for t in range(_PHASES)]
-    t = jnp.asarray(_PHASES - 1)
-    # Functions are jitted as they are: the round loop, or another run, may have compiled them.
+    cohort = Cohort(
+        jax.tree.map(lambda array: array[None], data),
+        jax.random.split(jax.random.key(0), 1),
+        jax.tree.map(lambda array: array[None], algorithm.client_init(theta)),
+    )
     start = state = algorithm.init(theta)
-
-    def run_client(client: ClientUpdate, message: Message) -> Any:
-        kept = algorithm.client_init(theta)
-        out = jax.jit(client)(message, made_up, kept, jax.random.key(0))
-        empty = algorithm.aggregation.init(out.result, out.weight)
-        return algorithm.aggregation.value(
-            algorithm.aggregation.add(empty, out.result, out.weight)[0]
-        )
-
+    step = jax.jit(lambda *args: fed_round(algorithm, *args, phases[-1])[0])
     for _ in range(2):  # the second shows what the server keeps of the first
-        if algorithm.inquiry is not None:
-            asked = algorithm.inquiry.broadcast(state)
-            state = algorithm.inquiry.receive(state, run_client(algorithm.inquiry.client, asked))
-        message = jax.jit(algorithm.broadcast)(state, t)
-        aggregate = run_client(algorithm.clients[phases[-1]], message)
-        state, _ = jax.jit(algorithm.server)(state, aggregate, t)
+        state = step(state, cohort, jnp.asarray(_PHASES - 1))
     moved = _distance(algorithm.parameters(state), algorithm.parameters(start))
     switches = [k for k in range(1, _PHASES) if phases[k] != phases[k - 1]]
     digest = hashlib.blake2b(repr((phases[0], switches)).encode(), digest_size=8)
     return f"{moved:.3e} {_distance(state, start):.3e} {digest.hexdigest()}"
+
+
+def _make_up_client(like: Any) -> ClientData:
+    return ClientData(jax.tree.map(_make_up, like), jnp.asarray(MADE_UP, jnp.int32))
 
 
 def _make_up(array: Any) -> np.ndarray:

@@ -123,7 +123,7 @@ def resume_run(training: Training, place: Place, anyway: bool = False) -> Fit:
 
 def train_run(training: Training, place: Place | None, start: Snapshot | None = None) -> Fit:
     """Train to the end, or until a callback says otherwise."""
-    algorithm, theta, assemble = training.prepared
+    algorithm, theta, assemble, _ = training.prepared
     evaluate, best = training.evaluate, training.best
     evaluations = [] if evaluate is None else [at_rounds(evaluate, training.eval_every)]
     remembering = None if best is None else remember_best(best)
@@ -262,7 +262,7 @@ def _restore(training: Training, out: Path, stored: Stored | None) -> Snapshot |
     """The checkpoint as this training's; refused if it does not fit."""
     if stored is None:
         return None
-    algorithm, theta, _ = training.prepared
+    algorithm, theta, *_ = training.prepared
     if stored.round > training.rounds:
         raise FedpaError(
             f"rounds = {training.rounds}: {str(out)!r} has done {stored.round} already"

@@ -102,7 +102,9 @@ def test_configure_keeps_programs_in_the_users_directory(monkeypatch, tmp_path):
         fedpa.configure(cached=False)
         assert jax.config.jax_compilation_cache_dir is None
         fedpa.configure()
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedpa" / "compiled")
+        assert jax.config.jax_compilation_cache_dir == str(
+            tmp_path / "fedpa" / "compiled" / "limited"
+        )
         assert 0 < jax.config.jax_compilation_cache_max_size < 2**40
     finally:
         for name, value in before.items():

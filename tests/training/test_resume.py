@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa.algorithms.methods import Described
 from fedpa.objectives import least_squares
 from fedpa.training import (
     Best,
@@ -29,6 +30,7 @@ from fedpa.training import (
 )
 from fedpa.training import checkpoint as checkpointing
 from fedpa.training.loop import Snapshot
+from fedpa.training.problem import prepare
 from fedpa.training.run_directory import lock_directory
 from tests.federations import least_squares_federation, trees_equal
 
@@ -517,22 +519,36 @@ def test_stopping_to_be_resumed(runs, tmp_path):
     assert left(tmp_path / "run")[0] == left(runs["fedpa"][0] / "whole")[0]
 
 
-def test_the_probe_of_a_method_tells_its_settings():
-    algorithm = posterior_averaging()(fedpa.Objective(least_squares.loss))
-    examples = CLIENTS["client-0000"]
-    one = provenance.probe_method(algorithm, jnp.zeros(3), examples)
-    same = posterior_averaging()(fedpa.Objective(least_squares.loss))
-    assert provenance.probe_method(same, jnp.zeros(3), examples) == one
+def describe_fit(method, loss=least_squares.loss):
+    """What is recorded of method and loss, by which another is told on resuming."""
+    data = fedpa.data.from_mapping(CLIENTS)
+    prepared = prepare(fedpa.Objective(loss), jnp.zeros(3), data, method, ROUNDS)
+    known = method.settings() if isinstance(method, Described) else {}
+    return known, provenance.describe_program(method, prepared)
+
+
+def other_methods():
+    """Each differs from `posterior_averaging()` in one thing."""
     for rate, rho, burn_in in ((0.2, 0.1, 3), (0.1, 0.2, 3), (0.1, 0.1, 4)):
         side = Server(server.adam(rate), averaging=server.averaging.polyak())
-        other = fedpa.fedpa(LOCAL, side, rho=rho, burn_in_rounds=burn_in)
-        found = other(fedpa.Objective(least_squares.loss))
-        assert provenance.probe_method(found, jnp.zeros(3), examples) != one
-    with_momentum = LocalTraining(optax.sgd(0.05, momentum=0.9), batch_size=8, epochs=2)
+        yield fedpa.fedpa(LOCAL, side, rho=rho, burn_in_rounds=burn_in)
     side = Server(server.adam(0.1), averaging=server.averaging.polyak())
-    other = fedpa.fedpa(with_momentum, side, rho=0.1, burn_in_rounds=3)
-    found = other(fedpa.Objective(least_squares.loss))
-    assert provenance.probe_method(found, jnp.zeros(3), examples) != one
+    with_momentum = LOCAL._replace(optimizer=optax.sgd(0.05, momentum=0.9))
+    yield fedpa.fedpa(with_momentum, side, rho=0.1, burn_in_rounds=3)
+    yield fedpa.fedpa(LOCAL, side._replace(averaging=server.averaging.none()), rho=0.1,
+                      burn_in_rounds=3)  # fmt: skip
+    decaying = side._replace(schedule=server.schedules.exponential(1.0, 0.99))
+    yield fedpa.fedpa(LOCAL, decaying, rho=0.1, burn_in_rounds=3)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["fedpa's", "own"])
+def test_a_method_of_other_settings_is_known(own):
+    def give(method):
+        return (lambda objective: method(objective)) if own else method
+
+    one = describe_fit(give(posterior_averaging()))
+    assert describe_fit(give(posterior_averaging())) == one
+    assert all(describe_fit(give(other)) != one for other in other_methods())
 
 
 def test_constants_inside_a_compiled_loss_are_part_of_the_program():
@@ -542,8 +558,7 @@ def test_constants_inside_a_compiled_loss_are_part_of_the_program():
         def loss(theta, batch, key):
             return inner(batch["x"] @ theta - batch["y"])
 
-        algorithm = posterior_averaging()(fedpa.Objective(loss))
-        return provenance.probe_method(algorithm, jnp.zeros(3), CLIENTS["client-0000"])
+        return describe_fit(posterior_averaging(), loss)
 
     assert fingerprint(jnp.array([1.0, 2.0])) == fingerprint(jnp.array([1.0, 2.0]))
     assert fingerprint(jnp.array([1.0, 2.0])) != fingerprint(jnp.array([5.0, 2.0]))
