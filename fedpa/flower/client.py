@@ -93,7 +93,7 @@ def make_node(
     method = set_population(method, population)
     model = _make_model(problem.init)
     # How many rounds there are makes no difference to what a client does.
-    algorithm, theta, _ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)
+    algorithm, theta, *_ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)
     undivided = algorithm.aggregation._replace(value=lambda total: total)
     return Node(
         check_when_read(problem.clients),

@@ -175,7 +175,7 @@ def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
         jax.tree.map(lambda array: array[None], algorithm.client_init(theta)),
     )
     start = state = algorithm.init(theta)
-    step = jax.jit(lambda *args: fed_round(algorithm, *args, phases[-1])[0])
+    step = jax.jit(lambda state, cohort, t: fed_round(algorithm, state, cohort, t, phases[-1])[0])
     for _ in range(2):  # the second shows what the server keeps of the first
         state = step(state, cohort, jnp.asarray(_PHASES - 1))
     moved = _distance(algorithm.parameters(state), algorithm.parameters(start))
