@@ -18,7 +18,7 @@ that run in two threads at a time, wait for each other for ever (jaxlib 0.10.2; 
 Cholesky alike), and a steep client alone takes the longer way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,22 @@ from fedpa.deltas.shrinkage import Moments, Shrinkage, array_namespace, coeffici
 
 STEEP = 30.0
 """λ_max(Σ̃) beyond which X is factored rather than XXᵀ."""
+SMALL, BLOCK = 10**6, 2**14
+"""Multiplications of a product up to which BLAS has a faster way; parameters that are otherwise
+taken at a time, so that their differences stay in a processor's cache."""
+
+
+class Differences(NamedTuple):
+    """E and e, as far as they are needed."""
+
+    gram: Any
+    """E Eᵀ."""
+    along: Any
+    """E e."""
+    combine: Callable[[Any], Any]
+    """w → e − Eᵀw."""
+    rows: Callable[[], tuple[Any, Any]]
+    """E and e themselves."""
 
 
 class Result(NamedTuple):
@@ -66,14 +82,13 @@ def _solve(theta0: Any, samples: Any, shrink: Shrinkage, scale: Any, count: Any)
     xp = array_namespace(samples)
     ell, dim = samples.shape
     real = (xp.arange(ell, dtype=samples.dtype) < count).astype(samples.dtype)
-    last = samples[-1] if xp is np else samples[xp.maximum(count.astype(int) - 1, 0)]
-    rows, e = (samples - last[None, :]) * real[:, None], theta0 - last
+    take = _take_in_blocks if xp is np else _take_at_once
+    gram, along, combine, differences = take(theta0, samples, real, count)
 
     def center(y: Any) -> Any:
         mask = real if y.ndim == 1 else real[:, None]
         return (y - xp.sum(y * mask, axis=0, keepdims=True) / count) * mask
 
-    gram, along = _product(rows, rows.T), _product(rows, e)
     spread = center(center(gram).T)
     degrees = xp.maximum(count - 1, 1.0)
     covariance = spread * scale**2 / degrees
@@ -87,9 +102,10 @@ def _solve(theta0: Any, samples: Any, shrink: Shrinkage, scale: Any, count: Any)
         onto = center(along - _product(gram, mean))
         system = xp.eye(ell, dtype=spread.dtype) + kappa * spread
         weights = mean + kappa * center(xp.linalg.solve(system, onto[:, None])[:, 0])
-        return e - _product(weights.astype(rows.dtype), rows)
+        return combine(weights.astype(samples.dtype))
 
     def from_factors() -> Any:
+        rows, e = differences()
         b = e - _product(mean, rows)
         return _factored(center(rows), b, kappa.astype(rows.dtype), xp)
 
@@ -98,7 +114,59 @@ def _solve(theta0: Any, samples: Any, shrink: Shrinkage, scale: Any, count: Any)
     squares = xp.diagonal(gram)
     steps = squares[1:] + squares[:-1] - 2 * xp.diagonal(gram, 1)
     ess = effective_samples(count, xp.sum(steps * real[1:]), xp.trace(spread))
-    return Result((delta / a).astype(theta0.dtype), rho, ess)
+    return Result(delta / xp.asarray(a, dtype=delta.dtype), rho, ess)
+
+
+def _take_at_once(theta0: Any, samples: Any, real: Any, count: Any) -> Differences:
+    import jax
+
+    last = samples[jax.numpy.maximum(count.astype(int) - 1, 0)]
+
+    def rows() -> tuple[Any, Any]:
+        return (samples - last[None, :]) * real[:, None], theta0 - last
+
+    # On CPUs XLA multiplies few long columns three times faster than few long rows.
+    columns, e = jax.lax.optimization_barrier((rows()[0].T, rows()[1]))
+    return Differences(
+        _product(columns.T, columns),
+        _product(e, columns),
+        lambda weights: e - _product(columns, weights),
+        rows,  # again, inside of a branch that is hardly ever taken: what enters it is copied
+    )
+
+
+def _take_in_blocks(theta0: Any, samples: Any, real: Any, count: Any) -> Differences:
+    """All rows are samples. Sums of blocks are in float64."""
+    ell, dim = samples.shape
+    small = SMALL // (ell * (ell + 1))
+    size = min(small if 2**11 < small < BLOCK else BLOCK, dim)
+    buffer = np.empty((ell + 1) * size, samples.dtype)
+
+    def blocks() -> Iterator[tuple[slice, np.ndarray]]:
+        """E, and e below it, of one block after the other, in the same memory."""
+        for start in range(0, dim, size):
+            block = slice(start, min(start + size, dim))
+            both = buffer[: (ell + 1) * (block.stop - start)].reshape(ell + 1, -1)
+            np.subtract(samples[:, block], samples[-1, block], out=both[:-1])
+            np.subtract(theta0[block], samples[-1, block], out=both[-1])
+            yield block, both
+
+    products = np.zeros((ell + 1, ell))
+    for _, both in blocks():
+        products += np.dot(both, both[:-1].T)
+
+    def combine(weights: Any) -> Any:
+        combined, signed = np.empty(dim, samples.dtype), np.append(-weights, weights.dtype.type(1))
+        for block, both in blocks():
+            np.dot(signed, both, out=combined[block])
+        return combined
+
+    return Differences(
+        products[:-1],
+        products[-1],
+        combine,
+        lambda: (samples - samples[-1], theta0 - samples[-1]),
+    )
 
 
 def _factored(x: Any, b: Any, kappa: Any, xp: Any) -> Any:
@@ -131,7 +199,8 @@ def _choose(steep: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         return yes() if steep else no()
     import jax
 
-    return jax.lax.cond(steep, yes, no)
+    usual = no()  # before the branch: in one, XLA takes three times as long for it on CPUs
+    return jax.lax.cond(steep, yes, lambda: usual)
 
 
 def effective_samples(count: Any, steps: Any, spread: Any) -> Any:
