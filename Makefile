@@ -40,7 +40,7 @@ lint: $(READY)  ## format, style, types
 bench: $(READY)  ## ours and the peers on the same work, in turns; QUICK=1 for a few minutes
 	$(BIN)/python -m benchmarks.run $(if $(QUICK),--quick) $(ARGS)
 
-lock: $(READY)  ## resolve the dependencies anew (needs uv)
+lock: $(READY)  ## resolve the dependencies again (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 

@@ -101,7 +101,7 @@ def global_precision(
     every: k; clients send sketches in rounds 0, k, 2k, …
     epsilon: ε > 0. Directions of Ā far below it keep gain 1; large, it does nothing.
     decay: β, by which A is multiplied when sketches come; 0.95^k if not given.
-    block: A of a layer with more inputs is block-diagonal, in blocks of at most so many; 1 is the
+    block: A of a layer with more inputs is block-diagonal, in blocks of at most this size; 1 is the
         diagonal.
     rank: s, the columns of a sketch, at most a layer's outputs, which it is if not given; "exact"
         for A_i itself whatever its size.

@@ -103,7 +103,7 @@ def _plain(arguments: Mapping[str, Any], side: str = "") -> dict[str, Any]:
 
 
 def sample_functions(arguments: Mapping[str, Any]) -> list[Any]:
-    """What the functions among a builder's arguments give, so that two can be told apart.
+    """What the functions among a builder's arguments give, so that two methods can be compared.
 
     Of an optimizer its first steps, of a schedule its value in a few rounds, of another its name.
     """

@@ -17,7 +17,7 @@
     const palette = root.dataset.theme === "dark" ? DARK : report.palette;
     return palette[method % palette.length];
   };
-  // Told apart without colour, too: plotly's dash → the lengths of its swatch.
+  // Methods also differ in their dashes, not only in colour: plotly's dash → the lengths of its swatch.
   const DASHES = {
     solid: "none", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3", longdash: "11 4",
     longdashdot: "11 3 2 3", "5px 2px 1px 2px": "5 2 1 2",

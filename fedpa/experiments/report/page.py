@@ -32,7 +32,7 @@ from fedpa.metrics.streaming import PERCENTILES
 MOST_BYTES = 6_000_000
 """Of a page, of which plotly is 4.8 million: what mail and repositories take."""
 MOST_MARKS = 4000
-"""In one chart: browsers get slow with more, and nobody sees them apart."""
+"""In one chart: browsers get slow with more, and lines can't be distinguished."""
 MOST_POINTS = 50_000
 """Of all lines of a page."""
 LEAST_POINTS = (50, 20, 10)
@@ -46,7 +46,7 @@ def make_page(comparisons: Sequence[Comparison]) -> str:
     refused.
     """
     bare = [part._replace(diagnostics=()) for part in comparisons]
-    left_out = "So many methods that the posterior diagnostics are left out, to keep the page small"
+    left_out = "Too many methods: the posterior diagnostics are left out to keep the page small"
     left_out += ": a report of fewer runs has them."
     for shown, notices in ((comparisons, []), (bare, [left_out])):
         for least in LEAST_POINTS:

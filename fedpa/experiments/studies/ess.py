@@ -368,7 +368,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> None:
             axes.plot(x, mean_of(own, quantity="kish"), "o", c=COLOURS[0], ms=4, label=label)
         diverged = values_of(own, quantity="diverged")
         if diverged.any():
-            axes.plot(x, MARK, "X", c=COLOURS[6], label="diverged: so many of the problems")
+            axes.plot(x, MARK, "X", c=COLOURS[6], label="number of problems that diverged")
             text, offset = f"{int(diverged.sum())}/{len(diverged)}", "offset points"
             axes.annotate(text, (x, MARK), (0, 5), textcoords=offset, ha="center", fontsize=7)
     if column == "burn_in":

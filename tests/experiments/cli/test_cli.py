@@ -252,7 +252,7 @@ def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatc
     with pytest.raises(SystemExit, match="143"):
         main(["compare", "digits", *QUICK, "--out", "cmp"])
     said = capsys.readouterr().err
-    assert "interrupted, 0 of 4 runs are finished: `fedpa compare --out cmp` goes on" in said
+    assert "interrupted, 0 of 4 runs are finished: `fedpa compare --out cmp` continues it" in said
 
 
 @pytest.mark.long

@@ -232,6 +232,8 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, capsys, sent, code):
         process.kill()
         process.communicate()
     assert process.returncode == code
-    found = re.fullmatch(r"interrupted after round (\d+): `fedpa resume run` goes on\n", complaint)
+    found = re.fullmatch(
+        r"interrupted after round (\d+): `fedpa resume run` continues it\n", complaint
+    )
     assert found, complaint
     assert list_checkpoints(tmp_path / "run")[-1] == int(found[1])

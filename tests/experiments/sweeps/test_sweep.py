@@ -107,11 +107,11 @@ def test_a_signal_says_how_to_go_on(pretended, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(sweeping, "run_trial", interrupted)
     text = said(capsys, "digits", "--out", out, code=143)
-    assert text == f"interrupted: `fedpa sweep --out '{out}'` goes on"
+    assert text == f"interrupted: `fedpa sweep --out '{out}'` continues it"
     assert [row["state"] for row in rows(out)] == ["finished"] * 2
     monkeypatch.setattr(sweeping, "run_trial", performed)
     text = said(capsys, "--out", out)
-    assert "trial 2 (3 of 9)  burn_in_rounds 10, rho 1: was interrupted, goes on" in text
+    assert "trial 2 (3 of 9)  burn_in_rounds 10, rho 1: was interrupted, is continued" in text
     assert len(pretended) == 9
 
 

@@ -143,7 +143,7 @@ def _run(
     comparison: Comparison, searches: Mapping[str, Sweep], quiet: bool, console: Console
 ) -> None:
     """Choose rates, if there are searches for them, and train."""
-    resuming = f"`fedpa compare --out {shlex.quote(format_path(comparison.out))}` goes on"
+    resuming = f"`fedpa compare --out {shlex.quote(format_path(comparison.out))}` continues it"
 
     def how_far() -> str:
         places = [comparison.place(*key) for key in comparison.configs]

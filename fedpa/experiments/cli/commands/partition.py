@@ -248,7 +248,7 @@ def _put_aside(dealt: Partition, share: float, seed: int) -> dict[str, Partition
         test.append(rows[np.sort(mixed[:aside])])
         train.append(rows[np.sort(mixed[aside:])])
     if not any(map(len, test)):
-        raise refuse("test_share", share, "no client has so many examples that one is put aside")
+        raise refuse("test_share", share, "no client has enough examples for one to be put aside")
     some = [i for i, rows in enumerate(test) if len(rows)]
     return {
         "train": dealt._replace(rows=train),

@@ -147,7 +147,7 @@ def _train(
 
 
 def _explain_resuming(out: Path) -> str:
-    return f"`fedpa resume {format_path(out)}` goes on"
+    return f"`fedpa resume {format_path(out)}` continues it"
 
 
 def _print_outcome(

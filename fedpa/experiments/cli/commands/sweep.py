@@ -125,7 +125,7 @@ def main(argv: Sequence[str], console: Console) -> None:
             remarks[-1] += "; --validation-share 0.1 holds some clients out for it"
     out = command.out or run_directory.fresh_directory(f"{settings.base.task}-sweep")
     jobs = command.jobs or default_jobs(problem)
-    resuming = f"`fedpa sweep --out {shlex.quote(format_path(out))}` goes on"
+    resuming = f"`fedpa sweep --out {shlex.quote(format_path(out))}` continues it"
     talks = Console(quiet=True) if command.quiet else console
     for remark in remarks:
         say(talks, remark)
@@ -240,7 +240,7 @@ def _watch(
 
     def begin(trial: Trial, again: bool) -> Sequence[Callback]:
         if again:
-            say(console, f"{named(trial)}: was interrupted, goes on")
+            say(console, f"{named(trial)}: was interrupted, is continued")
         if status is None:
             return [look]
         status.update(f"{named(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
