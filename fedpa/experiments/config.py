@@ -36,10 +36,10 @@ from fedpa.experiments.tasks.task import (
     task_named,
     tasks,
 )
+from fedpa.training.callbacks import WINDOW, early_stopping, stop_at
 from fedpa.training.loop import check_counts, check_share
-from fedpa.training.recording import RecordingOptions, check_recording
+from fedpa.training.run import RecordingOptions, check_recording
 from fedpa.training.run_directory import ENVIRONMENT
-from fedpa.training.stopping import WINDOW, early_stopping, stop_at
 
 
 def _list_choices(choices: Mapping[str, Any]) -> str:

@@ -20,14 +20,14 @@ from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training import run_directory
-from fedpa.training.callbacks import Callback, check_callbacks
+from fedpa.training.callbacks import Best, Callback, check_callbacks, early_stopping, stop_at
 from fedpa.training.loading import read_initial
 from fedpa.training.loop import Fit
 from fedpa.training.named_arrays import check_fits, fill_model, read_npz
 from fedpa.training.problem import Problem, prepare
 from fedpa.training.provenance import data_fingerprint, environment
-from fedpa.training.recording import Place
 from fedpa.training.run import (
+    Place,
     Training,
     check_settings,
     connect_engine,
@@ -36,7 +36,6 @@ from fedpa.training.run import (
     train_run,
 )
 from fedpa.training.run_directory import read_run
-from fedpa.training.stopping import Best, early_stopping, stop_at
 
 
 def run(

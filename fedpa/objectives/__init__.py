@@ -11,9 +11,8 @@ from fedpa.objectives.layer_inputs import (
     table_input,
 )
 from fedpa.objectives.least_squares import Federation, make_regression
-from fedpa.objectives.objective import Objective, client_loss, log_posterior
+from fedpa.objectives.objective import Objective, SparseTable, client_loss, log_posterior
 from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
-from fedpa.objectives.sparse_table import SparseTable
 
 __all__ = [
     "ClientData",

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.errors import FedpaError
-from fedpa.objectives.objective import Objective, check_one_per_example
-from fedpa.objectives.sparse_table import gather_rows
+from fedpa.objectives.objective import Objective, check_one_per_example, gather_rows
 from fedpa.types import Params
 
 NEEDS_NUMBERS = (

@@ -8,17 +8,34 @@ is the scale at which Σ q_i Δ_i with q_i ∝ n_i is the gradient of the mean l
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Int
 
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights
 from fedpa.objectives.minibatches import Minibatch
-from fedpa.objectives.sparse_table import SparseTable
 from fedpa.precision import widen
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
 
 Reduction = Literal["mean", "sum"]
+
+
+class SparseTable(NamedTuple):
+    """A parameter that is a table of which a mini-batch reads a few rows: the vectors of its words.
+
+    The gradient with respect to such a table is 0 in every other row. With the loss as a function
+    of the rows alone, local SGD leaves the others untouched (`fedpa/samplers/sparse_step.py`):
+    `loss(θ, batch, key) = sparse.loss(gather_rows(sparse, θ, batch), batch, key)`.
+    """
+
+    table: Callable[[Any], Inexact[Array, "v d"]]
+    """θ → the table, one of its leaves."""
+    rows: Callable[[Examples], Int[Array, "*ids"]]
+    """A batch → the numbers of the rows it reads, as often as it reads them, in any shape."""
+    loss: Loss
+    """The loss of parameters that have these rows, shape (*ids, d), in the table's place."""
 
 
 class Objective(NamedTuple):
@@ -100,3 +117,13 @@ def check_one_per_example(losses: Any, size: int) -> None:
             f"loss returns shape {shape} for a batch of {size}: it must return one number per "
             f"example, shape ({size},){hint}"
         )
+
+
+def replace_table(sparse: SparseTable, theta: Params, leaf: Inexact[Array, "..."]) -> Params:
+    """θ with `leaf` in the table's place."""
+    return eqx.tree_at(sparse.table, theta, leaf)
+
+
+def gather_rows(sparse: SparseTable, theta: Params, batch: Examples) -> Params:
+    """θ with the rows that the batch reads in the table's place."""
+    return replace_table(sparse, theta, sparse.table(theta)[sparse.rows(batch)])

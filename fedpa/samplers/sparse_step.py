@@ -23,8 +23,13 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.objectives.minibatches import Minibatch
-from fedpa.objectives.objective import Objective, minibatch_loss
-from fedpa.objectives.sparse_table import SparseTable, gather_rows, replace_table
+from fedpa.objectives.objective import (
+    Objective,
+    SparseTable,
+    gather_rows,
+    minibatch_loss,
+    replace_table,
+)
 from fedpa.precision import accumulation_dtype
 from fedpa.samplers.iasg import LOSS, Average, ChainState, fold_key
 from fedpa.types import Count, Examples, Params, Scalar

@@ -12,9 +12,16 @@ from fedpa.data.federated import FederatedData, from_mapping
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, check_integer
-from fedpa.objectives.objective import Objective, Reduction
-from fedpa.objectives.sparse_table import SparseTable
-from fedpa.training.callbacks import Callback, Evaluate, Event, check_callbacks, name_metrics
+from fedpa.objectives.objective import Objective, Reduction, SparseTable
+from fedpa.training.callbacks import (
+    Best,
+    Callback,
+    Evaluate,
+    Event,
+    check_callbacks,
+    is_lower,
+    name_metrics,
+)
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.loop import Fit, check_counts, check_share
 from fedpa.training.problem import prepare
@@ -24,16 +31,17 @@ from fedpa.training.provenance import (
     describe_program,
     environment,
 )
-from fedpa.training.recording import Place, RecordingOptions, check_recording
 from fedpa.training.run import (
+    Place,
+    RecordingOptions,
     Training,
+    check_recording,
     connect_engine,
     resume_run,
     start_run,
     train_run,
 )
 from fedpa.training.run_directory import is_run
-from fedpa.training.stopping import Best, is_lower
 from fedpa.types import Examples, Loss, Losses, Regularizer
 
 LINES = 10

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.training import run_directory
-from fedpa.training.callbacks import Callback
+from fedpa.training.callbacks import Callback, best_round
 from fedpa.training.checkpoint import list_checkpoints, read_checkpoint, read_last_checkpoint
 from fedpa.training.history import History
 from fedpa.training.loop import Fit
@@ -30,7 +30,6 @@ from fedpa.training.named_arrays import (
 )
 from fedpa.training.problem import Problem
 from fedpa.training.run_directory import METRICS, PARAMS, Recorded, read_run
-from fedpa.training.stopping import best_round
 
 MADE_BY = "made_by"
 

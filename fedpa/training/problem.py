@@ -18,8 +18,7 @@ from fedpa.errors import FedpaError, refuse
 from fedpa.metrics.metric import Metric
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.client_data import find_bad_value, is_real
-from fedpa.objectives.objective import Objective, Reduction
-from fedpa.objectives.sparse_table import SparseTable
+from fedpa.objectives.objective import Objective, Reduction, SparseTable
 from fedpa.server.update import Server
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 

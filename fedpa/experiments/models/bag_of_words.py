@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedpa.objectives.layer_inputs import table_input
-from fedpa.objectives.sparse_table import SparseTable, gather_rows
+from fedpa.objectives.objective import SparseTable, gather_rows
 from fedpa.types import Examples, Key, Losses
 
 

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpa.data.text import PAD
 from fedpa.metrics.classification import cross_entropy
 from fedpa.objectives.layer_inputs import layer_input, observing, table_input
-from fedpa.objectives.sparse_table import SparseTable, gather_rows
+from fedpa.objectives.objective import SparseTable, gather_rows
 from fedpa.types import Examples, Key, Losses
 
 SPECIAL_IDS = 4

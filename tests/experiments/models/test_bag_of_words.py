@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedpa.experiments.models import BagOfWords
 from fedpa.experiments.models.bag_of_words import SPARSE, loss
-from fedpa.objectives.sparse_table import gather_rows
+from fedpa.objectives.objective import gather_rows
 
 WORDS, TAGS, BATCH, LENGTH = 6, 3, 4, 5
 KEY = jax.random.key(0)

@@ -6,7 +6,7 @@ import pytest
 from fedpa.experiments.models import NextWordLSTM
 from fedpa.experiments.models.lstm import PAD, SPARSE, loss
 from fedpa.objectives import Objective, client_data, client_loss
-from fedpa.objectives.sparse_table import gather_rows
+from fedpa.objectives.objective import gather_rows
 from tests.compiling import QUICK
 from tests.experiments.models.token_losses import token_losses
 

@@ -24,10 +24,10 @@ from fedpa.experiments.run import check_run, read_resumed_config, run
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training import run_directory
+from fedpa.training.callbacks import max_minutes
 from fedpa.training.checkpoint import list_checkpoints, read_last_checkpoint
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
-from fedpa.training.stopping import max_minutes
 
 
 @dataclasses.dataclass(frozen=True)

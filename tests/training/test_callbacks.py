@@ -9,7 +9,7 @@ from fedpa import Best, FedpaError, early_stopping, stop_at
 from fedpa.experiments.report.curves import Curve, find_rounds_to
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training import Event, Stop, max_minutes
-from fedpa.training.stopping import remember_best
+from fedpa.training.callbacks import remember_best
 
 METRIC = "eval/accuracy"
 curves = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=30)
