@@ -18,6 +18,13 @@ State = Any
 
 
 class DeltaInfo(NamedTuple):
+    """What a person wants to see of a client's delta.
+
+    Example:
+        >>> fedpa.deltas.DeltaInfo(rho=jnp.float32(0.1), ess=jnp.float32(5.0)).ess.item()
+        5.0
+    """
+
     rho: Scalar
     """The ρ in use; 0 where Σ̂ = I."""
     ess: Scalar
@@ -25,6 +32,18 @@ class DeltaInfo(NamedTuple):
 
 
 class Delta(NamedTuple):
+    """What a client sends, from its posterior samples as they come (eq. 4).
+
+    Three pure functions. A sample that equals θ₀ must give Δ = 0.
+
+    Example:
+        >>> delta = fedpa.deltas.mean()
+        >>> state = delta.init(jnp.zeros(2), jnp.asarray(10))
+        >>> state = delta.update(state, jnp.ones(2), jnp.ones(2))
+        >>> print(delta.value(state)[0])
+        [-1. -1.]
+    """
+
     init: Callable[[Params, Count], State]
     """(θ₀, n_i) → state."""
     update: Callable[[State, Params, Params], State]

@@ -15,6 +15,18 @@ class LastIterateState(NamedTuple):
 
 
 def last_iterate() -> Delta:
+    """Build FedAvg's delta Δ = θ₀ − θ_K, the way local SGD went (Algorithm 2).
+
+    Returns:
+        The delta; its info has ρ = 0 and ess = 0: samples are not used.
+    Example:
+        >>> delta = last_iterate()
+        >>> state = delta.init(jnp.ones(2), jnp.asarray(10))
+        >>> state = delta.update(state, theta_s=jnp.ones(2), theta_k=jnp.zeros(2))
+        >>> print(delta.value(state)[0])
+        [1. 1.]
+    """
+
     def init(theta0: Params, n: Count) -> LastIterateState:
         return LastIterateState(theta0, theta0)
 

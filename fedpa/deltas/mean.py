@@ -26,6 +26,19 @@ class MeanState(NamedTuple):
 
 
 def mean() -> Delta:
+    """Build the control without covariance: Δ = θ₀ − x̄, FedPA's delta at ρ = 0 (Σ̂ = I).
+
+    Returns:
+        The delta; its info has ρ = 0 and the samples' effective number.
+    Example:
+        >>> delta = mean()
+        >>> state = delta.init(jnp.zeros(2), jnp.asarray(10))
+        >>> for x in (1.0, 3.0):
+        ...     state = delta.update(state, jnp.full(2, x), jnp.full(2, x))
+        >>> print(delta.value(state)[0])
+        [-2. -2.]
+    """
+
     def init(theta0: Params, n: Count) -> MeanState:
         wide, zero = widen(theta0), jnp.zeros(())
         return MeanState(theta0, wide, jnp.zeros((), jnp.int32), wide, zero, zero)

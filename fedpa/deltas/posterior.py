@@ -12,7 +12,7 @@ same numbers:
 otherwise; docs/architecture.md has the measurements behind it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,10 @@ from fedpa.types import Count, Params, Scalar
 
 RECURRENCE_UP_TO = 3
 """Samples up to which the recurrence is the faster form, by measurement."""
-SampleScale = str | float
-"""`auto`, `none`, `sqrt-n` or a number."""
+SampleScale = Literal["auto", "none", "sqrt-n"] | float
+"""What multiplies the samples' deviations from their mean."""
+Form = Literal["auto", "gram", "recurrence"]
+"""How Δ̂ is computed."""
 
 
 class GramState(NamedTuple):
@@ -48,18 +50,30 @@ def posterior(
     *,
     sample_scale: SampleScale = "none",
     temperature: Temperature | None = None,
-    form: str = "auto",
+    form: Form = "auto",
 ) -> Delta:
-    """Build the delta.
+    """Build FedPA's delta Δ̂ = Σ̂⁻¹(θ₀ − x̄) from ℓ posterior samples (eq. 4, Theorem 3).
 
     Args:
-        num_samples: ℓ, at most.
-        shrink: How Σ̂ is shrunk.
+        num_samples: ℓ ≥ 1, at most; with more samples Δ̂ is NaN.
+        shrink: How Σ̂ is shrunk, from `fixed`, `oas` or `rblw`.
         sample_scale: Multiplies the samples' deviations from their mean before the covariance is
-            taken: `none` (the paper), `sqrt-n` (√n_i, from the posterior's scale A⁻¹/n towards the
-            A⁻¹ that FedPA needs), a number, or `auto`: √(n_i/T), `none` without a temperature.
-        temperature: T of the posterior that was sampled, for `auto`.
-        form: `auto`, `gram` or `recurrence`.
+            taken: "none" (the paper, the default), "sqrt-n" (√n_i, from the posterior's scale A⁻¹/n
+            to the A⁻¹ that FedPA needs), a number ≥ 0, or "auto": √(n_i/T), 1 without a
+            temperature.
+        temperature: T of the posterior that was sampled, for "auto"; default: none.
+        form: "gram", "recurrence" (needs a fixed ρ and the identity target) or "auto", the default.
+    Returns:
+        The delta; its info has the ρ in use and the samples' effective number.
+    Raises:
+        FedpaError: A setting is not one of these, or the form does not fit the shrinkage.
+    Example:
+        >>> delta = posterior(3, fedpa.deltas.fixed(0.1))
+        >>> state = delta.init(jnp.ones(2), jnp.asarray(10))
+        >>> for x in (-1.0, 0.0, 1.0):
+        ...     state = delta.update(state, jnp.array([x, 0.0]), jnp.zeros(2))
+        >>> print(delta.value(state)[0].round(3))
+        [1.  1.2]
     """
     check_integer("num_samples", num_samples, 1)
     check_sample_scale(sample_scale)

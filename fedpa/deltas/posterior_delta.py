@@ -8,19 +8,18 @@ import numpy as np
 
 from fedpa.deltas import gram
 from fedpa.deltas.delta import ravel, unravel
-from fedpa.deltas.posterior import check_sample_scale
-from fedpa.deltas.shrinkage import shrinkage
-from fedpa.errors import FedpaError, refuse
+from fedpa.deltas.shrinkage import Rho, Target, shrinkage
+from fedpa.errors import FedpaError, check_number
 from fedpa.precision import accumulation_dtype
 
 
 def posterior_delta(
     theta0: Any,
     samples: Any,
-    rho: Any,
+    rho: Rho,
     *,
-    target: str = "identity",
-    sample_scale: str | float = 1.0,
+    target: Target = "identity",
+    sample_scale: float = 1.0,
 ) -> Any:
     """Compute FedPA's client update Δ̂ = Σ̂⁻¹(θ₀ − x̄) from posterior samples (eq. 4, Theorem 3).
 
@@ -28,22 +27,21 @@ def posterior_delta(
     outside, it runs on the host with sums in float64.
 
     Args:
-        theta0: An array or a pytree of arrays.
-        samples: Same structure, every array with the ℓ samples stacked on a new axis 0.
-        rho: The paper's ρ ≥ 0, or 'oas' or 'rblw' to choose it from the samples.
-        target: 'identity' (the paper's) or 'scaled', see `fedpa.deltas.shrinkage`.
-        sample_scale: Multiplies the samples' deviations from their mean.
+        theta0: θ₀, an array or a pytree of arrays.
+        samples: Same structure, every array with the ℓ ≥ 1 samples stacked on a new axis 0.
+        rho: Shrinkage ρ ≥ 0, or "oas" or "rblw" to choose it from the samples.
+        target: "identity" (the paper's, the default) or "scaled", see `fedpa.deltas.oas`.
+        sample_scale: Multiplies the samples' deviations from their mean, ≥ 0; default: 1.
     Returns:
         Δ̂ in θ₀'s structure, dtypes and kind (NumPy or JAX).
+    Raises:
+        FedpaError: Structures or shapes don't fit, or a value is not finite.
     Example:
-        >>> import numpy as np
         >>> posterior_delta(np.ones(3), np.zeros((5, 3)), rho=0.1)
         array([1.4, 1.4, 1.4])
     """
     shrink = shrinkage(rho, target)
-    if isinstance(sample_scale, str):
-        raise refuse("sample_scale", sample_scale, "must be a number ≥ 0 (√n_i for 'sqrt-n')")
-    check_sample_scale(sample_scale)
+    check_number("sample_scale", sample_scale)
     leaves, structure = jax.tree.flatten(theta0)
     stacked, sampled_structure = jax.tree.flatten(samples)
     if sampled_structure != structure:  # type: ignore[operator]

@@ -21,7 +21,11 @@ import numpy as np
 from fedpa.errors import refuse
 
 Target = Literal["identity", "scaled"]
+"""Towards what Ŝ is shrunk: I (the paper), or (tr Ŝ/d) I (Chen et al.)."""
 Rule = Literal["fixed", "oas", "rblw"]
+"""How the mixing weight is chosen."""
+Rho = float | Literal["oas", "rblw"]
+"""ρ ≥ 0, or the rule that chooses it from the samples."""
 
 
 class Moments(NamedTuple):
@@ -47,14 +51,35 @@ class Coefficients(NamedTuple):
 
 
 class Shrinkage(NamedTuple):
+    """How Σ̂ = w·target + (1 − w)·Ŝ is shrunk; made by `fixed`, `oas` or `rblw`.
+
+    Example:
+        >>> fedpa.deltas.fixed(0.1)
+        Shrinkage(rule='fixed', rho=0.1, target='identity')
+    """
+
     rule: Rule
+    """How the mixing weight w is chosen."""
     rho: float
-    """For `fixed`; unused otherwise."""
+    """For the rule "fixed"; unused otherwise."""
     target: Target
+    """"identity" (I) or "scaled" ((tr Ŝ/d) I)."""
 
 
-def fixed(rho: Any, target: Any = "identity") -> Shrinkage:
-    """The paper's: w = 1/(1 + (ℓ−1)ρ)."""
+def fixed(rho: float, target: Target = "identity") -> Shrinkage:
+    """Shrink by a fixed ρ: Σ̂ = w I + (1 − w) Ŝ with w = 1/(1 + (ℓ−1)ρ) (Theorem 3).
+
+    Args:
+        rho: ρ ≥ 0; at 0, Σ̂ = I.
+        target: "identity" (the paper's, the default) or "scaled".
+    Returns:
+        The shrinkage.
+    Example:
+        >>> theta0, samples = np.ones(2), np.array([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
+        >>> posterior = fedpa.deltas.posterior(3, fixed(0.1))  # as fedpa.posterior_delta, rho=0.1
+        >>> fedpa.posterior_delta(theta0, samples, rho=0.1).round(3)
+        array([1. , 1.2])
+    """
     try:
         value = float("nan") if isinstance(rho, str | bool) else float(rho)
     except (TypeError, ValueError):
@@ -64,17 +89,41 @@ def fixed(rho: Any, target: Any = "identity") -> Shrinkage:
     return _check_target(Shrinkage("fixed", value, target))
 
 
-def oas(target: Any = "identity") -> Shrinkage:
-    """Oracle approximating shrinkage, Chen et al. 2010 eq. 23."""
+def oas(target: Target = "identity") -> Shrinkage:
+    """Choose ρ from the samples: oracle approximating shrinkage (Chen et al. 2010, eq. 23).
+
+    w = min(1, [(1 − 2/d) tr Ŝ² + tr² Ŝ] / [(ℓ + 1 − 2/d)(tr Ŝ² − tr² Ŝ/d)]), ρ = (1/w − 1)/(ℓ − 1).
+
+    Args:
+        target: "identity" (the paper's, the default) or "scaled" (Chen et al.'s).
+    Returns:
+        The shrinkage.
+    Example:
+        >>> delta = fedpa.deltas.posterior(5, oas())
+        >>> fedpa.posterior_delta(np.ones(2), np.eye(3, 2), rho="oas").round(3)  # the same rule
+        array([0.667, 0.667])
+    """
     return _check_target(Shrinkage("oas", float("nan"), target))
 
 
-def rblw(target: Any = "identity") -> Shrinkage:
-    """Rao–Blackwellized Ledoit–Wolf, Chen et al. 2010 eq. 17."""
+def rblw(target: Target = "identity") -> Shrinkage:
+    """Choose ρ from the samples: Rao–Blackwellized Ledoit–Wolf (Chen et al. 2010, eq. 17).
+
+    w = min(1, [(ℓ − 2)/ℓ · tr Ŝ² + tr² Ŝ] / [(ℓ + 2)(tr Ŝ² − tr² Ŝ/d)]), ρ = (1/w − 1)/(ℓ − 1).
+
+    Args:
+        target: "identity" (the paper's, the default) or "scaled" (Chen et al.'s).
+    Returns:
+        The shrinkage.
+    Example:
+        >>> delta = fedpa.deltas.posterior(5, rblw())
+        >>> fedpa.posterior_delta(np.ones(2), np.eye(3, 2), rho="rblw").round(3)  # the same rule
+        array([0.667, 0.667])
+    """
     return _check_target(Shrinkage("rblw", float("nan"), target))
 
 
-def shrinkage(rule: Any, target: str = "identity") -> Shrinkage:
+def shrinkage(rule: Rho, target: Target = "identity") -> Shrinkage:
     """By name (`oas`, `rblw`), or a number: fixed ρ."""
     if isinstance(rule, str):
         if rule not in ("oas", "rblw"):

@@ -6,7 +6,7 @@ step of its own (the paper's experiments), and `replacement`, independent draws 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from jaxtyping import Array, Float, Int
 from fedpa.errors import refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.types import Count, Examples, Key
+
+Order = Literal["shuffle", "replacement"]
+"""How mini-batches are drawn: from reshuffled epochs, or independently at every step."""
 
 
 def check_order(order: str) -> None:

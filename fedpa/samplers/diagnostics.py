@@ -25,6 +25,13 @@ BLOCK = 2**17
 
 
 class Diagnostics(NamedTuple):
+    """How good the draws of several chains are, for every parameter.
+
+    Example:
+        >>> fedpa.samplers.Diagnostics(np.ones(2), np.full(2, 40.0), None, None).rhat
+        array([1., 1.])
+    """
+
     rhat: Any
     """Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree, infinite
     where they don't move. NaN where all draws are equal, or one is not finite."""
@@ -38,6 +45,8 @@ class Diagnostics(NamedTuple):
 
 
 class Worst(NamedTuple):
+    """The worst of `Diagnostics` over all parameters."""
+
     rhat: float
     """The largest R̂."""
     ess: float
@@ -45,7 +54,23 @@ class Worst(NamedTuple):
 
 
 def diagnose(samples: Any, infos: Any) -> Diagnostics:
-    """Diagnostics of what `draw_chains` returns."""
+    """Diagnose chains: R̂ and autocorrelation effective sample size of every parameter.
+
+    Args:
+        samples: From `draw_chains`: a pytree of arrays with axes (chains, num, …), at least 2
+            chains of at least 4 draws.
+        infos: From `draw_chains`, with `loss` of shape (chains, num).
+    Returns:
+        The diagnostics, with acceptance and divergences where the sampler knows them.
+    Raises:
+        FedpaError: There are too few chains or draws, or shapes don't fit.
+    Example:
+        >>> sampler = fedpa.samplers.exact(fedpa.objectives.least_squares.posterior)
+        >>> data, starts = {"x": np.eye(4, 2), "y": np.ones(4)}, jnp.zeros((4, 2))
+        >>> chains = fedpa.samplers.draw_chains(sampler, starts, data, jax.random.key(0), 50)
+        >>> bool((diagnose(*chains).rhat < 1.1).all())
+        True
+    """
     chains, num = _chains_and_draws(jax.tree.leaves(samples))
     if chains < LEAST_CHAINS:
         raise refuse("chains", chains, f"R̂ compares chains: give at least {LEAST_CHAINS}")
@@ -77,7 +102,16 @@ def diagnose(samples: Any, infos: Any) -> Diagnostics:
 
 
 def worst(diagnostics: Diagnostics) -> Worst:
-    """Over all parameters. NaN if it is NaN for one of them: what is not known is not good."""
+    """Reduce diagnostics to the largest R̂ and the smallest effective sample size.
+
+    Args:
+        diagnostics: From `diagnose`.
+    Returns:
+        Both, over all parameters; NaN if it is NaN for one of them.
+    Example:
+        >>> worst(Diagnostics(np.array([1.0, 1.3]), np.array([90.0, 12.0]), None, None))
+        Worst(rhat=1.3, ess=12.0)
+    """
     return Worst(
         rhat=float(np.max([np.max(x) for x in jax.tree.leaves(diagnostics.rhat)])),
         ess=float(np.min([np.min(x) for x in jax.tree.leaves(diagnostics.ess)])),
@@ -108,15 +142,23 @@ def bulk_ess(draws: Any) -> np.ndarray:
 
 
 def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
-    """(Σ w)² / Σ w² of weights given by their logarithms, along the last axis.
+    """Compute Kish's effective sample size (Σ w)² / Σ w² (appendix B).
 
-    The effective sample size of appendix B, for weights w_j ∝ p(θ_j) = exp(−n f(θ_j)): proportional
-    to the posterior, that is, not to the loss (the text's "or equivalently to the loss" is a slip).
-    NaN where a log-weight is not finite: the chain diverged.
+    The weights are w_j ∝ p(θ_j) = exp(−n f(θ_j)): proportional to the posterior, not to the loss
+    (the text's "or equivalently to the loss" is a slip).
 
     It is no measure of mixing. Draws of a d-dimensional Gaussian with s times the posterior's
     covariance give ESS/ℓ → ((1 + 2s) / (1 + s)²)^{d/2}, which is (3/4)^{d/2} for exact draws (0.75
     at d = 2, 0.24 at d = 10) and 1, the best there is, for s = 0: for copies of one point.
+
+    Args:
+        log_weights: log w_j along the last axis, up to a constant.
+    Returns:
+        One number for each of the other axes' entries; NaN where a log-weight is not finite (the
+        chain diverged).
+    Example:
+        >>> kish_ess(np.log([0.25, 0.25, 0.5])).round(3)
+        np.float64(2.667)
     """
     logs = np.asarray(log_weights, np.float64)
     if logs.ndim == 0 or logs.shape[-1] == 0:

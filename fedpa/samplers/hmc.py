@@ -22,13 +22,24 @@ def hmc(
     integration_steps: int = INTEGRATION_STEPS,
     target_acceptance: float | None = None,
 ) -> Sampler:
-    """Build the sampler.
+    """Build Hamiltonian Monte Carlo: L leapfrog steps of size ε = √(ηT/n_i), then accept or reject.
 
-    learning_rate: η; ε = √(ηT/n_i).
-    window: transitions per sample and before the first.
-    temperature: T, or 'n' for n_i; it must be given.
-    integration_steps: L.
-    target_acceptance: adapt ε in the burn-in, say to 0.65; None keeps it.
+    Args:
+        objective: The client's loss; every gradient is over all of the client's examples.
+        learning_rate: η > 0, of a step on the mean loss.
+        window: `Epochs(B)` is one transition per sample after B of burn-in; `Steps(K, B, discard)`
+            is K + discard transitions per sample. Default: `Epochs(0)`.
+        temperature: T > 0, or "n" for n_i; must be given.
+        integration_steps: L ≥ 1; default: 2.
+        target_acceptance: Acceptance in (0, 1) to which ε is adapted in a burn-in of at least 20
+            transitions, for example 0.65; default: ε is kept.
+    Returns:
+        The sampler; its info has loss, acceptance, divergent transitions and gradients.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> sampler = hmc(objective, 0.1, window=Epochs(50), temperature=1.0, integration_steps=8)
+        >>> sampler.temperature
+        1.0
     """
     check_integer("integration_steps", integration_steps, 1)
     kernel = import_blackjax("mcmc.hmc").build_kernel()

@@ -23,6 +23,7 @@ from fedpa.errors import check_integer, check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import (
     Minibatch,
+    Order,
     batch_in_order,
     batch_with_replacement,
     check_order,
@@ -93,19 +94,27 @@ def iasg(
     *,
     batch_size: int,
     window: Window = Epochs(),
-    order: str = "shuffle",
+    order: Order = "shuffle",
     average: bool = True,
 ) -> Sampler:
-    """Build the sampler.
+    """Build iterate-averaged SGD (Algorithm 4): θ_s = (1/K) Σ θ_k over a window of K iterates.
 
     Args:
         objective: The client's loss.
-        optimizer: ClientOpt: any optax transformation, or a number, the rate of plain SGD (which
-            leaves rows of a table alone that a mini-batch does not read, `Objective.sparse`).
-        batch_size: Examples per step.
-        window: What makes a sample, and the burn-in before the first.
-        order: Reshuffled epochs (`shuffle`) or independent draws (`replacement`).
-        average: False returns the last iterate of each window instead of their average.
+        optimizer: ClientOpt: any optax transformation, or a number > 0, the rate of plain SGD
+            (which leaves rows of a table alone that a mini-batch does not read,
+            `Objective.sparse`).
+        batch_size: Examples per step, at least 1.
+        window: What makes a sample, and the burn-in before the first; default: one epoch each.
+        order: Reshuffled epochs ("shuffle", the default) or independent draws ("replacement").
+        average: False returns the last iterate of each window instead of the average.
+    Returns:
+        The sampler; it has no temperature.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> sampler = iasg(objective, optax.sgd(0.1, momentum=0.9), batch_size=20, window=Steps(50))
+        >>> sampler.temperature is None
+        True
     """
     from fedpa.samplers.sparse_step import average_sparsely
 
@@ -134,7 +143,7 @@ def minibatch_chain(
     step: Step,
     batch_size: int,
     window: Window,
-    order: str,
+    order: Order,
     *,
     temperature: Temperature | None = None,
     average_for: Callable[[Params], Average] | None = None,

@@ -23,13 +23,24 @@ def nuts(
     max_doublings: int = MAX_DOUBLINGS,
     target_acceptance: float | None = None,
 ) -> Sampler:
-    """Build the sampler.
+    """Build the no-U-turn sampler: HMC with ε = √(ηT/n_i) that chooses how far to go.
 
-    learning_rate: η; ε = √(ηT/n_i).
-    window: transitions per sample and before the first.
-    temperature: T, or 'n' for n_i; it must be given.
-    max_doublings: a trajectory has at most 2 to this power leapfrog steps.
-    target_acceptance: adapt ε in the burn-in, say to 0.8; None keeps it.
+    Args:
+        objective: The client's loss; every gradient is over all of the client's examples.
+        learning_rate: η > 0, of a step on the mean loss.
+        window: `Epochs(B)` is one transition per sample after B of burn-in; `Steps(K, B, discard)`
+            is K + discard transitions per sample. Default: `Epochs(0)`.
+        temperature: T > 0, or "n" for n_i; must be given.
+        max_doublings: A trajectory has at most 2 to this power leapfrog steps, ≥ 1; default: 3.
+        target_acceptance: Acceptance in (0, 1) to which ε is adapted in a burn-in of at least 20
+            transitions, for example 0.8; default: ε is kept.
+    Returns:
+        The sampler; its info has loss, acceptance, divergent transitions and gradients.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> sampler = nuts(objective, 0.1, window=Epochs(50), temperature=1.0)
+        >>> sampler.temperature
+        1.0
     """
     check_integer("max_doublings", max_doublings, 1)
     kernel = import_blackjax("mcmc.nuts").build_kernel()

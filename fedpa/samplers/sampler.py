@@ -14,7 +14,7 @@ delta unless T is small: on the digits (ℓ = 5, d = 2,410) at T = 1 as well as 
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from fedpa.objectives.client_data import ClientData, client_data, num_rows
 from fedpa.precision import widen
 from fedpa.types import Count, Key, Params, Scalar
 
-Temperature = float | str
+Temperature = float | Literal["n"]
 """T, or "n" for n_i."""
 COLD = 0.01
 """T of the command's samplers in FedPA, if not given."""
@@ -40,6 +40,19 @@ Info = Any
 
 
 class Sampler(NamedTuple):
+    """A way to sample a client's posterior p_i(θ) ∝ exp(−(n_i/T) f_i(θ)) (ClientMCMC, Algorithm 3).
+
+    Three pure functions: a chain is a function of (θ₀, data, key). An empty client's samples are
+    θ₀.
+
+    Example:
+        >>> loss = fedpa.objectives.least_squares.loss
+        >>> sampler = fedpa.samplers.iasg(fedpa.Objective(loss), 0.1, batch_size=2)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(4, 2), "y": np.ones(4)})
+        >>> state = sampler.init(jnp.zeros(2), data, jax.random.key(0))
+        >>> state, theta_s, info = sampler.sample(state, data)
+    """
+
     init: Callable[[Params, ClientData, Key], State]
     """(θ₀, data, key) → state, the sampler's own burn-in done."""
     sample: Callable[[State, ClientData], tuple[State, Params, Info]]
@@ -51,21 +64,31 @@ class Sampler(NamedTuple):
 
 
 class Epochs(NamedTuple):
-    """One sample per epoch, as in the paper's experiments."""
+    """One sample per epoch, as in the paper's experiments.
+
+    Example:
+        >>> fedpa.samplers.Epochs(burn_in=2)
+        Epochs(burn_in=2)
+    """
 
     burn_in: int = 0
-    """In-round burn-in: epochs before the first sample."""
+    """In-round burn-in: epochs before the first sample, ≥ 0; default: 0."""
 
 
 class Steps(NamedTuple):
-    """Algorithm 4 by steps; the order of examples runs on across samples."""
+    """One sample per K steps (Algorithm 4); the order of examples continues across samples.
+
+    Example:
+        >>> fedpa.samplers.Steps(100, burn_in=50)
+        Steps(per_sample=100, burn_in=50, discard=0)
+    """
 
     per_sample: int
-    """K: iterates that make one sample."""
+    """K ≥ 1: iterates that make one sample."""
     burn_in: int = 0
-    """B: steps before the first sample."""
+    """B ≥ 0: steps before the first sample; default: 0."""
     discard: int = 0
-    """Steps dropped before each sample's K, to make samples less correlated."""
+    """Steps ≥ 0 dropped before each sample's K, to make samples less correlated; default: 0."""
 
 
 Window = Epochs | Steps
@@ -87,14 +110,23 @@ def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tup
     Compiles once per sampler, shapes and `num`; works inside `jax.jit`, too.
 
     Args:
-        sampler: As of `fedpa.samplers`.
+        sampler: From `fedpa.samplers`, or your own.
         theta0: θ₀, a pytree of arrays (of a model with other leaves,
             `equinox.partition(model, equinox.is_inexact_array)[0]`).
         data: A client's examples: a pytree of arrays, or `ClientData`.
         key: All of the chain's randomness.
-        num: At least 1.
+        num: ℓ, at least 1.
     Returns:
         The samples and their infos, each stacked on axis 0.
+    Raises:
+        FedpaError: An argument is of another kind, or the data can't be used.
+    Example:
+        >>> loss = fedpa.objectives.least_squares.loss
+        >>> sampler = fedpa.samplers.iasg(fedpa.Objective(loss), 0.1, batch_size=2)
+        >>> data = {"x": np.eye(4, 2), "y": np.ones(4)}
+        >>> samples, infos = draw(sampler, jnp.zeros(2), data, jax.random.key(0), 3)
+        >>> samples.shape, infos.loss.shape
+        ((3, 2), (3,))
     """
     _check(sampler, theta0, key, num)
     return _draw(sampler, int(num), theta0, _client_data(data), key)
@@ -123,6 +155,13 @@ def draw_chains(sampler: Sampler, starts: Params, data: Any, key: Key, num: int)
         key: Split into one key per chain.
     Returns:
         The samples and their infos, each with axes (chains, num, …).
+    Example:
+        >>> loss = fedpa.objectives.least_squares.loss
+        >>> sampler = fedpa.samplers.iasg(fedpa.Objective(loss), 0.1, batch_size=2)
+        >>> data = {"x": np.eye(4, 2), "y": np.ones(4)}
+        >>> samples, _ = draw_chains(sampler, jnp.zeros((5, 2)), data, jax.random.key(0), 3)
+        >>> samples.shape
+        (5, 3, 2)
     """
     _check(sampler, starts, key, num)
     keys = jax.random.split(key, _num_chains(starts))

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedpa.errors import refuse
+from fedpa.objectives.minibatches import Order
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrow, widen
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
@@ -47,16 +48,28 @@ def sghmc(
     *,
     batch_size: int,
     window: Window = Epochs(),
-    order: str = "shuffle",
+    order: Order = "shuffle",
     temperature: Temperature | None = None,
     friction: float = FRICTION,
 ) -> Sampler:
-    """Build the sampler.
+    """Build stochastic gradient HMC: θ ← θ + v, v ← (1 − α) v − η ∇̂f_i(θ) + √(2αηT/n_i) ξ.
 
-    learning_rate: η, of a step on the mean loss: the scale of local SGD's with momentum 1 − α.
-    window: how many steps apart the samples are, and the burn-in before the first.
-    temperature: T, or 'n' for n_i; it must be given.
-    friction: α ∈ (0, 1].
+    Args:
+        objective: The client's loss.
+        learning_rate: η > 0, of a step on the mean loss: the scale of local SGD's with momentum
+            1 − α.
+        batch_size: Examples per step, at least 1.
+        window: How many steps apart the samples are, and the burn-in before the first; default: one
+            epoch.
+        order: Reshuffled epochs ("shuffle", the default) or independent draws ("replacement").
+        temperature: T > 0, or "n" for n_i; must be given.
+        friction: α ∈ (0, 1]; default: 0.5.
+    Returns:
+        The sampler; its info has the mean loss and the number of steps.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> sghmc(objective, 0.1, batch_size=20, temperature="n", friction=0.2).temperature
+        'n'
     """
     check_rate(learning_rate)
     warmth = check_temperature(temperature)

@@ -7,6 +7,7 @@ Local SGD at rate η with noise that makes its stationary law p_i(θ) ∝ exp(�
 variance is (2T/n + ηc)/(λ(2 − ηλ)).
 """
 
+from fedpa.objectives.minibatches import Order
 from fedpa.objectives.objective import Objective
 from fedpa.precision import narrow, widen
 from fedpa.samplers.iasg import Gradient, Step, minibatch_chain
@@ -32,14 +33,25 @@ def sgld(
     *,
     batch_size: int,
     window: Window = Epochs(),
-    order: str = "shuffle",
+    order: Order = "shuffle",
     temperature: Temperature | None = None,
 ) -> Sampler:
-    """Build the sampler.
+    """Build stochastic gradient Langevin dynamics: θ ← θ − η ∇̂f_i(θ) + √(2ηT/n_i) ξ.
 
-    learning_rate: η, of a step on the mean loss: the scale of local SGD's.
-    window: how many steps apart the samples are, and the burn-in before the first.
-    temperature: T, or 'n' for n_i; it must be given.
+    Args:
+        objective: The client's loss.
+        learning_rate: η > 0, of a step on the mean loss: the scale of local SGD's.
+        batch_size: Examples per step, at least 1.
+        window: How many steps apart the samples are, and the burn-in before the first; default: one
+            epoch.
+        order: Reshuffled epochs ("shuffle", the default) or independent draws ("replacement").
+        temperature: T > 0, or "n" for n_i; must be given.
+    Returns:
+        The sampler; its info has the mean loss and the number of steps.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> sgld(objective, 0.1, batch_size=20, temperature=1.0).temperature
+        1.0
     """
     check_rate(learning_rate)
     warmth = check_temperature(temperature)

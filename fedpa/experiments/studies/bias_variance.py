@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.deltas import posterior_delta
+from fedpa.deltas.shrinkage import Rho
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import MARKERS, new_figure, tidy
 from fedpa.experiments.studies.study import (
@@ -228,7 +229,8 @@ def _estimate(
         mean, scale = start - samples.mean(0), _calibration(samples, trace)
         yield Which("steps", "mean", steps), mean
         yield Which("steps", "mean-scaled", steps), (1 + (count - 1) * case.rho) * mean
-        for name, rho in [("fixed ρ", case.rho), ("OAS", "oas"), ("RBLW", "rblw")]:
+        rules: dict[str, Rho] = {"fixed ρ": case.rho, "OAS": "oas", "RBLW": "rblw"}
+        for name, rho in rules.items():
             shown = case.rho if name == "fixed ρ" else None
             for before, by in [("", 1.0), ("calibrated, ", scale)]:
                 delta = posterior_delta(start, samples, rho, sample_scale=by)
