@@ -13,12 +13,18 @@ Examples: TypeAlias = PyTree[Shaped[Array, "n ..."]]
 """A client's or a batch's examples: a pytree of arrays with one leading axis in common."""
 
 Key: TypeAlias = PRNGKeyArray
+"""A random key, as `jax.random.key(0)` gives it."""
 Keys: TypeAlias = KeyArray[Array, " m"]
+"""Several keys on one axis, as `jax.random.split` gives them."""
 Scalar = Float[Array, ""]
+"""A floating-point number."""
 Count = Int[Array, ""]
+"""A whole number."""
 Losses = Inexact[Array, " b"]
+"""One number per example of a batch."""
 
 Loss = Callable[[Any, Examples, Key], Losses]
 """`loss(params, batch, key)`: one number per example of the batch."""
 
 Regularizer = Callable[[Any], Inexact[Array, ""]]
+"""`regularizer(params)`: a number that is added to the mean loss."""

@@ -13,10 +13,18 @@ from fedpa.types import Count, Examples
 
 
 class ClientData(NamedTuple):
-    """D_i = {z_i1, …, z_in}. Rows from `n` on are padding, which no computation reads."""
+    """A client's examples D_i = {z_i1, …, z_in} in padded arrays (section 3).
+
+    Example:
+        >>> data = fedpa.objectives.client_data({"x": np.ones((3, 2))}, capacity=4)
+        >>> data.examples["x"].shape, int(data.n)
+        ((4, 2), 3)
+    """
 
     examples: Examples
+    """A pytree of arrays; rows from `n` on are padding, which no computation may read."""
     n: Count
+    """n_i, the number of examples."""
 
 
 class Kind(NamedTuple):
@@ -143,7 +151,19 @@ def num_rows(examples: Any) -> int:
 
 
 def client_data(examples: Any, capacity: int | None = None) -> ClientData:
-    """Pad `examples` on the host to `capacity` rows (their own number, at least 1, by default)."""
+    """Make a `ClientData` of arrays, padded with zeros.
+
+    Args:
+        examples: A pytree of arrays of real numbers with one leading axis in common.
+        capacity: Rows of the padded arrays; default: the number of examples, at least 1.
+    Returns:
+        The client's data, as samplers take it.
+    Raises:
+        DataError: An array can't be used, or a value is not finite; names column and row.
+    Example:
+        >>> client_data({"x": np.ones((3, 2)), "y": np.ones(3)}).n.item()
+        3
+    """
     arrays, kind = check_examples(examples, lambda row: "examples")
     n = len(arrays[0])
     capacity = max(n, 1) if capacity is None else capacity

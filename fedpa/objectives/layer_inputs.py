@@ -25,8 +25,11 @@ from fedpa.types import Examples, Key, Loss, Losses, Params, Scalar
 
 T = TypeVar("T")
 Images = Float[Array, "n h w c"]
+"""A batch of images."""
 Kernel = Float[Array, "k k c d"]
+"""A convolution's weights."""
 Padding = Literal["VALID", "SAME"]
+"""Whether images have a margin of zeros, which keeps their size."""
 
 
 class Layer(NamedTuple):
@@ -80,20 +83,37 @@ _SHOWN: ContextVar[list[_Tap] | None] = ContextVar("fedpa_layer_inputs", default
 
 
 def observing() -> bool:
-    """Whether anybody looks: what is made for `layer_input` alone need not be made otherwise."""
+    """Whether layers' inputs are looked at: what is made for `layer_input` alone can be left out.
+
+    Returns:
+        True while a method that needs layers' inputs runs the model.
+    Example:
+        >>> observing()
+        False
+    """
     return _SHOWN.get() is not None
 
 
 def layer_input(
     x: T, weight: Any, bias: Any = None, *, real: Any = None, out_first: bool = False
 ) -> T:
-    """Show that x enters the layer x·weight + bias; gives x back.
+    """Show that x enters the layer x·weight + bias, for methods that use XᵀX of a layer's inputs.
 
-    x: shape (examples, …, inputs); for a layer of several weights a tuple of such arrays.
-    weight: the parameter itself, a leaf of what the loss is given: (inputs, outputs). A tuple of
-        them for several.
-    real: shape (examples, …), false where x is padding; all of it counts if not given.
-    out_first: the weight is stored as (outputs, inputs), as equinox and PyTorch do.
+    Args:
+        x: Shape (examples, …, inputs); for a layer of several weights a tuple of such arrays.
+        weight: The parameter itself, a leaf of what the loss is given: (inputs, outputs). A tuple
+            of them for several.
+        bias: The parameter itself; default: none.
+        real: Shape (examples, …), false where x is padding; default: all of it counts.
+        out_first: The weight is stored as (outputs, inputs), as equinox and PyTorch do.
+    Returns:
+        x, as it is.
+    Example:
+        >>> def loss(params, batch, key):
+        ...     x = fedpa.layer_input(batch["x"], params["w"], params["b"])
+        ...     return (x @ params["w"] + params["b"] - batch["y"]) ** 2
+        >>> loss({"w": jnp.ones(3), "b": 0.5}, {"x": jnp.ones((2, 3)), "y": 3.0}, None)
+        Array([0.25, 0.25], dtype=float32)
     """
     shown = _SHOWN.get()
     if shown is not None:
@@ -104,11 +124,23 @@ def layer_input(
 
 
 def table_input(ids: T, table: Any, bias: Any = None, *, shares: Any = None, real: Any = None) -> T:
-    """Show which rows of a table are read; gives the ids back.
+    """Show which rows of a table are read, for methods that use XᵀX of a layer's inputs.
 
-    ids: shape (examples, …): each reads one row (an embedding). With `shares`, of the same shape,
-        those along the last axis are one bag: its output is the sum of their rows, so weighed.
-    real: what counts: of the shape of `ids`, or with `shares` of the bags.
+    Args:
+        ids: Shape (examples, …): each reads one row (an embedding).
+        table: The parameter itself, a leaf of what the loss is given: (rows, outputs).
+        bias: The parameter itself; default: none.
+        shares: Of the shape of `ids`: those along the last axis are one bag, whose output is the
+            sum of their rows, each multiplied by its share. Default: no bags.
+        real: False where there is padding: of the shape of `ids`, or with `shares` of the bags.
+            Default: all of it counts.
+    Returns:
+        The ids, as they are.
+    Example:
+        >>> params = {"words": jnp.ones((5, 2))}
+        >>> ids = fedpa.table_input(jnp.array([[0, 3], [1, 4]]), params["words"])
+        >>> params["words"][ids].shape
+        (2, 2, 2)
     """
     shown = _SHOWN.get()
     if shown is not None:
@@ -124,7 +156,21 @@ def convolution_input(
     stride: int = 1,
     padding: Padding = "VALID",
 ) -> Images:
-    """`fedpa.layer_input` of a convolution, whose inputs are k×k patches; gives x back."""
+    """Show that x enters a convolution: `fedpa.layer_input` whose inputs are k×k patches.
+
+    Args:
+        x: Images, shape (n, height, width, channels).
+        kernel: The parameter itself, shape (k, k, channels, outputs).
+        bias: The parameter itself; default: none.
+        stride: Pixels between patches; default: 1.
+        padding: "VALID" (the default) or "SAME".
+    Returns:
+        x, as it is.
+    Example:
+        >>> kernel = jnp.ones((3, 3, 1, 4))
+        >>> fedpa.convolution_input(jnp.ones((2, 8, 8, 1)), kernel, padding="SAME").shape
+        (2, 8, 8, 1)
+    """
     if observing():
         whole = pad_images(x, kernel.shape[0], stride, padding, 0.0)
         layer_input(image_patches(whole, kernel.shape[0], stride), kernel, bias)
@@ -160,7 +206,16 @@ def pad_images(
 
 
 def over_examples(function: Callable[..., T]) -> Callable[..., T]:
-    """`jax.vmap` of a function of one example, in which layers may be shown."""
+    """Vectorize a function of one example, as `jax.vmap` does, in which layers may be shown.
+
+    Args:
+        function: Of one example's arrays; may call `fedpa.layer_input`.
+    Returns:
+        The function of arrays with the examples on axis 0.
+    Example:
+        >>> fedpa.over_examples(lambda x: x.sum())(jnp.ones((3, 2)))
+        Array([2., 2., 2.], dtype=float32)
+    """
 
     def call(*arguments: Any) -> T:
         shown = _SHOWN.get()
@@ -188,6 +243,17 @@ def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
     `batch_loss` is called on batches of a single example, vectorized over the batch. Its value
     must therefore be that of the examples alone: no regularizer (pass it separately) and no
     statistics over the batch.
+
+    Args:
+        batch_loss: `batch_loss(params, batch, key)` → one number.
+    Returns:
+        The loss that `fedpa.fit` takes.
+    Example:
+        >>> def mean_square(params, batch, key):
+        ...     return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
+        >>> batch = {"x": jnp.eye(2), "y": jnp.array([1.0, 3.0])}
+        >>> print(fedpa.per_example(mean_square)(jnp.zeros(2), batch, jax.random.key(0)))
+        [1. 9.]
     """
 
     def loss(params: Any, batch: Examples, key: Key) -> Losses:

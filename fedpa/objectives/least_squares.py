@@ -23,13 +23,36 @@ from fedpa.types import Examples, Key, Losses, Scalar
 
 
 def loss(theta: Vector, batch: Examples, key: Key) -> Losses:
-    """½ (xᵀθ − y)² per example; a batch is {"x": (b, d), "y": (b,)}."""
+    """Compute f(θ; x, y) = ½ (xᵀθ − y)² of every example (eq. 2).
+
+    Args:
+        theta: θ, shape (d,).
+        batch: {"x": (b, d), "y": (b,)}.
+        key: Not used: the loss is not random.
+    Returns:
+        Shape (b,).
+    Example:
+        >>> batch = {"x": jnp.eye(2), "y": jnp.array([1.0, 3.0])}
+        >>> print(loss(jnp.ones(2), batch, jax.random.key(0)))
+        [0. 2.]
+    """
     del key
     return 0.5 * (layer_input(batch["x"], theta) @ theta - batch["y"]) ** 2
 
 
 def posterior(data: ClientData, ridge: float | Scalar = 0.0) -> Quadratic:
-    """The client's exact quadratic. `ridge` λ adds ½ λ ‖θ‖² to the mean loss."""
+    """Compute the client's exact quadratic: A_i = X_iᵀX_i/n_i + λI, μ_i = A_i⁺ X_iᵀy_i/n_i.
+
+    Args:
+        data: From `fedpa.objectives.client_data`, with "x" and "y".
+        ridge: λ ≥ 0, adds ½ λ ‖θ‖² to the mean loss; default: 0.
+    Returns:
+        The quadratic of the mean loss.
+    Example:
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
+        >>> np.asarray(posterior(data).mean).round(3).tolist()
+        [1.0, 3.0]
+    """
     x, y = data.examples["x"], data.examples["y"]
     n = jnp.maximum(data.n, 1).astype(x.dtype)
     weights = example_weights(data).astype(x.dtype)
@@ -39,6 +62,13 @@ def posterior(data: ClientData, ridge: float | Scalar = 0.0) -> Quadratic:
 
 
 class Federation(NamedTuple):
+    """Clients with least-squares problems, from `make_regression`.
+
+    Example:
+        >>> fedpa.objectives.make_regression(0, sizes=[5, 8], dim=3).optima.shape
+        (2, 3)
+    """
+
     clients: dict[str, dict[str, np.ndarray]]
     """client id → {"x": (n_i, d), "y": (n_i,)}, float32."""
     optima: np.ndarray
@@ -56,16 +86,26 @@ def make_regression(
     skew: float = 1.0,
     signal: float = 1.0,
 ) -> Federation:
-    """One client for each of `sizes`.
+    """Generate a federation of least-squares problems, y = X_i w_i + noise.
 
-    noise: standard deviation of the labels around X w_i (scikit-learn's default is 0).
-    rank: of every design matrix; `dim` by default. Below `dim` the A_i are singular, with a row
-        space of their own per client.
-    heterogeneity: standard deviation of the w_i around a common w, per coordinate; 0 gives all
-        clients the same optimum.
-    skew: the designs' covariances have eigenvalues spread log-uniformly over [e^−skew, e^skew] in
-        a random basis per client; 0 makes them all white.
-    signal: standard deviation of the common w, per coordinate.
+    Args:
+        seed: Of all randomness.
+        sizes: n_i of each client.
+        dim: d ≥ 1.
+        noise: Standard deviation ≥ 0 of the labels around X w_i; default: 1 (scikit-learn's is 0).
+        rank: Of every design matrix, 1 to `dim`; default: `dim`. Below `dim` the A_i are singular,
+            with a row space of their own per client.
+        heterogeneity: Standard deviation ≥ 0 of the w_i around a common w, per coordinate; default:
+            1. 0 gives all clients the same optimum.
+        skew: The designs' covariances have eigenvalues spread log-uniformly over [e^−skew, e^skew]
+            in a random basis per client, ≥ 0; default: 1. 0 makes them all white.
+        signal: Standard deviation of the common w, per coordinate; default: 1.
+    Returns:
+        The clients' arrays and their optima w_i.
+    Example:
+        >>> federation = make_regression(0, sizes=[5, 8], dim=3)
+        >>> {name: arrays["x"].shape for name, arrays in federation.clients.items()}
+        {'client-0000': (5, 3), 'client-0001': (8, 3)}
     """
     if rank is not None and not 1 <= rank <= dim:
         raise refuse("rank", rank, f"must be between 1 and dim = {dim}")

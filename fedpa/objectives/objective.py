@@ -28,6 +28,15 @@ class SparseTable(NamedTuple):
     The gradient with respect to such a table is 0 in every other row. With the loss as a function
     of the rows alone, local SGD leaves the others untouched (`fedpa/samplers/sparse_step.py`):
     `loss(θ, batch, key) = sparse.loss(gather_rows(sparse, θ, batch), batch, key)`.
+
+    Example:
+        >>> def of_rows(params, batch, key):  # params["words"]: (examples, words, d)
+        ...     return ((params["words"].sum(1) @ params["w"]) - batch["y"]) ** 2
+        >>> sparse = SparseTable(lambda p: p["words"], lambda batch: batch["ids"], of_rows)
+        >>> theta = {"words": jnp.ones((10, 3)), "w": jnp.ones(3)}
+        >>> batch = {"ids": jnp.zeros((2, 4), jnp.int32), "y": jnp.zeros(2)}
+        >>> of_rows({**theta, "words": theta["words"][batch["ids"]]}, batch, None).shape
+        (2,)
     """
 
     table: Callable[[Any], Inexact[Array, "v d"]]
@@ -39,9 +48,16 @@ class SparseTable(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """`loss(params, batch, key)` gives one number per example; we weigh and reduce them."""
+    """A client's objective f_i(θ) = 1/n_i Σ_j f(θ; z_ij) (eq. 1), from one number per example.
+
+    Example:
+        >>> def loss(params, batch, key):
+        ...     return (batch["x"] @ params["w"] - batch["y"]) ** 2
+        >>> objective = fedpa.Objective(loss, regularizer=lambda p: 0.01 * jnp.sum(p["w"] ** 2))
+    """
 
     loss: Loss
+    """`loss(params, batch, key)` → one number per example, shape (b,)."""
     regularizer: Regularizer | None = None
     """A function of the parameters alone, added once to every (mini-batch or full) loss."""
     reduction: Reduction = "mean"
@@ -65,7 +81,21 @@ def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: K
 
 
 def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key) -> Scalar:
-    """f_i(θ), eq. 1: the mean loss over all of the client's examples, and the regularizer."""
+    """Compute f_i(θ) (eq. 1): the mean loss over all of a client's examples, plus the regularizer.
+
+    Args:
+        objective: The loss.
+        theta: θ.
+        data: From `client_data`.
+        key: For a loss that is random.
+    Returns:
+        A number; 0 plus the regularizer for an empty client.
+    Example:
+        >>> objective = Objective(fedpa.objectives.least_squares.loss)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
+        >>> client_loss(objective, jnp.zeros(2), data, jax.random.key(0)).item()
+        2.5
+    """
     real = example_weights(data)
     # As in a minibatch, padding repeats an example so that weight 0 removes it exactly.
     rows = jnp.where(real > 0, jnp.arange(real.shape[0], dtype=jnp.int32), 0)
@@ -78,7 +108,22 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
 def log_posterior(
     objective: Objective, theta: Params, data: ClientData, temperature: float | Scalar, key: Key
 ) -> Scalar:
-    """log p_i(θ) = −(n_i/T) f_i(θ), up to a constant."""
+    """Compute log p_i(θ) = −(n_i/T) f_i(θ), up to a constant (eq. 2, which drops the 1/n).
+
+    Args:
+        objective: The loss.
+        theta: θ.
+        data: From `client_data`.
+        temperature: T > 0; 1 is the Bayesian posterior.
+        key: For a loss that is random.
+    Returns:
+        A number.
+    Example:
+        >>> objective = Objective(fedpa.objectives.least_squares.loss)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
+        >>> log_posterior(objective, jnp.zeros(2), data, 1.0, jax.random.key(0)).item()
+        -5.0
+    """
     value = client_loss(objective, theta, data, key)
     return -(data.n.astype(value.dtype) / temperature) * value
 

@@ -23,10 +23,20 @@ from fedpa.objectives.objective import Objective, client_loss
 from fedpa.types import Key, Params, Scalar
 
 Vector = Float[Array, " d"]
+"""θ as one vector."""
 Matrix = Float[Array, "d d"]
+"""A symmetric matrix over θ's coordinates."""
 
 
 class Quadratic(NamedTuple):
+    """f(θ) = ½ (θ − μ)ᵀ A (θ − μ) + const over n examples, a posterior N(μ, (T/n) A⁻¹) (section 3).
+
+    Example:
+        >>> q = fedpa.objectives.Quadratic(jnp.ones(2), jnp.eye(2), jnp.float32(10))
+        >>> print(fedpa.objectives.quadratic.delta(q, jnp.zeros(2)))
+        [-1. -1.]
+    """
+
     mean: Vector
     """μ: the mode of the posterior."""
     hessian: Matrix
@@ -36,28 +46,81 @@ class Quadratic(NamedTuple):
 
 
 def value(q: Quadratic, theta: Vector) -> Scalar:
-    """f(θ) − f(μ) = ½ (θ − μ)ᵀ A (θ − μ)."""
+    """Compute f(θ) − f(μ) = ½ (θ − μ)ᵀ A (θ − μ).
+
+    Args:
+        q: The quadratic.
+        theta: θ.
+    Returns:
+        A number ≥ 0.
+    Example:
+        >>> value(Quadratic(jnp.ones(2), jnp.eye(2), jnp.float32(10)), jnp.zeros(2)).item()
+        1.0
+    """
     return 0.5 * (theta - q.mean) @ q.hessian @ (theta - q.mean)
 
 
 def delta(q: Quadratic, theta: Vector) -> Vector:
-    """Δ = A (θ − μ), eq. 4's term at temperature n: the exact client delta."""
+    """Compute the exact client delta Δ = A (θ − μ) = ∇f(θ): eq. 4's term at temperature n.
+
+    Args:
+        q: The quadratic.
+        theta: θ.
+    Returns:
+        Δ.
+    Example:
+        >>> print(delta(Quadratic(jnp.ones(2), 2 * jnp.eye(2), jnp.float32(10)), jnp.zeros(2)))
+        [-2. -2.]
+    """
     return q.hessian @ (theta - q.mean)
 
 
 def precision(q: Quadratic, temperature: float | Scalar = 1.0) -> Matrix:
-    """Σ⁻¹ = (n/T) A."""
+    """Compute the posterior's precision Σ⁻¹ = (n/T) A.
+
+    Args:
+        q: The quadratic.
+        temperature: T > 0; default: 1.
+    Returns:
+        Σ⁻¹.
+    Example:
+        >>> print(precision(Quadratic(jnp.ones(2), jnp.eye(2), jnp.float32(10))))
+        [[10.  0.]
+         [ 0. 10.]]
+    """
     return (q.n / temperature) * q.hessian
 
 
 def covariance(q: Quadratic, temperature: float | Scalar = 1.0) -> Matrix:
-    """Σ = (T/n) A⁺."""
+    """Compute the posterior's covariance Σ = (T/n) A⁺.
+
+    Args:
+        q: The quadratic.
+        temperature: T > 0; default: 1.
+    Returns:
+        Σ; 0 in the null space of A.
+    Example:
+        >>> print(covariance(Quadratic(jnp.ones(2), jnp.eye(2), jnp.float32(10))).round(3))
+        [[0.1 0. ]
+         [0.  0.1]]
+    """
     factor = covariance_factor(q, temperature)
     return factor @ factor.T
 
 
 def covariance_factor(q: Quadratic, temperature: float | Scalar = 1.0) -> Matrix:
-    """L with L Lᵀ = (T/n) A⁺: columns of the null space are zero."""
+    """Compute L with L Lᵀ = (T/n) A⁺, from A's eigenvectors.
+
+    Args:
+        q: The quadratic.
+        temperature: T > 0; default: 1.
+    Returns:
+        L; columns of the null space are zero.
+    Example:
+        >>> q = Quadratic(jnp.zeros(2), jnp.diag(jnp.array([4.0, 0.0])), jnp.float32(1))
+        >>> print(jnp.abs(covariance_factor(q)).sum(0))
+        [0.  0.5]
+    """
     eigenvalues, vectors, in_row_space = _spectrum(q.hessian)
     scale = jnp.sqrt(temperature / (q.n * jnp.where(in_row_space, eigenvalues, 1)))
     return vectors * jnp.where(in_row_space, scale, 0)[None, :]
@@ -66,27 +129,63 @@ def covariance_factor(q: Quadratic, temperature: float | Scalar = 1.0) -> Matrix
 def draw(
     q: Quadratic, key: Key, num: int, temperature: float | Scalar = 1.0
 ) -> Float[Array, "l d"]:
-    """`num` independent draws of N(μ, (T/n) A⁺)."""
+    """Draw independent samples of N(μ, (T/n) A⁺).
+
+    Args:
+        q: The quadratic.
+        key: The draws' randomness.
+        num: How many, ℓ.
+        temperature: T > 0; default: 1.
+    Returns:
+        Shape (ℓ, d).
+    Example:
+        >>> q = Quadratic(jnp.zeros(2), jnp.eye(2), jnp.float32(10))
+        >>> draw(q, jax.random.key(0), 3).shape
+        (3, 2)
+    """
     factor = covariance_factor(q, temperature)
     noise = jax.random.normal(key, (num, q.mean.shape[0]), q.mean.dtype)
     return q.mean[None, :] + noise @ factor.T
 
 
 def onto_row_space(q: Quadratic, theta: Vector) -> Vector:
-    """The projection of θ onto the row space of A; the rest the data say nothing about."""
+    """Project θ onto the row space of A; the data say nothing about the rest.
+
+    Args:
+        q: The quadratic.
+        theta: θ.
+    Returns:
+        The projection.
+    Example:
+        >>> q = Quadratic(jnp.zeros(2), jnp.diag(jnp.array([4.0, 0.0])), jnp.float32(1))
+        >>> print(onto_row_space(q, jnp.ones(2)))
+        [1. 0.]
+    """
     _, vectors, in_row_space = _spectrum(q.hessian)
     return vectors @ jnp.where(in_row_space, vectors.T @ theta, 0)
 
 
 def minimizer(hessian: Matrix, linear: Vector) -> Vector:
-    """A⁺ b: the minimizer of ½ θᵀAθ − bᵀθ (Prop. 2), of smallest norm where A is singular."""
+    """Compute A⁺b, the minimizer of ½ θᵀAθ − bᵀθ (Prop. 2).
+
+    Args:
+        hessian: A, symmetric, positive semidefinite.
+        linear: b.
+    Returns:
+        The minimizer, of smallest norm where A is singular.
+    Example:
+        >>> print(minimizer(2 * jnp.eye(2), jnp.ones(2)))
+        [0.5 0.5]
+    """
     eigenvalues, vectors, in_row_space = _spectrum(hessian)
     coefficients = (vectors.T @ linear) / jnp.where(in_row_space, eigenvalues, 1)
     return vectors @ jnp.where(in_row_space, coefficients, 0)
 
 
-def global_posterior(clients: Any, weights: Any = None) -> Quadratic:
-    """The product of the clients' posteriors (Prop. 1), its mode (eq. 3, Prop. 2).
+def global_posterior(
+    clients: Sequence[Quadratic], weights: Sequence[float] | np.ndarray | jax.Array | None = None
+) -> Quadratic:
+    """Multiply the clients' posteriors (Prop. 1) and find the product's mode (eq. 3, Prop. 2).
 
     A = Σ q_i A_i / Σ q_i and μ = A⁻¹ Σ q_i A_i μ_i / Σ q_i: each n_i counts once. At temperature 1
     the precision n A = Σ n_i A_i is the product's.
@@ -98,6 +197,11 @@ def global_posterior(clients: Any, weights: Any = None) -> Quadratic:
         The `Quadratic` whose mean is the mode of the global posterior.
     Raises:
         FedpaError: For other clients, or weights that don't fit them.
+    Example:
+        >>> one = Quadratic(jnp.zeros(1), jnp.eye(1), jnp.float32(10))
+        >>> two = Quadratic(jnp.ones(1), 3 * jnp.eye(1), jnp.float32(10))
+        >>> round(global_posterior([one, two]).mean.item(), 3)
+        0.75
     """
     _check_clients(clients)
     sizes = jnp.stack([jnp.asarray(client.n) for client in clients])
@@ -140,9 +244,23 @@ def _check_weights(weights: Any, count: int) -> jax.Array:
 
 
 def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Quadratic:
-    """The Laplace approximation at a given mode, over the parameters ravelled in tree order.
+    """Approximate a posterior by N(θ*, (T/n) H⁻¹), H the Hessian of the mean loss at a mode θ*.
 
-    N(θ*, (T/n) H⁻¹) with H the Hessian of the mean loss at θ*: O(d²), for small models only.
+    Takes O(d²) memory: for small models only.
+
+    Args:
+        objective: The loss.
+        data: From `client_data`.
+        mode: θ*, a minimum of the client's loss.
+        key: For a loss that is random.
+    Returns:
+        The quadratic, over the parameters ravelled in tree order.
+    Example:
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.ones(2)})
+        >>> objective = Objective(fedpa.objectives.least_squares.loss)
+        >>> print(laplace(objective, data, jnp.ones(2), jax.random.key(0)).hessian)
+        [[0.5 0. ]
+         [0.  0.5]]
     """
     flat, unravel = ravel_pytree(mode)
 
