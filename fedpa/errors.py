@@ -15,30 +15,68 @@ import numpy as np
 
 
 class FedpaError(ValueError):
-    """Bad input, found before any work starts. The message is one line."""
+    """Bad input, found before any work starts. The message is one line: field, value, what to do.
+
+    Example:
+        >>> fedpa.deltas.fixed(-0.1)
+        Traceback (most recent call last):
+        fedpa.errors.FedpaError: rho = -0.1: ...
+    """
 
 
 class DataError(FedpaError):
     """Data that can't be trusted: cut, corrupt, or of another kind. Names the file, and the client.
 
-    Unlike a client that fails it ends a run: nobody should train on part of a broken file unaware.
+    Unlike a client that fails it ends a run: training does not continue on part of a broken file.
+
+    Example:
+        >>> fedpa.data.readers.open_npz("nowhere")
+        Traceback (most recent call last):
+        fedpa.errors.DataError: nowhere ...
     """
 
 
 class BadValueError(DataError):
-    """A value of a client's data that can't be used. It is quoted: a node does not send this."""
+    """A value of a client's data that can't be used. The message quotes it: nodes do not send it.
+
+    Example:
+        >>> fedpa.objectives.client_data({"x": np.array([1.0, np.nan])})
+        Traceback (most recent call last):
+        fedpa.errors.BadValueError: examples: x[1] = nan: ...
+    """
 
 
 class TooFewClientsError(FedpaError):
-    """Fewer of a round's clients succeeded than a run asks for."""
+    """Fewer of a round's clients succeeded than a run asks for (`min_success` of `fedpa.fit`).
+
+    Example:
+        >>> issubclass(TooFewClientsError, FedpaError)
+        True
+    """
 
 
 class NoUsableClientError(TooFewClientsError):
-    """No round so far had a usable client update: the model is what it was before the first."""
+    """No round so far had a usable client update: the model is what it was before the first.
+
+    Example:
+        >>> issubclass(NoUsableClientError, TooFewClientsError)
+        True
+    """
 
 
 def refuse(field: str, value: object, expected: str) -> FedpaError:
-    """The error for `field` having `value` where `expected` describes what would be right."""
+    """Make the error `field = value: expected`, on one line.
+
+    Args:
+        field: The name as the user knows it.
+        value: What it was; shown by its `repr`, at most 80 characters of it.
+        expected: What would be right.
+    Returns:
+        The error, to be raised.
+    Example:
+        >>> print(refuse("rho", -1, "must be a number ≥ 0"))
+        rho = -1: must be a number ≥ 0
+    """
     shown = re.sub(r"\s*\n\s*", " ", repr(value))  # an array's may have several lines
     if len(shown) > 80:
         shown = shown[:77] + "..."
@@ -46,18 +84,47 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
 
 
 def explain(error: OSError) -> str:
-    """Why the system could not do it. Libraries raise some OSErrors without `strerror`."""
+    """Say why the system could not do it. Libraries raise some OSErrors without `strerror`.
+
+    Args:
+        error: The system's.
+    Returns:
+        Its reason, on one line.
+    Example:
+        >>> explain(FileNotFoundError(2, "No such file or directory"))
+        'No such file or directory'
+    """
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def check_integer(field: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number ≥ `least`."""
+    """Refuse what is not a whole number ≥ `least`.
+
+    Args:
+        field: What the error calls it.
+        value: What was given.
+        least: The smallest value that is right.
+    Raises:
+        FedpaError: It is not.
+    Example:
+        >>> check_integer("rounds", 10, 1)
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise refuse(field, value, f"must be a whole number, at least {least}")
 
 
 def check_number(field: str, value: object, least: float = 0.0) -> None:
-    """Refuse what is not a finite number ≥ `least`."""
+    """Refuse what is not a finite number ≥ `least`.
+
+    Args:
+        field: What the error calls it.
+        value: What was given.
+        least: The smallest value that is right, -inf for any; default: 0.
+    Raises:
+        FedpaError: It is not.
+    Example:
+        >>> check_number("rho", 0.1)
+    """
     known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not known or not least <= value < math.inf or value == -math.inf:  # type: ignore[operator]
         bound = f" ≥ {least:g}" if math.isfinite(least) else ""
@@ -65,7 +132,20 @@ def check_number(field: str, value: object, least: float = 0.0) -> None:
 
 
 def check_type(field: str, value: object, kind: type, example: str) -> None:
-    """Refuse an object of another kind than the field takes."""
+    """Refuse an object of another type than the field takes.
+
+    Args:
+        field: What the error calls it.
+        value: What was given.
+        kind: The type that is right.
+        example: An expression that makes one.
+    Raises:
+        FedpaError: It is not of this type.
+    Example:
+        >>> check_type("server", 0.1, str, "'adam'")
+        Traceback (most recent call last):
+        fedpa.errors.FedpaError: server = 0.1: must be a str, for example 'adam'
+    """
     if not isinstance(value, kind):
         raise refuse(field, value, f"must be a {kind.__name__}, for example {example}")
 
@@ -77,6 +157,13 @@ def convert_value(hint: Any, value: Any, field: str) -> Any:
         hint: A field's annotation: a type, a Literal or a union of them.
         value: The value as a file or a table has it.
         field: What the error calls it.
+    Returns:
+        The value; a float where an integer was given for a number.
+    Raises:
+        FedpaError: It is of another type.
+    Example:
+        >>> convert_value(float | Literal["oas"], 1, "rho")
+        1.0
     """
     options = typing.get_args(hint) if _is_union(hint) else (hint,)
     for option in options:
@@ -95,7 +182,16 @@ def _is_union(hint: Any) -> bool:
 
 
 def describe_type(hint: Any) -> str:
-    """Say what values a field takes."""
+    """Say what values a field takes.
+
+    Args:
+        hint: The field's annotation: a type, a Literal or a union of them.
+    Returns:
+        The description, as errors have it.
+    Example:
+        >>> describe_type(float | Literal["oas", "rblw"])
+        "a number or one of 'oas', 'rblw'"
+    """
     if _is_union(hint):
         parts = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return " or ".join(describe_type(part) for part in parts)
@@ -106,8 +202,13 @@ def describe_type(hint: Any) -> str:
 
 
 def match_name(name: str, known: Collection[str]) -> str | None:
-    """Match a name whatever its case, hyphens and underscores; None if none is meant.
+    """Match a name whatever its case, hyphens and underscores.
 
+    Args:
+        name: The name as it was typed.
+        known: The names there are.
+    Returns:
+        The one of `known` that is meant; None if none is.
     Example:
         >>> match_name("MimeLite", ["mime", "mime-lite"])
         'mime-lite'
@@ -127,6 +228,12 @@ def find_name(field: str, name: str, known: Collection[str], kind: str = "") -> 
         kind: What they are names of; default: `field`.
     Returns:
         The one of `known` that is meant.
+    Raises:
+        FedpaError: None is; names the closest.
+    Example:
+        >>> find_name("method", "fedpb", ["fedavg", "fedpa"])
+        Traceback (most recent call last):
+        fedpa.errors.FedpaError: method = 'fedpb': unknown method; did you mean fedpa?
     """
     found = match_name(name, known)
     if found is None:
@@ -135,7 +242,17 @@ def find_name(field: str, name: str, known: Collection[str], kind: str = "") -> 
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """Say which name may have been meant; all there are if none is close."""
+    """Say which name may have been meant.
+
+    Args:
+        name: The name as it was typed.
+        known: The names there are.
+    Returns:
+        A question with the closest name; all of them if none is close.
+    Example:
+        >>> suggest("fedpb", ["fedavg", "fedpa"])
+        'did you mean fedpa?'
+    """
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 

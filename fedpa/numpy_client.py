@@ -21,26 +21,47 @@ from fedpa.errors import FedpaError, check_integer, check_number
 if TYPE_CHECKING:
     from flwr.app import Message
 
+__all__ = ["Arrays", "ClientWork", "Epoch", "client_delta", "posterior_delta", "reply"]
+
 Arrays = list[np.ndarray]
+"""A model: its arrays in a fixed order."""
 Epoch = Callable[[Arrays], Any]
 """Parameters → parameters after one epoch; or (those, the mean of the epoch's iterates)."""
 
 
 class ClientWork(NamedTuple):
-    """What the server asks of a client in a round."""
+    """What the server asks of a client in a round.
+
+    Example:
+        >>> ClientWork(sampling=True, epochs=5, burn_in_epochs=1, rho=0.1).epochs
+        5
+    """
 
     sampling: bool
     """Whether samples are drawn; if not, the round is FedAvg's."""
     epochs: int
+    """Epochs in the round, ≥ 1."""
     burn_in_epochs: int
-    """Epochs before the first sample."""
+    """Epochs before the first sample, ≥ 0, below `epochs`."""
     rho: float
+    """Shrinkage ρ ≥ 0."""
 
 
 def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) -> Arrays:
-    """Δ of one client: train from θ for some epochs, and look at where they went.
+    """Compute one client's Δ: train from θ for some epochs, then eq. 4 on their samples.
 
-    Of the floating-point arrays alone, in their order.
+    Args:
+        theta: θ, the model's arrays.
+        epoch: Runs one epoch: arrays → arrays, or (arrays, the mean of the epoch's iterates).
+        work: What the server asks for.
+    Returns:
+        Δ of the floating-point arrays alone, in their order.
+    Raises:
+        FedpaError: The work makes no sense, or an epoch gives arrays of other shapes.
+    Example:
+        >>> work = ClientWork(sampling=True, epochs=3, burn_in_epochs=0, rho=0.1)
+        >>> client_delta([np.zeros(2)], lambda arrays: [a + 0.5 for a in arrays], work)
+        [array([-1.09090909, -1.09090909])]
     """
     check_work(work)
     start = [np.array(array) for array in theta]  # the function may train in place
@@ -105,12 +126,18 @@ def check_work(work: ClientWork) -> None:
 def posterior_delta(
     theta: Sequence[np.ndarray], samples: Sequence[Sequence[np.ndarray]], rho: float
 ) -> Arrays:
-    """Δ̂ = Σ̂⁻¹(θ − x̄), eq. 4 and Theorem 3, with the types of θ's arrays; computed in float64.
+    """Compute Δ̂ = Σ̂⁻¹(θ − x̄) (eq. 4, Theorem 3) in float64, without JAX.
 
     Args:
-        theta: The server's arrays.
+        theta: θ, the server's arrays.
         samples: ℓ ≥ 1 lists of arrays like them.
-        rho: The shrinkage ρ ≥ 0.
+        rho: Shrinkage ρ ≥ 0.
+    Returns:
+        Δ̂ with the shapes and dtypes of θ's arrays.
+    Example:
+        >>> [delta] = posterior_delta([np.ones(2)], [[np.array([x, 0.0])] for x in (-1, 0, 1)], 0.1)
+        >>> delta.round(3)
+        array([1. , 1.2])
     """
     rows = np.stack([_flatten(sample) for sample in samples])
     delta = solve(_flatten(theta), rows, fixed(rho)).delta
@@ -126,15 +153,25 @@ def _flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float) -> "Message":
-    """Answer a `train` message of the strategy FedPA with the model θ − Δ.
+    """Answer a `train` message of the strategy `fedpa.flower.FedPA` with the model θ − Δ.
 
     The strategy computes Δ = θ − reply; Flower's mods and wrappers that clip or add noise do so,
     too. Arrays of whole numbers are sent back as they came.
 
-    epoch: gets and gives the model's arrays in the order of the message's: those of
-        `message.content["arrays"].to_torch_state_dict()`, or `.to_numpy_ndarrays()`.
-    num_examples: how many the client has: its weight.
-    metrics: numbers for people to see, averaged over clients.
+    Args:
+        message: From the strategy.
+        epoch: Gets and gives the model's arrays in the order of the message's: those of
+            `message.content["arrays"].to_torch_state_dict()`, or `.to_numpy_ndarrays()`.
+        num_examples: How many the client has, ≥ 0: its weight.
+        metrics: Numbers for people to see, averaged over clients.
+    Returns:
+        The message to return from the app's `train` function.
+    Example:
+        >>> from flwr.clientapp import ClientApp
+        >>> app = ClientApp()
+        >>> @app.train()
+        ... def train(message, context):
+        ...     return reply(message, lambda arrays: train_epoch(arrays, data), len(data))
     """
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 

@@ -26,9 +26,21 @@ def _name_client(name: str, row: int | None = None) -> str:
 
 
 class FederatedData(NamedTuple):
+    """Examples by client: ids, sizes, and a function that reads one client.
+
+    Example:
+        >>> arrays = {"a": np.zeros((3, 2)), "b": np.ones((5, 2))}
+        >>> data = fedpa.data.FederatedData(
+        ...     ["a", "b"], lambda name: len(arrays[name]), lambda name: {"x": arrays[name]}
+        ... )
+        >>> data.num_examples("b"), data.examples("b")["x"].shape
+        (5, (5, 2))
+    """
+
     ids: Sequence[str]
     """Text, each once."""
     num_examples: Callable[[str], int]
+    """id → n_i."""
     examples: Callable[[str], Any]
     """id → a pytree of arrays with one leading axis in common."""
     packed: Packed | None = None
@@ -38,12 +50,20 @@ class FederatedData(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The federations of one data set."""
+    """The federations of one data set.
+
+    Example:
+        >>> data = fedpa.data.from_mapping({"a": {"x": np.zeros((3, 2))}})
+        >>> fedpa.data.Splits(train=data, validation=None, test=data).train.ids
+        ['a']
+    """
 
     train: FederatedData
+    """The clients that train."""
     validation: FederatedData | None
-    """Who decides what is chosen; None where the data set has none."""
+    """The clients by which settings are chosen; None where the data set has none."""
     test: FederatedData
+    """The clients on which the result is measured."""
 
 
 def check_when_read(data: FederatedData) -> FederatedData:
@@ -69,18 +89,23 @@ def check_when_read(data: FederatedData) -> FederatedData:
     return data._replace(examples=examples, packed=None)
 
 
-def from_mapping(clients: Any) -> FederatedData:
-    """Arrays in memory by client id. All of them are checked here, before any work starts.
+def from_mapping(clients: Mapping[Any, Any]) -> FederatedData:
+    """Make a federation of arrays in memory. All of them are checked here, before any work starts.
 
-    The order of the mapping does not matter: ids are taken as text and sorted.
+    Args:
+        clients: Client id → a pytree of arrays with one leading axis in common. All clients have
+            the same structure, shapes and dtypes. Ids are taken as text and sorted, so the order
+            of the mapping does not matter.
+    Returns:
+        The federation; up to 256 MB of examples are also kept packed, for faster rounds.
+    Raises:
+        FedpaError: A client's arrays can't be used, or differ from the others'; names the client.
+    Example:
+        >>> data = from_mapping({7: {"x": np.zeros((3, 2))}, 12: {"x": np.ones((5, 2))}})
+        >>> data.ids, data.num_examples("7")
+        (['12', '7'], 3)
     """
-    if not isinstance(clients, Mapping):
-        raise FedpaError(
-            f"clients is a {type(clients).__name__}: must be a mapping of client id to arrays "
-            f"({_advise(clients)})"
-        )
-    if not clients:
-        raise FedpaError("clients is empty: give at least one client id with its arrays")
+    _check_mapping(clients)
     ids, keys = _sort(clients)
     # There may be a million: what is done for each client is done in C, as far as that goes, and
     # the client to name is looked for when it is known that there is one.
@@ -119,7 +144,17 @@ def from_mapping(clients: Any) -> FederatedData:
     return FederatedData(ids, num_examples, examples, pack)
 
 
-def _advise(clients: Any) -> str:
+def _check_mapping(clients: object) -> None:
+    if not isinstance(clients, Mapping):
+        raise FedpaError(
+            f"clients is a {type(clients).__name__}: must be a mapping of client id to arrays "
+            f"({_advise(clients)})"
+        )
+    if not clients:
+        raise FedpaError("clients is empty: give at least one client id with its arrays")
+
+
+def _advise(clients: object) -> str:
     """How a mapping, or a federation, is made of something else."""
     if hasattr(clients, "column_names") and hasattr(clients, "with_format"):
         return "fedpa.data.readers.open_huggingface(dataset, column) reads a data set"

@@ -11,7 +11,16 @@ from fedpa.errors import FedpaError, check_integer, refuse
 
 
 def by_column(values: np.ndarray) -> list[np.ndarray]:
-    """A client for each value, in the order of `numpy.unique(values)`, with all of its rows."""
+    """Deal examples to a client for each value, which gets all of its rows.
+
+    Args:
+        values: One value per example, shape (n,): numbers or text, none missing.
+    Returns:
+        The rows of every client, in the order of `numpy.unique(values)`.
+    Example:
+        >>> [rows.tolist() for rows in by_column(np.array(["b", "a", "b"]))]
+        [[1], [0, 2]]
+    """
     if values.ndim != 1 or not len(values):
         raise refuse("values", list(values.shape), "must be one value for each example")
     _check_values("values", values, "client")
@@ -29,8 +38,21 @@ def by_quantity(
 ) -> list[np.ndarray]:
     """Deal all examples, at random, to clients of unequal sizes, at least one to each.
 
-    Sizes are proportional to a Dirichlet(concentration) draw, or else to log-normal ones with this
-    sigma (1 if neither is given).
+    Sizes are proportional to a Dirichlet(concentration) draw, or else to log-normal ones.
+
+    Args:
+        num_examples: How many examples there are.
+        num_clients: 1 to `num_examples`.
+        concentration: Of the Dirichlet distribution, > 0; smaller is more unequal. Default: sizes
+            are log-normal.
+        sigma: Of the log-normal distribution, 0 to below 10; default: 1. Not with `concentration`.
+        seed: Of all randomness; default: 0.
+    Returns:
+        The rows of every client.
+    Example:
+        >>> rows = by_quantity(100, 4, sigma=1.0)
+        >>> len(rows), sum(len(own) for own in rows)
+        (4, 100)
     """
     _check_clients(num_clients, num_examples)
     if concentration is not None and sigma is not None:
@@ -65,6 +87,18 @@ def dirichlet_label_skew(
 
     Clients are equally large (to one example) and every example is dealt exactly once: clients
     take turns drawing a label from their own proportions, among the labels that are left.
+
+    Args:
+        labels: One label per example, shape (n,).
+        num_clients: 1 to n.
+        concentration: > 0; small values give clients few labels, large ones all alike.
+        seed: Of all randomness.
+    Returns:
+        The rows of every client.
+    Example:
+        >>> rows = dirichlet_label_skew(np.arange(12) % 3, num_clients=4, concentration=0.1, seed=0)
+        >>> [len(own) for own in rows]
+        [3, 3, 3, 3]
     """
     _check_clients(num_clients, len(labels))
     _check_positive("concentration", concentration)
@@ -93,13 +127,29 @@ def pachinko(
     beta: float = 10.0,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """Reddi et al.'s Pachinko allocation over coarse and fine labels.
+    """Deal examples by Pachinko allocation over coarse and fine labels (Reddi et al. 2021).
 
     A client draws its proportions of the coarse labels from Dirichlet(alpha) and, within each,
     those of its fine labels from Dirichlet(beta); then its examples one by one, each a coarse
     label, a fine label and an example of that, without replacement. A label that has run out is
-    removed for everybody and the others' proportions are renormalised. Clients draw in turn, so
+    removed for all clients and the others' proportions are renormalised. Clients draw in turn, so
     the last ones get what is left.
+
+    Args:
+        coarse: One coarse label per example, shape (n,).
+        fine: One fine label per example; each belongs to one coarse label.
+        num_clients: At least 1.
+        examples_per_client: At least 1; all clients together need at most n.
+        alpha: Of the Dirichlet distribution of coarse labels, > 0; default: 0.1.
+        beta: Of the Dirichlet distribution of fine labels, > 0; default: 10.
+        seed: Of all randomness; default: 0.
+    Returns:
+        The rows of every client.
+    Example:
+        >>> fine = np.arange(40) % 4
+        >>> rows = pachinko(fine // 2, fine, num_clients=5, examples_per_client=6)
+        >>> [len(own) for own in rows]
+        [6, 6, 6, 6, 6]
     """
     if not len(coarse) == len(fine):
         raise refuse("fine", len(fine), f"must be as many labels as coarse has ({len(coarse)})")

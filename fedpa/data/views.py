@@ -16,9 +16,19 @@ from fedpa.errors import check_integer
 def map_examples(
     data: FederatedData, function: Callable[[str, Any], Any], most: int | None = None
 ) -> FederatedData:
-    """`function(id, examples)` of every client's examples, when they are read.
+    """Map every client's examples by a function, when they are read.
 
-    most: at most this many examples per client, the first ones.
+    Args:
+        data: The federation.
+        function: (id, examples) → examples, as many as before.
+        most: At most this many examples per client, the first ones; default: all.
+    Returns:
+        The federation of mapped examples.
+    Example:
+        >>> data = fedpa.data.from_mapping({"a": {"x": np.full(3, 255.0)}})
+        >>> scaled = map_examples(data, lambda name, arrays: {"x": arrays["x"] / 255}, most=2)
+        >>> scaled.examples("a")["x"]
+        array([1., 1.])
     """
 
     def num_examples(name: str) -> int:
@@ -39,7 +49,19 @@ HELD_OUT_SEED = 0
 
 
 def hold_out(data: FederatedData, share: float) -> tuple[FederatedData, FederatedData | None]:
-    """(the others, a random share of the clients, at least one); None if the share is 0."""
+    """Hold out a random share of the clients, the same ones at every call.
+
+    Args:
+        data: The federation.
+        share: 0 to 1, of the clients; at least one is held out and at least one left.
+    Returns:
+        The others, and those held out: None if the share is 0 or there is only one client.
+    Example:
+        >>> data = fedpa.data.from_mapping({k: {"x": np.zeros(3)} for k in range(10)})
+        >>> train, validation = hold_out(data, 0.2)
+        >>> len(train.ids), len(validation.ids)
+        (8, 2)
+    """
     if not share or len(data.ids) == 1:
         return data, None
     size = min(max(round(share * len(data.ids)), 1), len(data.ids) - 1)
@@ -56,6 +78,18 @@ def pool_clients(data: FederatedData, clients: int, seed: int) -> FederatedData:
 
     Shuffled mini-batches of a group are close to shuffled mini-batches of everybody's examples
     where a group is large, and memory is that of a group, never of the population.
+
+    Args:
+        data: The federation.
+        clients: Clients per group, at least 1; the last group may have fewer.
+        seed: Of the groups.
+    Returns:
+        The federation of groups.
+    Example:
+        >>> data = fedpa.data.from_mapping({k: {"x": np.zeros(3)} for k in range(10)})
+        >>> pools = pool_clients(data, clients=4, seed=0)
+        >>> [pools.num_examples(name) for name in pools.ids]
+        [12, 12, 6]
     """
     check_integer("clients", clients, 1)
     order = np.random.default_rng([seed, _POOLS]).permutation(len(data.ids))

@@ -20,7 +20,18 @@ from fedpa.watching import not_finite, watched_by
 
 
 def debug(options: EngineOptions = EngineOptions()) -> Engine:
-    """Run clients one by one, in the cohort's order, without compiling anything."""
+    """Build the engine that runs clients one by one, in the cohort's order, uncompiled.
+
+    Slow; for `print` and debuggers in a client update. A value that is not finite ends the client
+    with an error that names client, step and value.
+
+    Args:
+        options: Checked, as by the other engines; nothing of them is used.
+    Returns:
+        The engine, for `fedpa.fit(..., engine=…)`.
+    Example:
+        >>> engine = fedpa.engines.debug()
+    """
     choose_devices(options)
 
     def run(

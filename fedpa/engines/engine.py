@@ -29,14 +29,22 @@ class Packed(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients of one round, S in Algorithm 1."""
+    """The clients of one round, S in Algorithm 1.
+
+    Example:
+        >>> data = fedpa.data.from_mapping({"a": {"x": np.zeros((3, 2))}})
+        >>> keys = jax.random.split(jax.random.key(0), 1)
+        >>> cohort = fedpa.engines.Cohort(["a"], data.examples, keys, {"a": ()}, sizes=[3])
+    """
 
     ids: Sequence[str]
+    """The clients' ids, each once."""
     load: Callable[[str], Any]
     """id → the client's examples; read when its turn comes, not before."""
     keys: Keys
     """One key per client, in the order of `ids`."""
     states: Mapping[str, ClientState]
+    """id → what the client has kept from earlier rounds."""
     sizes: Sequence[int]
     """n_i, in the order of `ids`: clients of like sizes are run together."""
     packed: Packed | None = None
@@ -55,7 +63,20 @@ class Traffic(NamedTuple):
 
 
 class RoundResult(NamedTuple):
+    """What an engine gives back of a round.
+
+    Example:
+        >>> result = fedpa.engines.RoundResult(
+        ...     aggregate=fedpa.server.Aggregate(jnp.zeros(2), jnp.float32(3)),
+        ...     infos={"loss": np.array([0.5])}, accepted=np.array([True]),
+        ...     examples=np.array([3]), states={"a": ()}, failures={}, bytes_up=12,
+        ... )
+        >>> result.failures, result.traffic
+        ({}, None)
+    """
+
     aggregate: Aggregate
+    """The clients' results as one."""
     infos: Mapping[str, np.ndarray]
     """Each of the client info's scalars, for every client of the cohort."""
     accepted: np.ndarray
@@ -63,6 +84,7 @@ class RoundResult(NamedTuple):
     examples: np.ndarray
     """n_i."""
     states: Mapping[str, ClientState]
+    """id → what the client keeps for later rounds."""
     failures: Mapping[str, str]
     """What went wrong, for each client that raised an error instead of giving a result."""
     bytes_up: int
@@ -72,6 +94,7 @@ class RoundResult(NamedTuple):
 
 
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
+"""(client update, aggregation, message, cohort) → the round's result: where clients run."""
 
 
 class OfAlgorithm(NamedTuple):

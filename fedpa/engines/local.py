@@ -27,19 +27,54 @@ from fedpa.server.aggregation import Aggregation
 
 
 def local(options: EngineOptions = EngineOptions()) -> Engine:
-    """Run clients on this machine in the way that suits model, clients and devices."""
+    """Build the default engine: clients run on this machine as suits model, clients and devices.
+
+    Args:
+        options: How the machine is used; default: the engine chooses.
+    Returns:
+        The engine, for `fedpa.fit(..., engine=…)`.
+    Raises:
+        FedpaError: This machine can't serve the options.
+    Example:
+        >>> engine = fedpa.engines.local(fedpa.engines.EngineOptions(workers=1))
+        >>> engine.__qualname__
+        'local'
+    """
     if len(choose_devices(options)) > 1:
         return sharded(options)
     return _one_device("local", options, choose_width)
 
 
 def per_client(options: EngineOptions = EngineOptions()) -> Engine:
-    """Run one client after the other; with very many cores, several at a time."""
+    """Build the engine that runs one client after the other; with very many cores, several.
+
+    For large models, whose matrix products keep several cores busy.
+
+    Args:
+        options: How the machine is used; default: the engine chooses.
+    Returns:
+        The engine, for `fedpa.fit(..., engine=…)`.
+    Example:
+        >>> fedpa.engines.per_client().__qualname__
+        'per_client'
+    """
     return _one_device("per_client", options, one_at_a_time)
 
 
 def vectorized(options: EngineOptions = EngineOptions()) -> Engine:
-    """Run clients side by side; on a CPU as many blocks of them at a time as there are cores."""
+    """Build the engine that runs many clients side by side in one program.
+
+    For small models. On a CPU as many blocks of clients run at a time as there are cores.
+
+    Args:
+        options: How the machine is used; default: the engine chooses.
+    Returns:
+        The engine, for `fedpa.fit(..., engine=…)`.
+    Example:
+        >>> engine = vectorized(EngineOptions(clients_in_flight=4))
+        >>> engine.__qualname__
+        'vectorized'
+    """
     return _one_device("vectorized", options, side_by_side)
 
 

@@ -41,7 +41,17 @@ AHEAD = 2
 
 
 def sharded(options: EngineOptions = EngineOptions()) -> Engine:
-    """Run clients on all devices there are, or on as many as the options say."""
+    """Build the engine that deals clients to several devices, of one process or of many.
+
+    Args:
+        options: How the machine is used; default: all devices.
+    Returns:
+        The engine, for `fedpa.fit(..., engine=…)`.
+    Raises:
+        FedpaError: This machine can't serve the options.
+    Example:
+        >>> engine = fedpa.engines.sharded(fedpa.engines.EngineOptions(devices=1))
+    """
     devices = choose_devices(options)
     own = [device for device in devices if device.process_index == jax.process_index()]
     if {device.process_index for device in devices} != set(range(jax.process_count())):

@@ -60,17 +60,18 @@ clients of its data."""
 
 
 def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
-    """An app that runs a node's clients.
+    """Make the app of a node, which runs its clients.
 
     Args:
         load: The run's settings → what the node runs, from `make_node(problem, method, …)`. Called
             once for the same settings in a process, whose engine keeps what it has compiled.
-        mods: Flower's: functions around every message.
-
+        mods: Flower's: functions around every message; default: none.
+    Returns:
+        Flower's app, for `flwr run`.
     Example:
         >>> def load(settings, holding, population):
         ...     return make_node(read_problem(holding.data_dir), method, population)
-        >>> app = client_app(load)  # doctest: +SKIP
+        >>> app = client_app(load)
     """
     app = ClientApp(mods=list(mods))
     app.query()(_report_errors(functools.partial(_answer_query, load)))
@@ -81,7 +82,7 @@ def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
 def make_node(
     problem: Problem, method: Method, population: float, engine: Engine | None = None
 ) -> Node:
-    """What a node runs: the problem's clients by the method.
+    """Make what a node runs: the problem's clients by the method.
 
     Args:
         problem: Its clients are those of the node's data.
@@ -89,6 +90,20 @@ def make_node(
         population: Σ q_i over all nodes' clients, for methods that have to know.
         engine: Where clients run; default: one after the other, since a process may live for one
             round, and programs for several clients side by side take longer to compile.
+    Returns:
+        The node, for `client_app`.
+    Raises:
+        FedpaError: Loss, model, data and method don't fit together.
+    Example:
+        >>> clients = fedpa.data.from_mapping({"a": {"x": np.eye(3, 2), "y": np.arange(3) % 2}})
+        >>> def loss(params, batch, key):
+        ...     logits = batch["x"] @ params
+        ...     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        >>> metric = fedpa.metrics.classifier(lambda params, x: x @ params)
+        >>> problem = Problem(clients, lambda key: jnp.zeros((2, 2)), loss, metric, test=clients)
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 2), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> make_node(problem, method, population=3.0).clients.ids
+        ['a']
     """
     method = set_population(method, population)
     model = _make_model(problem.init)

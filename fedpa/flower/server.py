@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -72,12 +72,19 @@ Train = Callable[[Problem, OfAlgorithm, Path, Sequence[Callback]], Fit]
 
 
 class Served(NamedTuple):
-    """A run on a grid of nodes: what is trained, by which method, and how it is recorded."""
+    """A run on a grid of nodes: what is trained, by which method, and how it is recorded.
+
+    Example:
+        >>> app = server_app(lambda settings: Served(problem, method, train))  # by `make_run`
+    """
 
     problem: Problem
+    """What is trained; its clients have the shapes of the nodes' data."""
     method: Method
+    """As on the nodes."""
     train: Train
-    weighting: str = "examples"
+    """Runs the rounds."""
+    weighting: Literal["examples", "uniform"] = "examples"
     """q_i, by which nodes' replies are checked."""
     name: str = "flower"
     """Of a fresh run directory."""
@@ -90,10 +97,10 @@ def make_run(
     rounds: int,
     clients_per_round: int,
     seed: int = 0,
-    weighting: str | None = None,
+    weighting: Literal["examples", "uniform"] | None = None,
     **options: Any,
 ) -> Served:
-    """A run of a problem and a method of your own, recorded as `fedpa.fit` does.
+    """Make a run of a problem and a method of your own, recorded as `fedpa.fit` does.
 
     Args:
         problem: Its clients are any that have the shapes of the nodes' data; its model is drawn
@@ -102,7 +109,8 @@ def make_run(
         rounds, clients_per_round, seed: As in `fedpa.fit`.
         weighting: q_i, "examples" or "uniform"; default: the method's.
         options: More of `fedpa.fit`'s: eval_every, min_success, best, recording, callbacks.
-
+    Returns:
+        The run, for `server_app`.
     Example:
         >>> def load(settings):
         ...     return make_run(problem, method, rounds=settings["rounds"], clients_per_round=10)
@@ -141,10 +149,16 @@ def make_run(
 
 
 def server_app(load: Callable[[Mapping[str, Any]], Served]) -> ServerApp:
-    """An app that runs `fedpa`'s round loop over the nodes.
+    """Make the app of the server, which runs `fedpa`'s round loop over the nodes.
 
     Args:
         load: The run's settings → the run, from `make_run(problem, method, …)`.
+    Returns:
+        Flower's app, for `flwr run`.
+    Example:
+        >>> app = server_app(
+        ...     lambda settings: make_run(problem, method, rounds=100, clients_per_round=10)
+        ... )
     """
     app = ServerApp()
 

@@ -27,20 +27,9 @@ from fedpa.server.update import Server, ServerState, init, update
 
 
 class FedPA(FedAvg):
-    """Federated Posterior Averaging (Algorithms 1 and 3) over messages.
+    """FedPA as a Flower strategy: θ ← ServerOpt(θ, Σ n_i Δ̂_i / Σ n_i) (Algorithm 1).
 
-    Args:
-        rho: The shrinkage ρ.
-        epochs, burn_in_epochs: A client's epochs in a round, and how many of them come before its
-            first sample.
-        burn_in_rounds: Rounds that are FedAvg's.
-        server_optimizer: Any of optax; default: `fedpa.server.sgd(1.0)`.
-        fraction_train: The share of the nodes that take part in a round, drawn by `seed` from their
-            numbers, which Flower chooses when a node starts.
-        fraction_evaluate: As in Flower's FedAvg, weighted by examples.
-        min_nodes: How many must be connected for the first round, within `start_timeout` seconds.
-        min_success: The share of a round's nodes that must give a usable answer, or the model stays
-            as it is.
+    Nodes compute Δ̂_i (eq. 4, Algorithm 3) by `fedpa.numpy_client.reply`.
 
     Clients reply with a model, θ − Δ, from which Δ is computed here. That is what Flower's wrappers
     and mods for differential privacy expect: they clip Δ, and add noise to the new model, with
@@ -48,6 +37,27 @@ class FedPA(FedAvg):
     1 + (ℓ−1)ρ times as long as θ − x̄. The noise is not multiplied by the server's learning rate.
     Rounding θ − Δ to float32 changes each coordinate of Δ by at most 2⁻²⁴ |θ − Δ|, as rounding the
     new θ does.
+
+    Args:
+        rho: Shrinkage ρ ≥ 0; default: 0.1.
+        epochs: A client's epochs in a round, ≥ 1; default: 5.
+        burn_in_epochs: Epochs before a client's first sample, below `epochs`; default: 0.
+        burn_in_rounds: Rounds that are FedAvg's, ≥ 0; default: 0.
+        server_optimizer: Any of optax; default: `fedpa.server.sgd(1.0)`.
+        fraction_train: The share of the nodes that take part in a round, 0 to 1, drawn by `seed`
+            from their numbers, which Flower chooses when a node starts; default: 1.
+        fraction_evaluate: As in Flower's FedAvg, weighted by examples; default: 0.
+        min_nodes: How many nodes must be connected for the first round, ≥ 1; default: 2.
+        min_success: The share of a round's nodes, 0 to 1, that must give a usable answer, or the
+            model stays as it is; default: 0.
+        start_timeout: Seconds to wait for `min_nodes`; default: 60.
+        seed: Of the nodes drawn, ≥ 0; default: 0.
+    Raises:
+        FedpaError: A setting is out of its range.
+    Example:
+        >>> strategy = fedpa.flower.FedPA(rho=0.1, epochs=5, burn_in_rounds=10, min_nodes=3)
+        >>> strategy.work.epochs  # strategy.start(grid, initial_arrays) in a ServerApp
+        5
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class FedPA(FedAvg):
         self._asked = 0
 
     def summary(self) -> None:
+        """Log the settings."""
         log(INFO, "\t├──> FedPA: %s", self.work)
         log(INFO, "\t└──> burn-in rounds: %d", self.burn_in_rounds)
 
@@ -162,6 +173,7 @@ class FedPA(FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
+        """Average the nodes' metrics, weighted by examples; errors are logged and left out."""
         usable = []
         for message in replies:
             if message.has_error():

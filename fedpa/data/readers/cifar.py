@@ -15,7 +15,21 @@ FINE, COARSE = 100, 20
 
 
 def read_cifar100(train: Path, test: Path) -> tuple[Arrays, Arrays]:
-    """Images uint8[n, 32, 32, 3], `label` and `coarse_label` of both files."""
+    """Read CIFAR-100's binary files, before they are dealt to clients.
+
+    Args:
+        train: `train.bin`.
+        test: `test.bin`.
+    Returns:
+        Of each, `image` as uint8[n, 32, 32, 3], `label` and `coarse_label` as int64[n].
+    Raises:
+        DataError: A file is cut, or has labels that are not CIFAR-100's.
+    Example:
+        >>> np.zeros(2 * 3074, np.uint8).tofile("train.bin")
+        >>> train, _ = read_cifar100(Path("train.bin"), Path("train.bin"))
+        >>> train["image"].shape
+        (2, 32, 32, 3)
+    """
     return _read(train), _read(test)
 
 

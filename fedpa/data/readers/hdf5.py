@@ -40,12 +40,24 @@ NAME = "text in Unicode without '/' or NUL, and not '.' or empty"
 
 
 def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
-    """The clients of a file. The first time it is gone through once to find their sizes.
+    """Open a file of TensorFlow Federated's layout. The first time, it is indexed in the cache.
 
-    features: which are read: names, or {the name it shall have: its name in the file}; default:
-    all. All clients must have the same. Strings come as object arrays of `str`. The file is opened
-    when the first client is read and stays open; any thread may read. Links, data sets in other
-    files and ones that claim more than the file can hold are refused.
+    All clients must have the same features. Strings come as object arrays of `str`. The file is
+    opened when the first client is read and stays open; any thread may read. Links, data sets in
+    other files and ones that claim more than the file can hold are refused.
+
+    Args:
+        path: The file, with `/examples/<client>/<feature>`.
+        features: Which are read: names, or {the name it shall have: its name in the file}; default:
+            all.
+    Returns:
+        The federation; a client is read when it is asked for.
+    Raises:
+        DataError: The file is damaged or of another layout.
+    Example:
+        >>> write_hdf5("clients.h5", [("a", {"x": np.zeros((3, 2)), "y": np.ones(3)})])
+        >>> open_hdf5("clients.h5", {"label": "y"}).examples("a")
+        {'label': array([1., 1., 1.])}
     """
     path = Path(path)
     get_clients = hold_open(path, _open_clients)
@@ -69,10 +81,21 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
 
 
 def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Write (client, arrays by feature) in this layout. Text is kept as UTF-8 of any length.
+    """Write clients in TensorFlow Federated's layout. Text is kept as UTF-8 of any length.
 
     The file is made in memory, for HDF5 may crash if the disk is full, and appears under its name
-    when it is whole. The system's errors come as they are.
+    when it is whole.
+
+    Args:
+        path: The file.
+        clients: (id, arrays by feature) of every client, each id once.
+    Raises:
+        FedpaError: A name or an array can't be written.
+        OSError: The system can't write the file.
+    Example:
+        >>> write_hdf5("clients.h5", [("a", {"x": np.zeros((3, 2))})])
+        >>> open_hdf5("clients.h5").num_examples("a")
+        3
     """
     path, content = Path(path), io.BytesIO()
     with _h5py().File(content, "w") as file:

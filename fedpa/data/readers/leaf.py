@@ -17,10 +17,23 @@ CONVERTED = "users.h5"
 
 
 def open_leaf(path: str | Path) -> FederatedData:
-    """The users of a JSON file, or of all of them in a folder.
+    """Open a JSON file of LEAF's layout, or all of them in a directory.
 
     JSON can only be read whole, so every file is read once and kept, client by client, in the
     cache. Numbers with a point become float32, whole ones int64, text object arrays of `str`.
+
+    Args:
+        path: The file or the directory.
+    Returns:
+        The federation, a client for every user.
+    Raises:
+        DataError: A file is damaged or of another layout.
+    Example:
+        >>> import json
+        >>> leaf = {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [5, 6]}}}
+        >>> _ = Path("train.json").write_text(json.dumps(leaf))
+        >>> open_leaf("train.json").examples("a")
+        {'x': array([5, 6])}
     """
     path = Path(path)
     if not path.exists():

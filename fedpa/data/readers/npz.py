@@ -27,11 +27,24 @@ ENDING = ".npz"
 
 
 def open_npz(directory: str | Path, features: Features = None) -> FederatedData:
-    """The clients of a folder. Their sizes are read off the headers of the arrays, once.
+    """Open a directory with one `<client>.npz` for every client, as `numpy.savez` writes it.
 
-    features: which are read: names, or {the name it shall have: its name in the files}; default:
-    all. All clients must have the same arrays. Text comes as object arrays of `str`; pickled
-    objects are refused.
+    Sizes are read off the headers of the arrays, once. All clients must have the same arrays. Text
+    comes as object arrays of `str`; pickled objects are refused.
+
+    Args:
+        directory: The directory.
+        features: Which are read: names, or {the name it shall have: its name in the file}; default:
+            all.
+    Returns:
+        The federation; a client is read when it is asked for.
+    Raises:
+        DataError: A file is damaged, or clients differ.
+    Example:
+        >>> Path("clients").mkdir()
+        >>> np.savez("clients/a.npz", x=np.zeros((3, 2)))
+        >>> open_npz("clients").num_examples("a")
+        3
     """
     directory = Path(directory)
     if not directory.is_dir():

@@ -48,12 +48,31 @@ the file: several times what a scan of the smallest rows takes."""
 
 
 def open_sqlite(path: str | Path, split: str, features: Features = None) -> FederatedData:
-    """The clients of one split.
+    """Open a split of a file of TensorFlow Federated's SQLite layout.
 
-    features: which are read: names, or {the name it shall have: its name in the file}; default:
-    all. A feature is an array with one axis if every example has one value of it, else with two;
-    bytes come as `str` if all of a client's are UTF-8. The file stays open; any thread may read.
-    Plain tables are read, no views or virtual tables.
+    A feature is an array with one axis if every example has one value of it, else with two; bytes
+    come as `str` if all of a client's are UTF-8. The file stays open; any thread may read. Plain
+    tables are read, no views or virtual tables.
+
+    Args:
+        path: The file, with tables `examples` and `client_metadata`.
+        split: Its name in the file, see `sqlite_splits`.
+        features: Which are read: names, or {the name it shall have: its name in the file}; default:
+            all.
+    Returns:
+        The federation; a client is read when it is asked for.
+    Raises:
+        DataError: The file is damaged or of another layout, or has no such split.
+    Example:
+        >>> file = sqlite3.connect("clients.sqlite")
+        >>> _ = file.executescript('''
+        ...     CREATE TABLE examples (split_name, client_id, serialized_example_proto);
+        ...     INSERT INTO examples VALUES ('train', 'a', x'0a0c0a0a0a017912051a030a0105');
+        ...     CREATE TABLE client_metadata (client_id, split_name, num_examples);
+        ...     INSERT INTO client_metadata VALUES ('a', 'train', 1)''')
+        >>> file.close()
+        >>> open_sqlite("clients.sqlite", "train").examples("a")
+        {'y': array([5])}
     """
     path = Path(path)
     with _open_tables(path) as connection:
@@ -87,7 +106,24 @@ def open_sqlite(path: str | Path, split: str, features: Features = None) -> Fede
 
 
 def sqlite_splits(path: str | Path) -> list[str]:
-    """The splits that have clients, sorted."""
+    """List the splits that have clients.
+
+    Args:
+        path: A file of TensorFlow Federated's SQLite layout.
+    Returns:
+        Their names, sorted.
+    Raises:
+        DataError: The file is damaged or of another layout.
+    Example:
+        >>> file = sqlite3.connect("clients.sqlite")
+        >>> _ = file.executescript('''
+        ...     CREATE TABLE examples (split_name, client_id, serialized_example_proto);
+        ...     CREATE TABLE client_metadata (client_id, split_name, num_examples);
+        ...     INSERT INTO client_metadata VALUES ('a', 'train', 1), ('b', 'test', 1)''')
+        >>> file.close()
+        >>> sqlite_splits("clients.sqlite")
+        ['test', 'train']
+    """
     with _open_tables(Path(path)) as connection:
         return _find_splits(connection)
 

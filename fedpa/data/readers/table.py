@@ -39,14 +39,28 @@ HARMLESS = 2**28
 
 
 def open_table(table: Any, client_column: str, features: Features = None) -> FederatedData:
-    """Rows by client, in the order in which they stand; the other columns are the features.
+    """Group a table's rows by client, in the order in which they stand.
 
-    table: a pandas.DataFrame, a pyarrow.Table, or the path of a file (.csv, .parquet, .feather). It
-    is in memory as a whole, except for a Feather file that is not compressed, which is mapped.
-    Parquet and Feather are first read in another process: a damaged file can crash Arrow.
-    features: which columns: names, or {the name it shall have: the column}; all others unless told.
     Columns of lists of equal length become arrays with two axes, text object arrays of `str`.
     Client ids are taken as text; in a CSV they are not taken for numbers first ("007" stays).
+
+    Args:
+        table: A pandas.DataFrame, a pyarrow.Table, or the path of a file (.csv, .parquet,
+            .feather). It is in memory as a whole, except for a Feather file that is not compressed,
+            which is mapped. Parquet and Feather are first read in another process: a damaged file
+            can crash Arrow.
+        client_column: The column with the clients' ids.
+        features: Which columns: names, or {the name it shall have: the column}; default: all
+            others.
+    Returns:
+        The federation.
+    Raises:
+        DataError: The file is damaged, or a client id is missing.
+    Example:
+        >>> import pandas
+        >>> table = pandas.DataFrame({"who": ["b", "a", "b"], "x": [1.0, 2.0, 3.0]})
+        >>> open_table(table, "who").examples("b")
+        {'x': array([1., 3.])}
     """
     source = "table"
     if isinstance(table, str | Path):
@@ -253,12 +267,25 @@ def _pyarrow() -> Any:
 
 
 def open_huggingface(dataset: Any, client_column: str, features: Features = None) -> FederatedData:
-    """Rows by client, in the order in which they stand; the other columns are the features.
+    """Group the rows of a Hugging Face data set by client, in the order in which they stand.
 
-    dataset: a `datasets.Dataset`, which lies in files and is read row by row. Only the clients'
-    names are read at once.
-    features: which columns: names, or {the name it shall have: the column}; all others unless told.
     Columns are taken as `with_format("numpy")` gives them, images decoded, text as `str`.
+
+    Args:
+        dataset: A `datasets.Dataset`, which lies in files and is read row by row. Only the clients'
+            ids are read at once.
+        client_column: The column with the clients' ids.
+        features: Which columns: names, or {the name it shall have: the column}; default: all
+            others.
+    Returns:
+        The federation.
+    Raises:
+        FedpaError: It is no `datasets.Dataset`, or a client id is missing.
+    Example:
+        >>> import datasets
+        >>> rows = datasets.Dataset.from_dict({"who": ["b", "a", "b"], "x": [1.0, 2.0, 3.0]})
+        >>> open_huggingface(rows, "who").num_examples("b")
+        2
     """
     datasets = import_optional("datasets", "Hugging Face data sets", "huggingface")
     if isinstance(dataset, datasets.DatasetDict):
