@@ -28,7 +28,7 @@ MISTAKES = {
     "fedpa.fedavg(local._replace(order='shuffled'), side)": "order = 'shuffled'",
     "fedpa.fedpa(local, side, rho=0.1, burn_in_rounds=1.5)": "burn_in_rounds = 1.5",
     "fedpa.fedpa(local, side, rho='lw')": "'oas' or 'rblw'",
-    "fedpa.mean(local, side, rho='oas')": "rho = 'oas': must be a finite number",
+    "fedpa.mean_control(local, side, rho='oas')": "rho = 'oas': must be a finite number",
     "fit(method='fedavg')": "method = 'fedavg': must be an algorithm",
     "fit(method=side)": "takes a Server",
     "fit(method=local)": "must be an algorithm: fedpa.fedavg(local, server) takes a LocalTraining",

@@ -12,7 +12,7 @@ same numbers:
 otherwise; docs/architecture.md has the measurements behind it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,8 @@ from fedpa.types import Count, Params, Scalar
 
 RECURRENCE_UP_TO = 3
 """Samples up to which the recurrence is the faster form, by measurement."""
-SampleScale = str | float
+Form = Literal["auto", "gram", "recurrence"]
+SampleScale = Literal["auto", "none", "sqrt-n"] | float
 """`auto`, `none`, `sqrt-n` or a number."""
 
 
@@ -48,7 +49,7 @@ def posterior(
     *,
     sample_scale: SampleScale = "none",
     temperature: Temperature | None = None,
-    form: str = "auto",
+    form: Form = "auto",
 ) -> Delta:
     """Build the delta.
 

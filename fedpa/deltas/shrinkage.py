@@ -14,7 +14,7 @@ Target `identity` (the paper's): Σ̂ = w I + (1 − w) Ŝ. Target `scaled` (Che
 nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, becomes I.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from fedpa.errors import refuse
 
 Target = Literal["identity", "scaled"]
 Rule = Literal["fixed", "oas", "rblw"]
+Rho: TypeAlias = float | Literal["oas", "rblw"]
+"""ρ ≥ 0, or the rule that chooses it from the samples."""
 
 
 class Moments(NamedTuple):

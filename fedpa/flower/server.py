@@ -51,7 +51,7 @@ from fedpa.flower.client import (
 )
 from fedpa.flower.roster import Connection, Roster, read_connection
 from fedpa.metrics.streaming import make_evaluator
-from fedpa.server.aggregation import Aggregation, all_finite, total_weight
+from fedpa.server.aggregation import Aggregation, Weighting, all_finite, total_weight
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
@@ -77,7 +77,7 @@ class Served(NamedTuple):
     problem: Problem
     method: Method
     train: Train
-    weighting: str = "examples"
+    weighting: Weighting = "examples"
     """q_i, by which nodes' replies are checked."""
     name: str = "flower"
     """Of a fresh run directory."""
@@ -90,7 +90,7 @@ def make_run(
     rounds: int,
     clients_per_round: int,
     seed: int = 0,
-    weighting: str | None = None,
+    weighting: Weighting | None = None,
     **options: Any,
 ) -> Served:
     """A run of a problem and a method of your own, recorded as `fedpa.fit` does.

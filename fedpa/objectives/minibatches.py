@@ -6,7 +6,7 @@ step of its own (the paper's experiments), and `replacement`, independent draws 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,12 @@ from fedpa.errors import refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.types import Count, Examples, Key
 
+Order = Literal["shuffle", "replacement"]
+"""Reshuffled epochs, or batches drawn with replacement."""
+
 
 def check_order(order: str) -> None:
-    if order not in ("shuffle", "replacement"):
+    if order not in get_args(Order):
         raise refuse("order", order, "must be 'shuffle' or 'replacement'")
 
 
