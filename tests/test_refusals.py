@@ -32,7 +32,7 @@ MISTAKES = {
     "fit(method='fedavg')": "method = 'fedavg': must be an algorithm",
     "fit(method=side)": "takes a Server",
     "fit(method=local)": "must be an algorithm: fedpa.fedavg(local, server) takes a LocalTraining",
-    "fit(method=fedpa.fedpa)": "method = fedpa: must be called with its settings, fedpa.fedpa(local, server, rho=…)",
+    "fit(method=fedpa.fedpa)": "method = fedpa: must be called with its settings, fedpa.fedpa(local, server)",
     "fit(method=fedpa.centralized)": "fedpa.centralized(local)",
     "fit(method=lambda a, b: a)": "must be called with its settings",
     "fit(params=np.zeros(2, np.complex64))": "params: array is of type complex64",

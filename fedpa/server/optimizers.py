@@ -19,7 +19,7 @@ in the first round, 0.54 in the fifth, least (0.47) in the 13th, 0.98 in the 300
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +168,7 @@ class AdaptiveState(NamedTuple):
 
 
 def _adaptive(
-    learning_rate: float,
+    learning_rate: Any,
     second_moment: SecondMoment,
     tau: float,
     b1: float,
