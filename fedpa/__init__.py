@@ -17,22 +17,27 @@ if TYPE_CHECKING:
         training,
     )
     from fedpa.algorithms import (
+        Algorithm,
         LocalTraining,
+        Method,
         centralized,
+        client_update,
         exact_posterior,
+        fed_round,
         fedavg,
         fedexp,
+        fedopt,
         fedpa,
         fedprox,
         global_precision,
         mb_sgd,
-        mean,
+        mean_control,
         mime,
         mime_lite,
         scaffold,
     )
-    from fedpa.deltas import posterior_delta
-    from fedpa.engines import configure
+    from fedpa.deltas import Delta, posterior_delta
+    from fedpa.engines import Engine, configure
     from fedpa.errors import FedpaError
     from fedpa.objectives import (
         Objective,
@@ -42,7 +47,8 @@ if TYPE_CHECKING:
         per_example,
         table_input,
     )
-    from fedpa.server import Server
+    from fedpa.samplers import Sampler
+    from fedpa.server import Aggregation, Server
     from fedpa.training import (
         Best,
         Fit,
@@ -63,22 +69,27 @@ make_lazy(
     __name__,
     {
         "fedpa.algorithms": (
+            "Algorithm",
             "LocalTraining",
+            "Method",
             "centralized",
+            "client_update",
             "exact_posterior",
+            "fed_round",
             "fedavg",
             "fedexp",
+            "fedopt",
             "fedpa",
             "fedprox",
             "global_precision",
             "mb_sgd",
-            "mean",
+            "mean_control",
             "mime",
             "mime_lite",
             "scaffold",
         ),
-        "fedpa.deltas": ("posterior_delta",),
-        "fedpa.engines": ("configure",),
+        "fedpa.deltas": ("Delta", "posterior_delta"),
+        "fedpa.engines": ("Engine", "configure"),
         "fedpa.errors": ("FedpaError",),
         "fedpa.objectives": (
             "Objective",
@@ -88,7 +99,8 @@ make_lazy(
             "per_example",
             "table_input",
         ),
-        "fedpa.server": ("Server",),
+        "fedpa.samplers": ("Sampler",),
+        "fedpa.server": ("Aggregation", "Server"),
         "fedpa.training": (
             "Best",
             "Fit",
@@ -110,18 +122,25 @@ make_lazy(
 __version__ = version("fedpa")
 
 __all__ = [
+    "Aggregation",
+    "Algorithm",
     "Best",
+    "Delta",
+    "Engine",
     "FedpaError",
     "Fit",
     "LocalTraining",
+    "Method",
     "Objective",
     "RecordingOptions",
     "Remembering",
+    "Sampler",
     "Server",
     "Stop",
     "__version__",
     "algorithms",
     "centralized",
+    "client_update",
     "configure",
     "convolution_input",
     "data",
@@ -130,8 +149,10 @@ __all__ = [
     "engines",
     "exact_posterior",
     "export",
+    "fed_round",
     "fedavg",
     "fedexp",
+    "fedopt",
     "fedpa",
     "fedprox",
     "fit",
@@ -140,7 +161,7 @@ __all__ = [
     "load",
     "max_minutes",
     "mb_sgd",
-    "mean",
+    "mean_control",
     "mime",
     "mime_lite",
     "objectives",

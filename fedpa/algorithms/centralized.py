@@ -15,5 +15,14 @@ from fedpa.server.update import Server
 
 @describe
 def centralized(local: LocalTraining) -> Method:
-    """Local training as the only training; for data from `fedpa.data.pool_clients`."""
+    """Build centralised training: SGD on examples put together, the reference of federated numbers.
+
+    Args:
+        local: The work of a round: one pass over a pool's examples, unless more epochs are given.
+    Returns:
+        The method, for `fedpa.fit` on `fedpa.data.pool_clients(…)`.
+    Example:
+        >>> import fedpa
+        >>> method = fedpa.centralized(fedpa.LocalTraining(0.1, batch_size=10))
+    """
     return fedavg(local, Server(sgd(1.0)))

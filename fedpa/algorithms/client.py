@@ -16,13 +16,16 @@ import optax
 
 from fedpa.algorithms.fedopt import Broadcast, ClientResult, ClientState, ClientUpdate
 from fedpa.deltas.delta import Delta, DeltaInfo
+from fedpa.errors import check_integer, check_type
 from fedpa.objectives.client_data import ClientData
 from fedpa.samplers.sampler import Sampler
-from fedpa.server.aggregation import client_weight
+from fedpa.server.aggregation import Weighting, check_weighting, client_weight
 from fedpa.types import Key, Params, Scalar
 
 
 class ClientInfo(NamedTuple):
+    """What a person wants to see of a client's work; averaged over clients in records."""
+
     loss: Scalar
     """Mean training loss met during local work."""
     delta_norm: Scalar
@@ -32,25 +35,45 @@ class ClientInfo(NamedTuple):
     correction_cosine: Scalar
     """Cosine of the angle between Δ and θ₀ − θ_K."""
     rho: Scalar
+    """The ρ in use; 0 where Σ̂ = I."""
     ess: Scalar
     """How many independent samples the client's samples are worth; 0 where it uses none."""
 
 
 def client_update(
-    sampler_at: Callable[[jax.Array], Sampler], delta: Delta, samples: int, weighting: str
+    sampler: Sampler | Callable[[jax.Array], Sampler],
+    delta: Delta,
+    samples: int = 1,
+    weighting: Weighting = "examples",
 ) -> ClientUpdate:
-    """Assemble sampler and delta.
+    """Assemble a client update from a sampler and a delta (Algorithms 2 and 3).
 
     Args:
-        sampler_at: The round's learning-rate multiplier → the sampler.
-        delta: What is made of the samples.
-        samples: ℓ.
-        weighting: q_i: `examples` or `uniform`.
+        sampler: How samples of the client's posterior are drawn; or a function of the round's
+            learning-rate multiplier (`LocalTraining.schedule`) that gives it.
+        delta: What is sent, made of the samples.
+        samples: ℓ ≥ 1.
+        weighting: q_i: `examples`, n_i, or `uniform`, 1.
+    Returns:
+        (message, data, state, key) → `ClientResult`: what `fedopt` and engines take.
+    Example:
+        >>> import fedpa
+        >>> def method(objective):  # FedAvg's client with the mean of two epochs, not their last
+        ...     sampler = fedpa.samplers.iasg(objective, 0.1, batch_size=10)
+        ...     client = fedpa.client_update(sampler, fedpa.deltas.mean(), samples=2)
+        ...     return fedpa.fedopt(fedpa.Server(fedpa.server.sgd(1.0)), client)
     """
+    check_type("delta", delta, Delta, "fedpa.deltas.mean()")
+    check_integer("samples", samples, 1)
+    check_weighting(weighting)
+    if not callable(sampler):
+        check_type(
+            "sampler", sampler, Sampler, "fedpa.samplers.iasg(objective, 0.1, batch_size=10)"
+        )
 
     def client(message: Broadcast, data: ClientData, state: ClientState, key: Key) -> ClientResult:
-        sampler = sampler_at(message.rate)
-        _, result, info = run_client(sampler, delta, samples, message.theta, data, key)
+        drawn = sampler(message.rate) if callable(sampler) else sampler
+        _, result, info = run_client(drawn, delta, samples, message.theta, data, key)
         return ClientResult(result, client_weight(weighting, data.n), state, info)
 
     return client

@@ -23,7 +23,18 @@ from fedpa.types import Key
 
 @describe
 def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server) -> Method:
-    """`posterior` gives a client's quadratic, for example `least_squares.posterior`."""
+    """Build the oracle: clients send the exact delta Σ_i⁻¹(θ − μ_i) of eq. 4.
+
+    Args:
+        posterior: A client's data → its quadratic.
+        server: The server's side.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(0.1))
+        >>> method = fedpa.exact_posterior(fedpa.objectives.least_squares.posterior, side)
+    """
     check_server(server)
 
     def build(objective: Objective) -> Algorithm:
@@ -35,6 +46,6 @@ def exact_posterior(posterior: Callable[[ClientData], Quadratic], server: Server
             info = client_info(delta, delta, loss)
             return ClientResult(delta, client_weight(server.weighting, data.n), state, info)
 
-        return fedopt(server, {SAMPLING: client}, lambda _: SAMPLING)
+        return fedopt(server, {SAMPLING: client})
 
     return build

@@ -15,13 +15,26 @@ from fedpa.server.update import Server, check_server
 
 @describe
 def fedavg(local: LocalTraining, server: Server) -> Method:
-    """Local SGD for all the epochs (or steps) of `local`, the last iterate sent."""
+    """Build FedAvg: clients run local SGD and send Δ = θ₀ − θ_K (Algorithm 2).
+
+    Args:
+        local: The clients' work: optimizer, batch size, epochs or steps.
+        server: The server's optimizer; `fedpa.server.adam` makes it FedAdam.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa, optax
+        >>> local = fedpa.LocalTraining(optax.sgd(0.1), batch_size=10, epochs=5)
+        >>> method = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> method.name, method.settings()["epochs"]
+        ('fedavg', 5)
+    """
     local_work(local)
     check_server(server)
 
     def build(objective: Objective) -> Algorithm:
         clients = {BURN_IN: fedavg_client(objective, local, server)}
-        return fedopt(server, clients, lambda _: BURN_IN, local.schedule)
+        return fedopt(server, clients, client_rate=local.schedule)
 
     return build
 

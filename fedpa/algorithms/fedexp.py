@@ -29,8 +29,20 @@ from fedpa.types import Key, Params, Scalar
 
 
 @describe
-def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Method:
-    """FedAvg with a server step of length η_g; `epsilon` is ε, which bounds it."""
+def fedexp(local: LocalTraining, server: Server, *, epsilon: float = 1e-3) -> Method:
+    """Build FedExP: FedAvg with the server's step extrapolated, times η_g ≥ 1.
+
+    Args:
+        local: The clients' work.
+        server: The server's side; η_g multiplies its rate, 1 in the paper.
+        epsilon: ε ≥ 0, which bounds η_g.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), averaging=fedpa.server.averaging.last_two())
+        >>> method = fedpa.fedexp(fedpa.LocalTraining(0.1, batch_size=10, epochs=5), side)
+    """
     fedavg(local, server)  # refuses what FedAvg refuses
     check_number("epsilon", epsilon)
 
@@ -51,7 +63,7 @@ def fedexp(local: LocalTraining, server: Server, *, epsilon: Any = 1e-3) -> Meth
             )
             return new, info._replace(step_length=length)
 
-        frame = fedopt(server, {BURN_IN: client}, lambda _: BURN_IN, local.schedule)
+        frame = fedopt(server, {BURN_IN: client}, client_rate=local.schedule)
         return frame._replace(server=step)
 
     return build

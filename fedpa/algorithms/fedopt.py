@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpa.errors import check_integer
+from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.server import update as server_update
 from fedpa.server.aggregation import (
@@ -27,9 +27,9 @@ from fedpa.server.aggregation import (
     Result,
     Weight,
     all_finite,
-    weighted_mean,
 )
-from fedpa.server.schedules import constant
+from fedpa.server.schedules import Round as RoundNumber
+from fedpa.server.schedules import Schedule, constant
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
 from fedpa.types import Key, Keys, Params, Scalar
 
@@ -79,6 +79,15 @@ class Shared(NamedTuple):
 
 
 class ClientResult(NamedTuple):
+    """What a client update returns: what is sent, what is kept, what a person wants to see.
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> def client(message, data, state, key):  # one that sends nothing
+        ...     delta = jnp.zeros_like(message.theta)
+        ...     return fedpa.algorithms.ClientResult(delta, jnp.ones(()), state, ())
+    """
+
     result: Result
     """What is sent to the server and averaged there."""
     weight: Weight
@@ -104,6 +113,19 @@ class Inquiry(NamedTuple):
 
 
 class Algorithm(NamedTuple):
+    """A federated algorithm as functions: the steps of Algorithm 1.
+
+    Message, result and client state are pytrees of its own choosing.
+
+    Example:
+        >>> import fedpa
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10)
+        >>> algorithm = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))(objective)
+        >>> isinstance(algorithm, fedpa.Algorithm)
+        True
+    """
+
     init: Callable[[Params], State]
     """θ → server state."""
     phase: Callable[[int], str]
@@ -122,10 +144,17 @@ class Algorithm(NamedTuple):
     parameters: Callable[[State], Params]
     """server state → the θ to evaluate and to return."""
     inquiry: Inquiry | None = None
+    """What clients are asked before they begin, if anything: MIME's gradients."""
 
 
 class Cohort(NamedTuple):
-    """The clients of one round, stacked: what `fed_round` is given."""
+    """The clients of one round, stacked: what `fed_round` is given.
+
+    Example:
+        >>> import fedpa, jax, jax.numpy as jnp
+        >>> data = fedpa.objectives.ClientData({"x": jnp.ones((3, 4, 2))}, jnp.asarray(4))
+        >>> cohort = fedpa.algorithms.Cohort(data, jax.random.split(jax.random.key(0), 3))
+    """
 
     data: ClientData
     """Examples with a first axis over clients; n of each, or one n for all."""
@@ -146,24 +175,44 @@ class Round(NamedTuple):
 
 
 def fed_round(
-    algorithm: Algorithm, state: State, cohort: Cohort, t: Any, phase: str | None = None
+    algorithm: Algorithm,
+    state: State,
+    cohort: Cohort,
+    t: RoundNumber,
+    phase: str | None = None,
 ) -> tuple[State, Round]:
-    """One round of Algorithm 1, a pure function of server state and cohort: jit, scan or vmap it.
+    """Run one round of Algorithm 1, a pure function of server state and cohort: jit, scan, vmap it.
 
     Args:
         algorithm: What `fedpa.fedavg(local, server)(objective)` gives.
         state: The server's, from `algorithm.init(theta)`.
         cohort: The round's clients.
-        t: The round, from 0; a traced number needs its `phase`.
+        t: The round, from 0; a traced number needs its `phase` where there are several.
         phase: `algorithm.phase(t)` by default.
     Returns:
         The server's next state, and what the round leaves.
+    Example:
+        >>> import fedpa, jax, jax.numpy as jnp
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> x = jnp.ones((3, 4, 2))  # three clients, four examples each
+        >>> data = fedpa.objectives.ClientData({"x": x, "y": jnp.ones((3, 4))}, jnp.asarray(4))
+        >>> cohort = fedpa.algorithms.Cohort(data, jax.random.split(jax.random.key(0), 3))
+        >>> algorithm = method(objective)
+        >>> state, _ = fedpa.fed_round(algorithm, algorithm.init(jnp.zeros(2)), cohort, t=0)
+        >>> [round(float(x), 2) for x in algorithm.parameters(state)]
+        [0.1, 0.1]
     """
+    check_type("algorithm", algorithm, Algorithm, "fedpa.fedavg(local, server)(objective)")
     if algorithm.inquiry is not None:
         asked, message = algorithm.inquiry.client, algorithm.inquiry.broadcast(state)
         aggregate, _ = _run_clients(algorithm, asked, message, cohort)
         state = algorithm.inquiry.receive(state, aggregate)
-    client = algorithm.clients[algorithm.phase(t) if phase is None else phase]
+    if phase is None:
+        phase, *others = algorithm.clients
+        if others:
+            phase = algorithm.phase(int(t))
+    client = algorithm.clients[phase]
     aggregate, out = _run_clients(algorithm, client, algorithm.broadcast(state, t), cohort)
     state, info = algorithm.server(state, aggregate, t)
     return state, Round(out.state, out.info, info)
@@ -189,23 +238,52 @@ def _run_clients(
 
 def fedopt(
     server: Server,
-    clients: Mapping[str, ClientUpdate],
-    phase: Callable[[int], str],
-    client_rate: Callable[[Any], Any] = constant(1.0),
-    server_rate: Callable[[Any], Any] = constant(1.0),
+    clients: ClientUpdate | Mapping[str, ClientUpdate],
+    phase: Callable[[int], str] | None = None,
+    client_rate: Schedule = constant(),
+    server_rate: Schedule = constant(),
     shared: Shared | None = None,
 ) -> Algorithm:
-    """Algorithm 1 around the given client updates; the rates multiply learning rates by round."""
+    """Put Algorithm 1 around client updates: θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i).
+
+    Args:
+        server: Aggregation, optimizer and averaging.
+        clients: The client update, as `client_update` gives it; or one for each phase, by name.
+        phase: Round, from 0 → the name of its phase; needed where there are several.
+        client_rate: Multiplies the clients' learning rate, by round.
+        server_rate: Multiplies the server's, beside `server.schedule`.
+        shared: What the server keeps beside θ and sends along; clients' results are then `Sent`.
+    Returns:
+        The algorithm, as engines and `fed_round` run it.
+    Raises:
+        FedpaError: The server is none, or there are several phases and no `phase`.
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> sampler = fedpa.samplers.iasg(objective, 0.1, batch_size=10)
+        >>> client = fedpa.client_update(sampler, fedpa.deltas.last_iterate())
+        >>> algorithm = fedpa.fedopt(fedpa.Server(fedpa.server.sgd(1.0)), client)
+        >>> algorithm.parameters(algorithm.init(jnp.zeros(2))).shape
+        (2,)
+    """
     check_server(server)
+    clients = clients if isinstance(clients, Mapping) else {TRAINING: clients}
+    if phase is None:
+        if len(clients) != 1:
+            raise refuse("phase", None, f"must say which of {', '.join(clients)} a round is of")
+        (only,) = clients
+        phase = lambda t: only  # noqa: E731
 
     def init(theta: Params) -> ServerState:
         state = server_update.init(server, theta)
         return state if shared is None else state._replace(shared=shared.init(theta))
 
-    def broadcast(state: ServerState, t: Any) -> Broadcast:
+    def broadcast(state: ServerState, t: RoundNumber) -> Broadcast:
         return Broadcast(state.theta, jnp.asarray(client_rate(t), jnp.float32), state.shared)
 
-    def step(state: ServerState, aggregate: Aggregate, t: Any) -> tuple[ServerState, ServerInfo]:
+    def step(
+        state: ServerState, aggregate: Aggregate, t: RoundNumber
+    ) -> tuple[ServerState, ServerInfo]:
         delta = aggregate.mean if shared is None else aggregate.mean.delta
         rate = server_rate(t) * server.schedule(t)
         new, info = server_update.update(server, state, delta, aggregate.weight, rate)
@@ -222,7 +300,7 @@ def fedopt(
         broadcast=broadcast,
         clients=clients,
         client_init=lambda theta: (),
-        aggregation=weighted_mean(),
+        aggregation=server.aggregation,
         server=step,
         parameters=lambda state: server_update.parameters(server, state),
     )

@@ -7,8 +7,6 @@ as little as they like. Here all do that of `local`.) The pull is dense: a table
 a batch reads them or not.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -22,8 +20,20 @@ from fedpa.types import Params
 
 
 @describe
-def fedprox(local: LocalTraining, server: Server, *, proximal: Any) -> Method:
-    """FedAvg with the proximal term of weight μ = `proximal` in the clients' objective."""
+def fedprox(local: LocalTraining, server: Server, *, proximal: float) -> Method:
+    """Build FedProx: FedAvg on f_i(θ) + μ/2 ‖θ − θ₀‖².
+
+    Args:
+        local: The clients' work.
+        server: The server's side.
+        proximal: μ ≥ 0; 0 is FedAvg.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> method = fedpa.fedprox(local, fedpa.Server(fedpa.server.sgd(1.0)), proximal=0.01)
+    """
     local_work(local)
     check_number("proximal", proximal)
     pulled = optax.chain(pull(proximal), as_optimizer(local.optimizer))

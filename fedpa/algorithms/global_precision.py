@@ -44,7 +44,14 @@ from fedpa.objectives.layer_inputs import Layer, layers_of, stack_layer, unstack
 from fedpa.objectives.objective import Objective
 from fedpa.precision import accumulation_dtype, narrow
 from fedpa.precisions import kronecker
-from fedpa.precisions.kronecker import Cholesky, Factor, Kronecker, cut_layer, input_factors
+from fedpa.precisions.kronecker import (
+    Cholesky,
+    Factor,
+    Kronecker,
+    Rank,
+    cut_layer,
+    input_factors,
+)
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
 from fedpa.types import Key, Params, Scalar
 
@@ -87,25 +94,34 @@ class PrecisionInfo(NamedTuple):
 
 @describe
 def global_precision(
-    numerator: Any,
+    numerator: Method,
     *,
     every: int = EVERY,
     epsilon: float = EPSILON,
     decay: float | None = None,
     block: int = BLOCK,
-    rank: Any = None,
+    rank: Rank = None,
     batch_size: int = 32,
 ) -> Method:
-    """Precondition what `numerator`, say `fedpa.fedavg(local, server)`, averages.
+    """Build global precision: what `numerator` averages, times ε(Ā + εI)⁻¹ (eq. 3's denominator).
 
-    every: k; clients send sketches in rounds 0, k, 2k, …
-    epsilon: ε > 0. Directions of Ā far below it keep gain 1; large, it does nothing.
-    decay: β, by which A is multiplied when sketches come; 0.95^k if not given.
-    block: A of a layer with more inputs is block-diagonal, in blocks of at most this size; 1 is the
-        diagonal.
-    rank: s, the columns of a sketch, at most a layer's outputs, which it is if not given; "exact"
-        for A_i itself whatever its size.
-    batch_size: examples that a client looks at at a time; changes no expected value.
+    Args:
+        numerator: The method whose averaged delta is preconditioned, say FedAvg.
+        every: k; clients send sketches in rounds 0, k, 2k, …
+        epsilon: ε > 0. Directions of Ā far below it keep gain 1; large, it does nothing.
+        decay: β, by which A is multiplied when sketches come; default: 0.95^k.
+        block: A of a layer with more inputs is block-diagonal, in blocks of at most this size; 1 is
+            the diagonal.
+        rank: s, the columns of a sketch, at most a layer's outputs, the default; "exact" sends the
+            full matrix A_i, whatever its size.
+        batch_size: Examples that a client looks at at a time; changes no expected value.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> averaging = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(3.0)))
+        >>> method = fedpa.global_precision(averaging, epsilon=5.0)
     """
     check_integer("batch_size", batch_size, 1)
     check_settings(every, epsilon, decay, block, rank)
@@ -281,7 +297,7 @@ def check_settings(
     epsilon: Any = EPSILON,
     decay: Any = None,
     block: Any = BLOCK,
-    rank: Any = None,
+    rank: Rank = None,
     prefix: str = "",
 ) -> None:
     check_integer(f"{prefix}every", every, 1)

@@ -11,23 +11,30 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
-from fedpa.objectives.minibatches import check_order
+from fedpa.objectives.minibatches import Order, check_order
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.iasg import iasg, plain_sgd
 from fedpa.samplers.sampler import Epochs, Sampler, Steps
-from fedpa.server.schedules import constant
+from fedpa.server.schedules import Schedule, constant
 
 SamplerFactory = Callable[[Objective, Any], Sampler]
 """(objective, learning-rate multiplier of the round) → a sampler."""
 
 
 class LocalTraining(NamedTuple):
-    """M epochs of ClientOpt give M samples, one per epoch, unless something else is said."""
+    """A client's local work: by default M epochs of ClientOpt, which give a sample each.
+
+    Example:
+        >>> import fedpa, optax
+        >>> local = fedpa.LocalTraining(optax.sgd(0.1, momentum=0.9), batch_size=20, epochs=5)
+        >>> steps = fedpa.LocalTraining(0.1, batch_size=20, samples=10, steps_per_sample=50)
+    """
 
     optimizer: optax.GradientTransformation | float
     """ClientOpt, an optax transformation or a number, the rate of plain SGD: fresh each round, its
     state carried across epochs and samples."""
     batch_size: int
+    """Examples of a mini-batch."""
     epochs: int = 1
     """M."""
     samples: int | None = None
@@ -40,9 +47,9 @@ class LocalTraining(NamedTuple):
     """B of Algorithm 4, with `steps_per_sample`."""
     discard_steps: int = 0
     """Steps dropped before each sample, with `steps_per_sample`."""
-    order: str = "shuffle"
+    order: Order = "shuffle"
     """Mini-batches from reshuffled epochs, or drawn with `replacement`."""
-    schedule: Callable[[Any], Any] = constant(1.0)
+    schedule: Schedule = constant()
     """Multiplies the client's learning rate, by round."""
 
 

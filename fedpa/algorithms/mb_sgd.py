@@ -25,7 +25,18 @@ from fedpa.types import Count, Key, Params
 
 @describe
 def mb_sgd(local: LocalTraining, server: Server) -> Method:
-    """Visit the mini-batches `local` describes, without moving, and send the mean gradient."""
+    """Build mini-batch SGD: clients send the mean gradient at θ over the batches of `local`.
+
+    Args:
+        local: The batches that are visited; its learning rate is not used.
+        server: The server's side; Δ is a gradient, so its rate has another scale than FedAvg's.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> method = fedpa.mb_sgd(local, fedpa.Server(fedpa.server.sgd(0.1)))
+    """
     check_server(server)
     samples = local_work(local).samples
     at_rest = local._replace(optimizer=remember_mean(optax.tree.zeros_like))
@@ -39,7 +50,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
             info = client_info(gradient, gradient, info.loss)
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 
-        return fedopt(server, {BURN_IN: client}, lambda _: BURN_IN)
+        return fedopt(server, {BURN_IN: client})
 
     return build
 

@@ -22,9 +22,18 @@ Method = Callable[[Objective], Algorithm]
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """A method that says what it is."""
+    """A method that says what it is: its name and its settings.
+
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10)
+        >>> method = fedpa.mb_sgd(local, fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> method.name
+        'mb-sgd'
+    """
 
     build: Method
+    """Objective → algorithm."""
     builder: Callable[..., Method]
     """The function that built it: `fedpa.fedpa`."""
     arguments: Mapping[str, Any]
@@ -52,12 +61,27 @@ class Described:
         return _plain(self.arguments)
 
 
-def describe(builder: Callable[P, Method]) -> Callable[P, Method]:
-    """The function that builds a method, with a note of its name and arguments in the result."""
+def describe(builder: Callable[P, Method]) -> Callable[P, Described]:
+    """Note a builder's name and arguments in the methods it builds.
+
+    Args:
+        builder: A function of settings that returns a method.
+    Returns:
+        The function, whose methods say what they are: in records, tables and `config.toml`.
+    Example:
+        >>> import fedpa
+        >>> @fedpa.algorithms.describe
+        ... def slow_start(local, server, *, rounds):
+        ...     warm = fedpa.server.schedules.warmup(rounds)
+        ...     return fedpa.fedavg(local, server._replace(schedule=warm))
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10)
+        >>> slow_start(local, fedpa.Server(fedpa.server.sgd(1.0)), rounds=5).settings()["rounds"]
+        5
+    """
     signature = inspect.signature(builder)
 
     @functools.wraps(builder)
-    def build(*args: P.args, **options: P.kwargs) -> Method:
+    def build(*args: P.args, **options: P.kwargs) -> Described:
         method = builder(*args, **options)
         bound = signature.bind(*args, **options)
         bound.apply_defaults()

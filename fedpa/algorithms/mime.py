@@ -25,7 +25,6 @@ import optax
 
 from fedpa.algorithms.client import client_info, run_client
 from fedpa.algorithms.fedopt import (
-    TRAINING,
     Algorithm,
     Broadcast,
     ClientResult,
@@ -53,9 +52,17 @@ Statistics = Any
 
 
 class Base(NamedTuple):
-    """B = (U, V)."""
+    """A base optimizer that clients mimic: B = (U, V).
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> base = fedpa.algorithms.momentum(0.9)
+        >>> [round(float(x), 1) for x in base.move(jnp.ones(2), jnp.zeros(2))]
+        [0.1, 0.1]
+    """
 
     init: Callable[[Params], Statistics]
+    """θ → s before the first round."""
     move: Callable[[Params, Statistics], Params]
     """U: (g, s) → the direction of a step."""
     track: Callable[[Params, Statistics], Statistics]
@@ -63,7 +70,16 @@ class Base(NamedTuple):
 
 
 def momentum(beta: float) -> Base:
-    """SGDm: U(g, m) = V(g, m) = (1 − β)g + βm. SGD for β = 0."""
+    """Make SGD with momentum a base: U(g, m) = V(g, m) = (1 − β)g + βm. SGD for β = 0.
+
+    Args:
+        beta: β in [0, 1).
+    Returns:
+        The base, for `mime` and `mime_lite`.
+    Example:
+        >>> import fedpa
+        >>> base = fedpa.algorithms.momentum(0.9)
+    """
     optimizers.check_decays(momentum=beta)
 
     def mixed(g: Params, m: Params) -> Params:
@@ -78,7 +94,19 @@ class Moments(NamedTuple):
 
 
 def moments(second_moment: optimizers.SecondMoment, b1: float, tau: float) -> Base:
-    """U(g, s) = ((1 − β₁)g + β₁m) / (√v + τ);  V: m ← (1 − β₁)g + β₁m and v by `second_moment`."""
+    """Make an adaptive optimizer a base: U(g, s) = m/(√v + τ) with m ← (1 − β₁)g + β₁m.
+
+    Args:
+        second_moment: (v, g²) → v, as in `fedpa.server.optimizers`: `decaying(0.99)` is Adam's.
+        b1: β₁ in [0, 1).
+        tau: τ ≥ 0.
+    Returns:
+        The base, for `mime` and `mime_lite`.
+    Example:
+        >>> import fedpa
+        >>> from fedpa.server import optimizers
+        >>> base = fedpa.algorithms.moments(optimizers.decaying(0.99), b1=0.9, tau=1e-3)
+    """
     optimizers.check_decays(b1=b1)
 
     def mixed(g: Params, s: Moments) -> Params:
@@ -108,14 +136,40 @@ class InquiryInfo(NamedTuple):
 
 
 @describe
-def mime(local: LocalTraining, server: Server, *, base: Any) -> Method:
-    """MIME; `base`: `momentum(0.9)` or `moments(…)`; ClientOpt: plain SGD."""
+def mime(local: LocalTraining, server: Server, *, base: Base) -> Method:
+    """Build MIME: clients apply a centralised optimizer's step, corrected by ∇f(x).
+
+    Args:
+        local: The clients' work; its optimizer should be plain SGD.
+        server: The server's side, SGD with rate 1 in the paper.
+        base: What clients mimic: `fedpa.algorithms.momentum(0.9)` or `moments(…)`.
+    Returns:
+        The method, for `fedpa.fit`. A round has two round trips.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0))
+        >>> method = fedpa.mime(local, side, base=fedpa.algorithms.momentum(0.9))
+    """
     return _method(local, server, base, control_variates=True)
 
 
 @describe
-def mime_lite(local: LocalTraining, server: Server, *, base: Any) -> Method:
-    """MIME without control variates: half the gradients, one round trip."""
+def mime_lite(local: LocalTraining, server: Server, *, base: Base) -> Method:
+    """Build MimeLite: MIME without control variates, half the gradients, one round trip.
+
+    Args:
+        local: The clients' work; its optimizer should be plain SGD.
+        server: The server's side, SGD with rate 1 in the paper.
+        base: What clients mimic: `fedpa.algorithms.momentum(0.9)` or `moments(…)`.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0))
+        >>> method = fedpa.mime_lite(local, side, base=fedpa.algorithms.momentum(0.9))
+    """
     return _method(local, server, base, control_variates=False)
 
 
@@ -160,8 +214,8 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
             info = client_info(delta, delta, info.loss)
             return ClientResult(Sent(delta, gradient), weight, state, info)
 
-        shared, clients = Shared(init, update), {TRAINING: client}
-        frame = fedopt(server, clients, lambda _: TRAINING, local.schedule, shared=shared)
+        shared = Shared(init, update)
+        frame = fedopt(server, client, client_rate=local.schedule, shared=shared)
         if not control_variates:
             return frame
         return frame._replace(inquiry=Inquiry(lambda state: state.theta, answer, receive))

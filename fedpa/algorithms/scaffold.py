@@ -11,7 +11,6 @@ c_i and c begin at 0, and a first round is FedAvg's. A client that never returns
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ import optax
 
 from fedpa.algorithms.client import client_info, run_client
 from fedpa.algorithms.fedopt import (
-    TRAINING,
     Algorithm,
     Broadcast,
     ClientResult,
@@ -41,11 +39,20 @@ from fedpa.types import Key, Params
 
 
 @describe
-def scaffold(local: LocalTraining, server: Server, *, population: Any = None) -> Method:
-    """Build SCAFFOLD.
+def scaffold(local: LocalTraining, server: Server, *, population: float | None = None) -> Method:
+    """Build SCAFFOLD: clients keep control variates c_i and correct their steps by c − c_i.
 
-    population: Σ q_i over all clients: how many there are (weighting uniform), or how many examples
-        they have. `fedpa.fit` and the commands count for themselves.
+    Args:
+        local: The clients' work.
+        server: The server's side.
+        population: Σ q_i over all clients: how many there are (weighting uniform), or how many
+            examples they have. `fedpa.fit` and the commands count for themselves.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> method = fedpa.scaffold(local, fedpa.Server(fedpa.server.sgd(1.0)))
     """
     samples = local_work(local).samples
     check_server(server)
@@ -76,6 +83,7 @@ def scaffold(local: LocalTraining, server: Server, *, population: Any = None) ->
         )
 
     def update(state: ServerState, aggregate: Aggregate) -> Params:
+        assert population is not None  # `build` has seen to it
         share = aggregate.weight / float(population)
         change = jax.tree.map(lambda d: share.astype(d.dtype) * d, aggregate.mean.more)
         return optax.tree.add(state.shared, narrow(change, state.shared))
@@ -85,9 +93,9 @@ def scaffold(local: LocalTraining, server: Server, *, population: Any = None) ->
             raise FedpaError(
                 "population is not known: give population=…, the sum of the weights of all clients"
             )
-        clients = {TRAINING: functools.partial(client, objective)}
         control = Shared(optax.tree.zeros_like, update)
-        frame = fedopt(server, clients, lambda _: TRAINING, local.schedule, shared=control)
+        own = functools.partial(client, objective)
+        frame = fedopt(server, own, client_rate=local.schedule, shared=control)
         return frame._replace(client_init=optax.tree.zeros_like)
 
     return build

@@ -14,7 +14,7 @@ Target `identity` (the paper's): Σ̂ = w I + (1 − w) Ŝ. Target `scaled` (Che
 nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, becomes I.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,7 @@ Target = Literal["identity", "scaled"]
 """Towards what Ŝ is shrunk: I (the paper), or (tr Ŝ/d) I (Chen et al.)."""
 Rule = Literal["fixed", "oas", "rblw"]
 """How the mixing weight is chosen."""
-Rho = float | Literal["oas", "rblw"]
+Rho: TypeAlias = float | Literal["oas", "rblw"]
 """ρ ≥ 0, or the rule that chooses it from the samples."""
 
 

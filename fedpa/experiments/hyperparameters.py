@@ -285,7 +285,7 @@ def build_local(h: Hyperparameters) -> "LocalTraining":
         burn_in_steps=h.burn_in_steps,
         discard_steps=h.discard_steps,
         order=h.order,
-        schedule=fedpa.server.schedules.parse(h.client_schedule, 1.0, "client_schedule"),
+        schedule=fedpa.server.schedules.parse(h.client_schedule, "client_schedule"),
     )
 
 
@@ -305,5 +305,5 @@ def build_server(h: Hyperparameters) -> "Server":
         optimizer,
         h.weighting,
         server.averaging.parse(h.iterate_averaging),
-        server.schedules.parse(h.server_schedule, 1.0, "server_schedule"),
+        server.schedules.parse(h.server_schedule, "server_schedule"),
     )

@@ -5,8 +5,8 @@ method is built.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import fedpa
 from fedpa.errors import check_number, refuse
@@ -92,7 +92,7 @@ def build_fedpa(h: Hyperparameters) -> "Method":
 
 
 def build_mean(h: Hyperparameters, rho: float = 0.0) -> "Method":
-    return fedpa.mean(
+    return fedpa.mean_control(
         build_local(h),
         build_server(h),
         burn_in_rounds=h.burn_in_rounds,
@@ -172,12 +172,16 @@ def name_adaptive(label: str, optimizer: Adaptive) -> NamedMethod:
     )
 
 
-# FedExP
+# FedProx and FedExP
+
+
+def build_fedprox(h: Hyperparameters) -> "Method":
+    return fedpa.fedprox(build_local(h), build_server(h), proximal=cast("float", h.proximal))
 
 
 def build_fedexp(h: Hyperparameters) -> "Method":
     check_number("fedexp_epsilon", h.fedexp_epsilon)
-    return fedpa.fedexp(build_local(h), build_server(h), epsilon=h.fedexp_epsilon)
+    return fedpa.fedexp(build_local(h), build_server(h), epsilon=cast("float", h.fedexp_epsilon))
 
 
 def adjust_fedexp(h: Hyperparameters) -> Hyperparameters:
@@ -239,7 +243,7 @@ def default_mime(h: Hyperparameters) -> Hyperparameters:
 
 # Global precision
 
-NUMERATORS = {
+NUMERATORS: Mapping[str, Callable[[Hyperparameters], "Method"]] = {
     "fedavg": build_fedavg,
     "fedpa": build_fedpa,
     "mean": build_mean,
@@ -348,7 +352,7 @@ METHODS = {
     "fedprox": NamedMethod(
         "FedProx[M]",
         "FedAvg whose clients are pulled back to θ₀ by μ/2 ‖θ − θ₀‖²",
-        lambda h: fedpa.fedprox(build_local(h), build_server(h), proximal=h.proximal),
+        build_fedprox,
         lambda h: fill_missing(h, proximal=0.01),
         takes=("proximal",),
     ),

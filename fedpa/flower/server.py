@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -51,7 +51,7 @@ from fedpa.flower.client import (
 )
 from fedpa.flower.roster import Connection, Roster, read_connection
 from fedpa.metrics.streaming import make_evaluator
-from fedpa.server.aggregation import Aggregation, all_finite, total_weight
+from fedpa.server.aggregation import Aggregation, Weighting, all_finite, total_weight
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
@@ -84,7 +84,7 @@ class Served(NamedTuple):
     """As on the nodes."""
     train: Train
     """Runs the rounds."""
-    weighting: Literal["examples", "uniform"] = "examples"
+    weighting: Weighting = "examples"
     """q_i, by which nodes' replies are checked."""
     name: str = "flower"
     """Of a fresh run directory."""
@@ -97,7 +97,7 @@ def make_run(
     rounds: int,
     clients_per_round: int,
     seed: int = 0,
-    weighting: Literal["examples", "uniform"] | None = None,
+    weighting: Weighting | None = None,
     **options: Any,
 ) -> Served:
     """Make a run of a problem and a method of your own, recorded as `fedpa.fit` does.

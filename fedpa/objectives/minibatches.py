@@ -6,7 +6,7 @@ step of its own (the paper's experiments), and `replacement`, independent draws 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ Order = Literal["shuffle", "replacement"]
 
 
 def check_order(order: str) -> None:
-    if order not in ("shuffle", "replacement"):
+    if order not in get_args(Order):
         raise refuse("order", order, "must be 'shuffle' or 'replacement'")
 
 

@@ -7,7 +7,7 @@ weight is negative, is rejected: it enters with weight 0 and is counted.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +17,47 @@ from fedpa.errors import refuse
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Scalar
 
-Result = Any
+Result: TypeAlias = Any
 """What a client sends: a pytree of arrays of the algorithm's own choosing."""
 
-Weight = Any
+Weight: TypeAlias = Any
 """A number, or a tree prefix of the result: each subtree is then averaged by its own weight."""
+
+Weighting = Literal["examples", "uniform"]
+"""Client weights q_i: n_i, the examples of one epoch, or 1."""
 
 
 class Aggregate(NamedTuple):
-    """What the server is given."""
+    """What the server is given of a round's clients.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fedpa.server import Aggregate
+        >>> aggregate = Aggregate(mean=jnp.zeros(3), weight=jnp.asarray(20.0))
+    """
 
     mean: Result
+    """Σ q_i Δ_i / Σ q_i, or what a robust aggregation has in its place."""
     weight: Weight
     """Σ q_i."""
 
 
 class Aggregation(NamedTuple):
+    """How clients' results become one: a running sum, which may be kept in several places.
+
+    Engines call `init` and `add` where clients run, `merge` where partial sums meet, `value` once a
+    round. All four are traced by JAX: shapes must not depend on values.
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> mean = fedpa.server.weighted_mean()
+        >>> total = mean.init(jnp.zeros(2), jnp.zeros(()))
+        >>> for delta, weight in [(jnp.ones(2), 1.0), (jnp.zeros(2), 3.0)]:
+        ...     total, accepted = mean.add(total, delta, jnp.asarray(weight))
+        >>> float(mean.value(total).mean[0])
+        0.25
+    """
+
     init: Callable[[Result, Weight], Any]
     """Arrays (or their shapes) of one result and weight → empty sum."""
     add: Callable[[Any, Result, Weight], tuple[Any, Bool[Array, ""]]]
@@ -40,10 +65,20 @@ class Aggregation(NamedTuple):
     merge: Callable[[Any, Any], Any]
     """Two partial sums into one, for engines that sum in several places."""
     value: Callable[[Any], Aggregate]
+    """The sum → what the server is given."""
 
 
 def weighted_mean() -> Aggregation:
-    """Σ q_i Δ_i / Σ q_i; 0 where no client had a positive weight."""
+    """Average results by their weights: Σ q_i Δ_i / Σ q_i; 0 where no client has a positive weight.
+
+    A client whose result or weight is not finite, or whose weight is negative, is rejected.
+
+    Returns:
+        The aggregation.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), aggregation=fedpa.server.weighted_mean())
+    """
 
     def init(result: Result, weight: Weight) -> Aggregate:
         def zeros(tree: Any) -> Any:
@@ -83,20 +118,31 @@ def weighted_mean() -> Aggregation:
     return Aggregation(init, add, merge, value)
 
 
-def client_weight(weighting: str, n: Count) -> Scalar:
-    """q_i = n_i or 1; 0 for an empty client either way."""
+def client_weight(weighting: Weighting, n: Count) -> Scalar:
+    """Weigh a client: q_i = n_i or 1; 0 for an empty client either way.
+
+    Args:
+        weighting: `examples` or `uniform`.
+        n: n_i, the client's number of examples.
+    Returns:
+        q_i.
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> float(fedpa.server.client_weight("examples", jnp.asarray(20)))
+        20.0
+    """
     if weighting == "examples":
         return n.astype(jnp.float32)
     return (n > 0).astype(jnp.float32)
 
 
-def total_weight(weighting: str, sizes: Iterable[int]) -> float:
+def total_weight(weighting: Weighting, sizes: Iterable[int]) -> float:
     """Σ q_i over clients of these sizes."""
     return float(sum(n if weighting == "examples" else n > 0 for n in sizes))
 
 
 def check_weighting(weighting: str) -> None:
-    if weighting not in ("examples", "uniform"):
+    if weighting not in get_args(Weighting):
         raise refuse("weighting", weighting, "must be 'examples' or 'uniform'")
 
 

@@ -14,9 +14,24 @@ from fedpa.types import Count, Params
 
 
 class Averaging(NamedTuple):
+    """How server iterates become the θ that is evaluated and returned.
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> mean = fedpa.server.averaging.polyak()
+        >>> state = mean.init(jnp.asarray(0.0))
+        >>> for theta in (1.0, 3.0):
+        ...     state = mean.update(state, jnp.asarray(theta))
+        >>> float(mean.value(state))
+        2.0
+    """
+
     init: Callable[[Params], Any]
+    """θ before the first round → state."""
     update: Callable[[Any, Params], Any]
+    """(state, θ after a round) → state."""
     value: Callable[[Any], Params]
+    """state → the average."""
 
 
 class AverageState(NamedTuple):
@@ -25,12 +40,28 @@ class AverageState(NamedTuple):
 
 
 def none() -> Averaging:
-    """The last iterate."""
+    """Take the last iterate: no averaging.
+
+    Returns:
+        The averaging.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), averaging=fedpa.server.averaging.none())
+    """
     return Averaging(lambda theta: theta, lambda _, theta: theta, lambda theta: theta)
 
 
 def polyak(start: int = 0) -> Averaging:
-    """The mean of all θ since round `start` (from 0); before it, the last iterate."""
+    """Take the mean of all iterates since a round; before it, the last iterate.
+
+    Args:
+        start: The round, from 0.
+    Returns:
+        The averaging.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), averaging=fedpa.server.averaging.polyak(20))
+    """
     if start < 0:
         raise refuse("start", start, "must be a round ≥ 0")
 
@@ -46,7 +77,17 @@ def polyak(start: int = 0) -> Averaging:
 
 
 def exponential(decay: float) -> Averaging:
-    """An exponential moving average: a ← decay·a + (1 − decay)·θ, started at the first θ."""
+    """Take an exponential moving average: a ← decay·a + (1 − decay)·θ, started at the first θ.
+
+    Args:
+        decay: In [0, 1); 0 is the last iterate.
+    Returns:
+        The averaging.
+    Example:
+        >>> import fedpa
+        >>> moving = fedpa.server.averaging.exponential(0.9)
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), averaging=moving)
+    """
     if not 0 <= decay < 1:
         raise refuse("decay", decay, "must be in [0, 1)")
 
@@ -70,7 +111,14 @@ class LastTwo(NamedTuple):
 
 
 def last_two() -> Averaging:
-    """The mean of the last iterate and the one before it."""
+    """Take the mean of the last iterate and the one before it, as FedExP does.
+
+    Returns:
+        The averaging.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), averaging=fedpa.server.averaging.last_two())
+    """
 
     def value(state: LastTwo) -> Params:
         return jax.tree.map(lambda x, y: x + (y - x) / 2, state.last, state.before)
@@ -81,7 +129,19 @@ def last_two() -> Averaging:
 
 
 def parse(text: str, field: str = "iterate_averaging") -> Averaging:
-    """As a configuration has it: `none`, `polyak[:START]`, `exponential:DECAY` or `last-two`."""
+    """Read an averaging as a configuration has it.
+
+    Args:
+        text: `none`, `polyak[:START]`, `exponential:DECAY` or `last-two`.
+        field: The setting's name, for the error message.
+    Returns:
+        The averaging.
+    Raises:
+        FedpaError: The text is none of these.
+    Example:
+        >>> import fedpa
+        >>> averaging = fedpa.server.averaging.parse("polyak:20")
+    """
     try:
         match text.split(":"):
             case ["none"]:

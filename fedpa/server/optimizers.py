@@ -29,13 +29,24 @@ from fedpa.errors import refuse
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Params
 
-LearningRate = float | Callable[[Any], Any]
 SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
 """(v, Δ²) → v."""
 
 
-def sgd(learning_rate: LearningRate, momentum: float = 0.0) -> optax.GradientTransformation:
-    """m ← βm + Δ, θ ← θ − ηm. FedAvg for η = 1, β = 0; FedAvgM with momentum."""
+def sgd(learning_rate: float, momentum: float = 0.0) -> optax.GradientTransformation:
+    """Take gradient steps, with momentum if asked for: m ← βm + Δ, θ ← θ − ηm.
+
+    FedAvg for η = 1, β = 0; FedAvgM with momentum.
+
+    Args:
+        learning_rate: η > 0. How it changes by round is `fedpa.Server(…, schedule=…)`.
+        momentum: β in [0, 1).
+    Returns:
+        An optax transformation.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0, momentum=0.9))
+    """
     _check(learning_rate, momentum=momentum)
     return optax.chain(
         optax.trace(decay=momentum) if momentum else optax.identity(),
@@ -44,35 +55,75 @@ def sgd(learning_rate: LearningRate, momentum: float = 0.0) -> optax.GradientTra
 
 
 def adagrad(
-    learning_rate: LearningRate, tau: float = 1e-5, b1: float = 0.0, initial: float = 0.0
+    learning_rate: float, tau: float = 1e-5, b1: float = 0.0, initial: float = 0.0
 ) -> optax.GradientTransformation:
-    """FedAdagrad. v starts at 0 as in Reddi et al.'s runs (Keras's default is 0.1)."""
+    """Divide by the root of all squares so far, FedAdagrad: v ← v + Δ², θ ← θ − η m/(√v + τ).
+
+    Args:
+        learning_rate: η > 0.
+        tau: τ ≥ 0, the adaptivity: what is added to √v.
+        b1: β₁ in [0, 1), of the momentum m.
+        initial: Where v starts: 0 as in Reddi et al.'s runs (Keras's default is 0.1).
+    Returns:
+        An optax transformation.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.adagrad(0.1))
+    """
     return _adaptive(learning_rate, growing, tau, b1, initial)
 
 
 def yogi(
-    learning_rate: LearningRate,
+    learning_rate: float,
     tau: float = 1e-3,
     b1: float = 0.9,
     b2: float = 0.99,
     initial: float | None = None,
     bias_correction: bool = True,
 ) -> optax.GradientTransformation:
-    """FedYogi. v starts at `initial`; default: τ²."""
+    """Step as Yogi does, FedYogi: v ← v − (1 − β₂)Δ² sign(v − Δ²), θ ← θ − η m/(√v + τ).
+
+    Args:
+        learning_rate: η > 0.
+        tau: τ ≥ 0, the adaptivity: what is added to √v.
+        b1: β₁ in [0, 1), of the momentum m.
+        b2: β₂ in [0, 1), of v.
+        initial: Where v starts; default: τ².
+        bias_correction: Whether the step is multiplied by √(1−β₂ᵗ)/(1−β₁ᵗ).
+    Returns:
+        An optax transformation.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.yogi(0.01))
+    """
     start = tau**2 if initial is None else initial
     decays = (b1, b2) if bias_correction else None
     return _adaptive(learning_rate, yogis(b2), tau, b1, start, corrected=decays)
 
 
 def adam(
-    learning_rate: LearningRate,
+    learning_rate: float,
     tau: float = 1e-3,
     b1: float = 0.9,
     b2: float = 0.99,
     initial: float = 0.0,
     bias_correction: bool = True,
 ) -> optax.GradientTransformation:
-    """FedAdam."""
+    """Step as Adam does, FedAdam: v ← β₂v + (1 − β₂)Δ², θ ← θ − η m/(√v + τ).
+
+    Args:
+        learning_rate: η > 0.
+        tau: τ ≥ 0, the adaptivity: what is added to √v.
+        b1: β₁ in [0, 1), of the momentum m.
+        b2: β₂ in [0, 1), of v.
+        initial: Where v starts.
+        bias_correction: Whether the step is multiplied by √(1−β₂ᵗ)/(1−β₁ᵗ).
+    Returns:
+        An optax transformation.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.adam(0.01, tau=1e-3))
+    """
     decays = (b1, b2) if bias_correction else None
     return _adaptive(learning_rate, decaying(b2), tau, b1, initial, corrected=decays)
 
@@ -117,7 +168,7 @@ class AdaptiveState(NamedTuple):
 
 
 def _adaptive(
-    learning_rate: LearningRate,
+    learning_rate: Any,
     second_moment: SecondMoment,
     tau: float,
     b1: float,
@@ -156,9 +207,12 @@ def _adaptive(
     )
 
 
-def _check(learning_rate: LearningRate, **decays: float) -> None:
-    if not callable(learning_rate) and not 0 < learning_rate < float("inf"):
-        raise refuse("learning_rate", learning_rate, "must be a finite number > 0 or a schedule")
+def _check(learning_rate: float, **decays: float) -> None:
+    if callable(learning_rate):
+        by_round = "must be a number; how it changes by round is fedpa.Server(…, schedule=…)"
+        raise refuse("learning_rate", learning_rate, by_round)
+    if not 0 < learning_rate < float("inf"):
+        raise refuse("learning_rate", learning_rate, "must be a finite number > 0")
     check_decays(**decays)
 
 

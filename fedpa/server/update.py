@@ -1,6 +1,5 @@
 """ServerUpdate, Algorithm 1 line 9: θ ← ServerOpt(θ, Δ), with Δ taken as a gradient."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,34 +9,70 @@ from jaxtyping import Array, Bool
 
 from fedpa.errors import check_type
 from fedpa.precision import narrow
-from fedpa.server.aggregation import all_finite, check_weighting
+from fedpa.server.aggregation import (
+    Aggregation,
+    Weighting,
+    all_finite,
+    check_weighting,
+    weighted_mean,
+)
 from fedpa.server.averaging import Averaging, none
-from fedpa.server.schedules import constant
+from fedpa.server.schedules import Schedule, constant
 from fedpa.types import Params, Scalar
 
 
 class Server(NamedTuple):
-    """The server's side of an algorithm."""
+    """The server's side of a method: how results are weighed and averaged, and the step taken.
+
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.adam(0.01), weighting="uniform")
+    """
 
     optimizer: optax.GradientTransformation
     """`fedpa.server.sgd`, `adam`, `adagrad`, `yogi`, or any optax transformation."""
-    weighting: str = "examples"
-    """Client weights q_i: `examples` or `uniform`."""
+    weighting: Weighting = "examples"
+    """Client weights q_i: `examples`, n_i, or `uniform`, 1."""
     averaging: Averaging = none()
-    schedule: Callable[[Any], Any] = constant(1.0)
+    """What is evaluated and returned: the last iterate, or a mean of iterates."""
+    schedule: Schedule = constant()
     """Multiplies the learning rate, by round. (An optax schedule in the optimizer counts its own
     steps instead, and does not see rounds that were skipped.)"""
+    aggregation: Aggregation = weighted_mean()
+    """How the results of a round's clients become one."""
 
 
 class ServerState(NamedTuple):
+    """What the server keeps from round to round.
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> from fedpa.server import update
+        >>> state = update.init(fedpa.Server(fedpa.server.sgd(1.0)), jnp.zeros(3))
+        >>> state.theta.shape
+        (3,)
+    """
+
     theta: Params
+    """θ, as clients are sent it."""
     optimizer: optax.OptState
+    """What the optimizer keeps."""
     average: Any
+    """What the averaging keeps."""
     shared: Any = ()
     """What a method keeps beside θ and sends to clients with it: SCAFFOLD's c."""
 
 
 class ServerInfo(NamedTuple):
+    """What a person wants to see of a server step, as `train/<name>` in records.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fedpa.server import ServerInfo
+        >>> bool(ServerInfo(skipped=jnp.asarray(False)).skipped)
+        False
+    """
+
     skipped: Bool[Array, ""]
     """The aggregate was not finite, or of no client, and the state stayed as it was."""
     step_length: Scalar | None = None
@@ -49,6 +84,7 @@ def check_server(server: Any) -> None:
     check_type("server", server, Server, "fedpa.Server(fedpa.server.sgd(1.0))")
     check_type("optimizer", server.optimizer, optax.GradientTransformation, "fedpa.server.sgd(1.0)")
     check_type("averaging", server.averaging, Averaging, "fedpa.server.averaging.polyak()")
+    check_type("aggregation", server.aggregation, Aggregation, "fedpa.server.weighted_mean()")
     check_weighting(server.weighting)
 
 

@@ -28,8 +28,8 @@ METHODS = {
     "mime-lite": fedpa.mime_lite(LOCAL, SERVER, base=moments(decaying(0.9), 0.5, 0.5)),
     "fedpa": fedpa.fedpa(LOCAL, SERVER, rho=0.1, burn_in_rounds=2),
     "fedpa-oas": fedpa.fedpa(LOCAL, SERVER, rho="oas"),
-    "mean": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2),
-    "mean-scaled": fedpa.mean(LOCAL, SERVER, burn_in_rounds=2, rho=0.1),
+    "mean": fedpa.mean_control(LOCAL, SERVER, burn_in_rounds=2),
+    "mean-scaled": fedpa.mean_control(LOCAL, SERVER, burn_in_rounds=2, rho=0.1),
     "global-precision": fedpa.global_precision(
         fedpa.fedpa(LOCAL, SERVER, rho=0.1, form="gram"), every=2
     ),
@@ -157,3 +157,41 @@ def test_records_have_the_documented_keys(algorithm):
     } <= set(record)
     assert record["round"] == 1
     assert record["phase"] in algorithm.clients
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "server" in METHODS[name].arguments])
+def test_results_are_averaged_as_the_server_says(name):
+    arguments = METHODS[name].arguments
+    own = server.weighted_mean()
+    side = arguments["server"]._replace(aggregation=own)
+    method = METHODS[name].builder(**{**arguments, "server": side})
+    assert method(OBJECTIVE).aggregation is own
+
+
+def test_a_delta_of_ones_own_is_sent():
+    still = fedpa.deltas.last_iterate()._replace(
+        value=lambda state: (jnp.zeros(3), fedpa.deltas.DeltaInfo(jnp.zeros(()), jnp.zeros(())))
+    )
+    algorithm = fedpa.fedpa(LOCAL, SERVER, delta=still)(OBJECTIVE)
+    np.testing.assert_array_equal(train(algorithm, rounds=1).params, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({}, "rho = None"),
+        ({"delta": fedpa.deltas.mean(), "rho": 0.1}, "delta = "),
+        ({"delta": fedpa.deltas.mean(), "form": "gram"}, "delta = "),
+        ({"delta": fedpa.deltas.mean}, "delta = "),
+    ],
+)
+def test_fedpa_takes_rho_or_a_delta(settings, field):
+    with pytest.raises(fedpa.FedpaError, match=field):
+        fedpa.fedpa(LOCAL, SERVER, **settings)
+
+
+def test_phases_must_be_told_apart():
+    clients = ALGORITHMS["fedpa"].clients
+    with pytest.raises(fedpa.FedpaError, match="phase = None"):
+        fedpa.fedopt(SERVER, clients)
+    assert fedpa.fedopt(SERVER, clients["sampling"]).phase(7) == "training"

@@ -165,8 +165,8 @@ def test_scaffold_reaches_the_optimum_with_two_clients_of_four_a_round():
 def test_mean_scaled_is_mean_with_a_longer_step():
     """One round from the same θ: the step is 1 + (ℓ−1)ρ times as long."""
     local, side = LocalTraining(optax.sgd(0.01), batch_size=10, epochs=5), Server(server.sgd(0.1))
-    plain = run(fedpa.mean(local, side), 1).params - START
-    scaled = run(fedpa.mean(local, side, rho=0.25), 1).params - START
+    plain = run(fedpa.mean_control(local, side), 1).params - START
+    scaled = run(fedpa.mean_control(local, side, rho=0.25), 1).params - START
     np.testing.assert_allclose(scaled, 2.0 * plain, rtol=1e-4)
 
 
@@ -174,7 +174,8 @@ def test_mean_scaled_is_mean_with_a_longer_step():
 def test_mean_is_fedpa_at_rho_zero():
     local, side = LocalTraining(optax.sgd(0.01), batch_size=10, epochs=5), Server(server.sgd(0.1))
     mean, zero = (
-        run(m, 3).params for m in (fedpa.mean(local, side), fedpa.fedpa(local, side, rho=0.0))
+        run(m, 3).params
+        for m in (fedpa.mean_control(local, side), fedpa.fedpa(local, side, rho=0.0))
     )
     np.testing.assert_allclose(mean, zero, rtol=1e-5)
 

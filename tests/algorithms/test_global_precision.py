@@ -92,7 +92,11 @@ def test_no_rate_of_the_others_gets_there():
             [step],
             np.geomspace(0.01, 100, 40),
         ),
-        "mean": (lambda c, s: fedpa.mean(full_batches(c, 100), plain_server(s, 0.8)), few, rates),
+        "mean": (
+            lambda c, s: fedpa.mean_control(full_batches(c, 100), plain_server(s, 0.8)),
+            few,
+            rates,
+        ),
         "fedpa": (
             lambda c, s: fedpa.fedpa(full_batches(c, 20), plain_server(s, 0.8), rho=0.1),
             few,

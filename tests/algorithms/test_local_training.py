@@ -128,7 +128,7 @@ def test_one_sample_has_no_covariance_and_says_so():
             fedpa.fedpa(one, Server(server.sgd(1.0)), rho=rho)
     with pytest.warns(UserWarning, match="samples = 1: "):
         METHODS["fedpa"].build(Hyperparameters(epochs=1))
-    fedpa.mean(one, Server(server.sgd(1.0)))
+    fedpa.mean_control(one, Server(server.sgd(1.0)))
 
 
 def test_methods_are_found_and_build():
@@ -165,6 +165,6 @@ def test_a_bad_rho_is_refused_before_any_work(rho):
     with pytest.raises(FedpaError, match="rho = "):
         fedpa.fedpa(BASE, side, rho=rho)
     with pytest.raises(FedpaError, match="rho = "):
-        fedpa.mean(BASE, side, rho=rho)
+        fedpa.mean_control(BASE, side, rho=rho)
     with pytest.raises(FedpaError, match="burn_in_rounds = -1"):
         fedpa.fedpa(BASE, side, rho=0.1, burn_in_rounds=-1)

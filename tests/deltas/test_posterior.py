@@ -288,6 +288,8 @@ def test_kind_and_dtype_are_kept():
         (np.ones(2), np.ones((3, 2)), -0.1, "rho = -0.1: must be a finite number ≥ 0"),
         (np.ones(2), np.ones((3, 2)), float("nan"), "rho = nan"),
         (np.ones(2), np.ones((3, 2)), float("inf"), "rho = inf"),
+        (np.ones(2), np.ones((3, 2)), "oass", "'oas' or 'rblw'"),
+        (np.ones(2), np.ones((3, 2)), None, "rho = None"),
         (np.ones(2), np.ones((0, 2)), 0.1, "ℓ ≥ 1"),
         (np.ones(2), np.ones(2), 0.1, r"\(2,\).*: must be \(ℓ, \*shape\)"),
         (np.ones(2), np.ones((3, 4)), 0.1, "one θ per entry of axis 0"),
@@ -349,10 +351,18 @@ def test_auto_takes_the_faster_form():
 
 
 def test_bad_settings_are_refused():
+    with pytest.raises(FedpaError, match="sample_scale = 'sqrt-n'"):
+        fedpa.posterior_delta(np.ones(2), np.ones((3, 2)), 0.1, sample_scale="sqrt-n")
+    with pytest.raises(FedpaError, match="form = 'dense'"):
+        posterior(2, fixed(0.1), form="dense")
     with pytest.raises(FedpaError, match="num_samples = 0"):
         posterior(0, fixed(0.1))
+    with pytest.raises(FedpaError, match="sample_scale = 'sqrt'"):
+        posterior(2, fixed(0.1), sample_scale="sqrt")
     with pytest.raises(FedpaError, match="commits to ρ before the samples"):
         posterior(2, shrinkage("oas"), form="recurrence")
+    with pytest.raises(FedpaError, match="target = 'mean'"):
+        fixed(0.1, target="mean")
 
 
 def test_many_parameters_in_float32():

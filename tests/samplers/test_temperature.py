@@ -200,6 +200,7 @@ def test_the_sum_of_a_batch_is_taken_as_its_mean():
                 (nuts, {}),
             ]
         ],
+        (lambda f: hmc(f, 0.1, temperature="N"), "temperature = 'N': must be a finite number > 0"),
     ],
 )
 def test_refusals(build, message):

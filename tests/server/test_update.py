@@ -81,17 +81,17 @@ def test_averages_are_what_is_evaluated_not_what_is_sent():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("constant", [2, 2, 2]),
-        ("exponential:0.5", [2, 1, 0.5]),
-        ("exponential:0.25:2", [2, 1, 0.5]),
-        ("inverse-time", [2, 1, 2 / 3]),
-        ("inverse-time:2", [2, 4 / 3, 1]),
-        ("inverse-sqrt", [2, 2 / np.sqrt(2), 2 / np.sqrt(3)]),
-        ("constant,warmup:2", [1, 2, 2]),
+        ("constant", [1, 1, 1]),
+        ("exponential:0.5", [1, 0.5, 0.25]),
+        ("exponential:0.25:2", [1, 0.5, 0.25]),
+        ("inverse-time", [1, 1 / 2, 1 / 3]),
+        ("inverse-time:2", [1, 2 / 3, 1 / 2]),
+        ("inverse-sqrt", [1, 1 / np.sqrt(2), 1 / np.sqrt(3)]),
+        ("constant,warmup:2", [1 / 2, 1, 1]),
     ],
 )
 def test_schedules(text, expected):
-    schedule = schedules.parse(text, 2.0)
+    schedule = schedules.parse(text)
     np.testing.assert_allclose([schedule(jnp.asarray(t)) for t in range(3)], expected, rtol=1e-5)
 
 
@@ -111,7 +111,7 @@ def test_schedules(text, expected):
 )
 def test_bad_schedules_are_refused(text):
     with pytest.raises(FedpaError, match="client_schedule = "):
-        schedules.parse(text, 1.0, "client_schedule")
+        schedules.parse(text, "client_schedule")
 
 
 @pytest.mark.parametrize("text", ["polyakk", "polyak:-1", "exponential:1", "exponential", "none:3"])

@@ -237,7 +237,7 @@ def test_a_run_that_never_samples_says_so():
 
 
 def test_server_schedule_goes_by_round():
-    side = SIDE._replace(schedule=server.schedules.exponential(1.0, 0.5))
+    side = SIDE._replace(schedule=server.schedules.exponential(0.5))
     one = {"a": {"x": np.ones((1, 1), np.float32), "y": np.ones(1, np.float32)}}
     local = LocalTraining(optax.sgd(1.0), batch_size=1)
     seen = []
@@ -257,7 +257,7 @@ def test_server_schedule_goes_by_round():
     ("dtype", "method"),
     [
         (jnp.bfloat16, fedpa.fedpa(LOCAL, SIDE, rho=0.1, form="gram")),
-        (jnp.float16, fedpa.mean(LOCAL, SIDE)),
+        (jnp.float16, fedpa.mean_control(LOCAL, SIDE)),
     ],
     ids=["bfloat16", "float16"],
 )

@@ -537,7 +537,7 @@ def other_methods():
     yield fedpa.fedpa(with_momentum, side, rho=0.1, burn_in_rounds=3)
     yield fedpa.fedpa(LOCAL, side._replace(averaging=server.averaging.none()), rho=0.1,
                       burn_in_rounds=3)  # fmt: skip
-    decaying = side._replace(schedule=server.schedules.exponential(1.0, 0.99))
+    decaying = side._replace(schedule=server.schedules.exponential(0.99))
     yield fedpa.fedpa(LOCAL, decaying, rho=0.1, burn_in_rounds=3)
 
 

@@ -34,7 +34,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms import LocalTraining, Method, exact_posterior, fedavg, fedpa, mean
+from fedpa.algorithms import LocalTraining, Method, exact_posterior, fedavg, fedpa, mean_control
 from fedpa.algorithms.local_training import SamplerFactory, local_work
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
@@ -238,7 +238,7 @@ def variants(name: str, problem: Problem, quick: bool) -> dict[str, Variant]:
         return Variant(group, lambda server: fedpa(local, server, **options), wide)
 
     def control(grid: tuple[float, ...] = GRID, **options: Any) -> Variant:
-        return Variant("control", lambda server: mean(local, server, **options), grid)
+        return Variant("control", lambda server: mean_control(local, server, **options), grid)
 
     chosen = {
         "FedAvg": Variant("control", lambda server: fedavg(local, server)),

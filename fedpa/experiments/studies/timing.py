@@ -36,7 +36,7 @@ from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.fedopt import Broadcast
 from fedpa.algorithms.local_training import local_sampler
 from fedpa.deltas import Delta, DeltaInfo, fixed, mean, posterior, posterior_delta
-from fedpa.deltas.posterior import GramState
+from fedpa.deltas.posterior import Form, GramState
 from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
 from fedpa.experiments.studies.study import (
     Row,
@@ -61,7 +61,8 @@ BATCH = 10
 EXAMPLES = 1_000
 EXAMPLES_FIT = 4e8
 """Bytes of examples beyond which a client gets a tenth of them."""
-FORMS = ("recurrence", "gram", "dense")
+POSTERIOR: tuple[Form, ...] = ("recurrence", "gram")
+FORMS = (*POSTERIOR, "dense")
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -134,9 +135,8 @@ def measure_sizes(settings: Settings, size: Size) -> list[Row]:
 def _measure_dimension(dim: int, size: Size, settings: Settings) -> list[Row]:
     problem = least_squares_problem(dim, size.steps, settings.seed)
     theta0, data, key = problem.theta0, problem.data, problem.key
-    deltas = {
-        "recurrence": posterior(SAMPLES, fixed(RHO), form="recurrence"),
-        "gram": posterior(SAMPLES, fixed(RHO), form="gram"),
+    deltas: dict[str, Delta] = {
+        form: posterior(SAMPLES, fixed(RHO), form=form) for form in POSTERIOR
     }
     if dim <= size.dense_up_to:
         deltas["dense"] = dense()

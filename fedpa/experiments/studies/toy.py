@@ -26,7 +26,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedpa.algorithms import LocalTraining, Method, exact_posterior, fedavg, fedpa, mb_sgd, mean
+from fedpa.algorithms import (
+    LocalTraining,
+    Method,
+    exact_posterior,
+    fedavg,
+    fedpa,
+    mb_sgd,
+    mean_control,
+)
 from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
 from fedpa.experiments.studies.simulation import equal_clients, simulate, simulate_rates
 from fedpa.experiments.studies.study import (
@@ -107,7 +115,7 @@ def methods() -> dict[str, Entry]:
         "FedPA-IASG-100": Entry(1100, with_iasg(100)),
         "FedPA-exact-10": Entry(0, with_exact(10)),
         "FedPA-exact-100": Entry(0, with_exact(100)),
-        "mean-IASG-100": Entry(1100, lambda server: mean(local(10, 100), server)),
+        "mean-IASG-100": Entry(1100, lambda server: mean_control(local(10, 100), server)),
         "exact deltas": Entry(0, lambda server: exact_posterior(least_squares.posterior, server)),
     }
 

@@ -1,10 +1,9 @@
 """FedPA's controls: the mean of the samples without the covariance, and with FedPA's step length.
 
 For small Ŝ and d ≫ ℓ, Δ̂ ≈ (1 + (ℓ−1)ρ)(θ₀ − x̄): mostly a *longer step*. A gain of FedPA's is one
-of its covariance only where it beats `mean_scaled`, which takes that longer step and nothing else.
+of its covariance only where it beats this control with the same ρ, which takes that longer step
+and nothing else.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, fedopt, phase_after
 from fedpa.algorithms.local_training import LocalTraining, SamplerFactory, local_work, sampler_for
 from fedpa.algorithms.methods import Method, describe
-from fedpa.deltas.mean import mean as mean_delta
+from fedpa.deltas.mean import mean
 from fedpa.deltas.shrinkage import fixed
 from fedpa.objectives.objective import Objective
 from fedpa.samplers.sampler import Sampler
@@ -22,15 +21,30 @@ from fedpa.server.update import Server, check_server
 
 
 @describe
-def mean(
+def mean_control(
     local: LocalTraining,
     server: Server,
     *,
     burn_in_rounds: int = 0,
-    rho: Any = 0.0,
+    rho: float = 0.0,
     sampler: SamplerFactory | None = None,
 ) -> Method:
-    """FedPA's rounds with Δ = θ₀ − x̄; in sampling rounds the server rate is × (1 + (ℓ−1)ρ)."""
+    """Build FedPA's control: Δ = θ₀ − x̄, the covariance left out.
+
+    Args:
+        local: As for FedPA.
+        server: As for FedPA; in sampling rounds its rate is multiplied by 1 + (ℓ−1)ρ.
+        burn_in_rounds: As for FedPA: rounds run as FedAvg first.
+        rho: FedPA's ρ, for a step as long as FedPA's; 0 leaves the step as it is.
+        sampler: As for FedPA.
+    Returns:
+        The method, for `fedpa.fit`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> server = fedpa.Server(fedpa.server.sgd(1.0))
+        >>> control = fedpa.mean_control(local, server, burn_in_rounds=10, rho=0.1)
+    """
     check_server(server)
     fixed(rho)  # refuses a bad ρ
     phase = phase_after(burn_in_rounds)
@@ -43,7 +57,7 @@ def mean(
 
         clients = {
             BURN_IN: fedavg_client(objective, local, server),
-            SAMPLING: client_update(sampler_at, mean_delta(), samples, server.weighting),
+            SAMPLING: client_update(sampler_at, mean(), samples, server.weighting),
         }
         return fedopt(
             server,
