@@ -1,7 +1,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,37 +45,6 @@ def test_is_the_weighted_mean(rows):
     np.testing.assert_allclose(value.mean["b"], expected[2], atol=1e-4)
     np.testing.assert_allclose(value.weight, total, rtol=1e-5)
     assert all(flags)
-
-
-@given(cut=st.integers(0, 5))
-def test_merging_partial_sums_gives_the_same(cut):
-    rng = np.random.default_rng(0)
-    results, weights = [tree(v) for v in rng.standard_normal((5, 3))], [scalar(w) for w in range(5)]
-    whole, _, _ = aggregate(results, weights)
-    start = MEAN.init(results[0], weights[0])
-    parts = [start, start]
-    for index, (result, weight) in enumerate(zip(results, weights, strict=True)):
-        parts[index >= cut], _ = ADD(parts[index >= cut], result, weight)
-    merged = VALUE(MEAN.merge(*parts))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), merged, whole)
-
-
-@pytest.mark.parametrize(
-    ("values", "weight"),
-    [
-        ([np.nan, 0, 0], 1.0),
-        ([0, 0, np.inf], 1.0),
-        ([1, 1, 1], np.nan),
-        ([1, 1, 1], np.inf),
-        ([1, 1, 1], -1.0),
-    ],
-)
-def test_what_is_not_finite_gets_weight_zero(values, weight):
-    good = tree([1.0, 2.0, 3.0])
-    value, flags, _ = aggregate([good, tree(values), good], [scalar(2), scalar(weight), scalar(1)])
-    assert flags == [True, False, True]
-    np.testing.assert_allclose(value.mean["a"], [1.0, 2.0])
-    assert float(value.weight) == 3.0
 
 
 def test_each_subtree_may_have_its_own_weight():
