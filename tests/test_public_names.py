@@ -18,10 +18,8 @@ ROOT = Path(__file__).parents[1]
 MODULES = ("fedpa.errors", "fedpa.numpy_client", "fedpa.types")
 """Public modules that no package exports."""
 PENDING = (
-    "fedpa.algorithms",
     "fedpa.metrics",
     "fedpa.precisions",
-    "fedpa.server",
     "fedpa.training",
 )
 """Packages whose docstrings are still to be written; to be emptied."""

@@ -35,8 +35,18 @@ class Averaging(NamedTuple):
 
 
 class AverageState(NamedTuple):
+    """What `polyak` and `exponential` keep.
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> int(fedpa.server.averaging.polyak().init(jnp.zeros(3)).rounds)
+        0
+    """
+
     average: Params
+    """The mean of iterates so far."""
     rounds: Count
+    """How many rounds there were."""
 
 
 def none() -> Averaging:
@@ -106,8 +116,18 @@ def _start(theta: Params) -> AverageState:
 
 
 class LastTwo(NamedTuple):
+    """What `last_two` keeps.
+
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> fedpa.server.averaging.last_two().init(jnp.zeros(3)).last.shape
+        (3,)
+    """
+
     last: Params
+    """The last iterate."""
     before: Params
+    """The one before it."""
 
 
 def last_two() -> Averaging:
