@@ -30,7 +30,7 @@ test: $(READY)  ## the test suite
 	$(PYTEST) -m "not long" $(ARGS)
 
 test-all: $(READY)  ## with the longer versions, and many more examples of every property
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) --jaxtyping-packages=fedpa,beartype.beartype $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) --jaxtyping-packages=fedpa,tests.typecheck.check_all $(ARGS)
 
 lint: $(READY)  ## format, style, types
 	$(BIN)/ruff format --check .
