@@ -202,7 +202,7 @@ def fit(
                 "examples": sum(map(data.num_examples, data.ids)),
             },
         }
-        about = {name: settings[name] for name in ("label", "method", "seed") if name in settings}
+        about = {k: v for k, v in settings.items() if k in ("label", "method", "seed")}
         theta = arrays_fingerprint(prepared.theta)
         made_of = environment(data=data_fingerprint({"clients": data}), params=theta)
         place = Place(Path(out), settings, made_of, recording, about)

@@ -99,8 +99,8 @@ class Fit(NamedTuple):
         """The last and the best value of the training loss and of each evaluation metric."""
         names = dict.fromkeys(name for record in self.history for name in record)
         evaluated = [name for name in names if name.startswith(("eval/", "valid/", "test/"))]
-        if self.best is not None:  # the one that matters comes first
-            evaluated.sort(key=lambda name: name != self.best["metric"])
+        chosen = None if self.best is None else self.best["metric"]
+        evaluated.sort(key=lambda name: name != chosen)  # the one that matters comes first
         shown = [*(["train/loss"] if "train/loss" in names else []), *evaluated]
         if len(shown) > most:
             left = len(shown) - most + 1

@@ -27,7 +27,7 @@ ENGINE = fedpa.engines.per_client()
 
 
 def fit(clients=CLIENTS, method=FEDAVG, **options):
-    settings = {"rounds": 3, "clients_per_round": 3, "engine": ENGINE} | options
+    settings = {"rounds": 3, "clients_per_round": 3, "engine": ENGINE, "progress": False} | options
     return fedpa.fit(least_squares.loss, jnp.zeros(3), clients, method, **settings)
 
 
@@ -338,8 +338,9 @@ def test_a_regularizer_pulls_and_sum_reduction_lengthens_the_step():
     def moved(clients=CLIENTS, rate=0.001, batch_size=200, **options):
         method = fedpa.fedavg(LocalTraining(optax.sgd(rate), batch_size=batch_size), SIDE)
         objective = fedpa.Objective(least_squares.loss, **options)
-        settings = {"rounds": 1, "clients_per_round": len(clients), "engine": ENGINE}
-        return fedpa.fit(objective, jnp.zeros(3), clients, method, **settings).params
+        settings = {"rounds": 1, "clients_per_round": len(clients)}
+        fit = fedpa.fit(objective, jnp.zeros(3), clients, method, engine=ENGINE, **settings)
+        return fit.params
 
     plain = moved()
     pulled = moved(regularizer=lambda theta: 100.0 * jnp.sum((theta - 1.0) ** 2))
