@@ -40,14 +40,14 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         str(i): ours.examples(arrays["x"][i], arrays["y"][i]) for i in range(len(arrays["x"]))
     }
     fit = fedpa.fit(
-        ours.loss,
+        fedpa.Objective(ours.loss, sparse=ours.sparse),
         ours.params,
         clients,
         method_of(spec),
         rounds=spec["warmup"] + spec["rounds"],
         clients_per_round=len(clients),
         seed=spec["seed"],
-        sparse=ours.sparse,
+        progress=False,
     )
     seconds = [record["seconds"] for record in fit.history]
     return {

@@ -4,7 +4,7 @@
     python examples/own_model.py runs/own-model
 
 Run it again: it gives back what is finished. Interrupt it (Ctrl-C, or `kill -9`) and run it again:
-it goes on where it was, and ends with the same numbers, bit for bit.
+it is resumed from its last checkpoint, and ends with the same numbers, bit for bit.
 """
 
 import sys
@@ -66,13 +66,13 @@ def main(out: str, rounds: int = 60) -> fedpa.Fit:
         clients_per_round=6,
         evaluate=evaluate,
         out=out,
-        best=fedpa.Best("eval/mse", lower=True),
-        callbacks=[fedpa.early_stopping("eval/mse", patience=20, lower=True)],
+        recording=fedpa.RecordingOptions(best="eval/mse"),
+        callbacks=[fedpa.early_stopping("eval/mse", patience=20)],
     )
+    print(result)
     print(result.history.to_pandas()[["phase", "train/loss", "eval/mse"]].iloc[::10])
     best = fedpa.load(out, "best", params=params)
     print(f"best: round {best.round}, test error {evaluate(best.params)['mse']:.3f} of variance 1")
-    print(f"stopped: {result.stopped}" if result.stopped else f"{rounds} rounds done")
     return result
 
 

@@ -6,6 +6,9 @@ from typing import Any, TypeAlias
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray, PyTree, Shaped
 from jaxtyping import Key as KeyArray
 
+Model: TypeAlias = PyTree
+"""A model as its author has it, any pytree: its floating-point arrays are what is trained."""
+
 Params: TypeAlias = PyTree[Inexact[Array, "..."]]
 """θ: a pytree whose leaves are all floating-point arrays."""
 

@@ -20,7 +20,6 @@ MODULES = ("fedpa.errors", "fedpa.numpy_client", "fedpa.types")
 PENDING = (
     "fedpa.metrics",
     "fedpa.precisions",
-    "fedpa.training",
 )
 """Packages whose docstrings are still to be written; to be emptied."""
 

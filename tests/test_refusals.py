@@ -15,7 +15,7 @@ local = fedpa.LocalTraining(optax.sgd(0.1), batch_size=5)
 side = fedpa.Server(fedpa.server.sgd(1.0))
 clients = {"a": {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}}
 def fit(method=fedpa.fedavg(local, side), loss=least_squares.loss, clients=clients, params=np.zeros(2), **options):
-    options = {"rounds": 1, "clients_per_round": 1} | options
+    options = {"rounds": 1, "clients_per_round": 1, "progress": False} | options
     return fedpa.fit(loss, params, clients, method, **options)
 """
 
@@ -52,11 +52,19 @@ MISTAKES = {
     "fit(evaluate=lambda p: 0.5)": "evaluate's answer = 0.5: must be metrics by name",
     "fit(callbacks=[lambda e: True])": "callback's answer = True",
     "fit(eval_every=0, evaluate=lambda p: {})": "eval_every = 0",
-    "fit(regularizer=lambda p: jnp.ones(3))": "regularizer returns shape (3,)",
+    "fit(loss=fedpa.Objective(least_squares.loss, regularizer=lambda p: jnp.ones(3)))": "regularizer returns shape (3,)",
+    "fit(loss=3)": "loss = 3: must be a function",
+    "fit(recording='run')": "recording = 'run': must be a RecordingOptions",
+    "fit(recording=fedpa.RecordingOptions(label=''))": "label = '': must be a text",
+    "fit(recording=fedpa.RecordingOptions(best=3))": "best = 3: must be a metric",
+    "fit(recording=fedpa.RecordingOptions(keep_checkpoints=0))": "keep_checkpoints = 0",
+    "fit(min_success=2)": "min_success = 2",
+    "fedpa.early_stopping('eval/mse', patience=1.5)": "patience = 1.5: must be a whole number",
+    "fedpa.max_minutes('5')": "max_minutes = '5': must be a finite number",
     "fedpa.train(fedpa.fedavg(local, side)(None), np.zeros(2), fedpa.data.FederatedData([], len, dict), rounds=1, clients_per_round=1)": "no clients",
 }
 FINE = {
-    "fit(regularizer=lambda p: 0.0)": "",
+    "fit(loss=fedpa.Objective(least_squares.loss, regularizer=lambda p: 0.0))": "",
     "fit(params={'w': np.zeros(2), 'names': np.array(['u', 'v'])}, loss=lambda p, b, k: b['x'] @ p['w'])": "",
 }
 

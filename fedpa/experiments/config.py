@@ -38,7 +38,7 @@ from fedpa.experiments.tasks.task import (
 )
 from fedpa.training.callbacks import WINDOW, early_stopping, stop_at
 from fedpa.training.loop import check_counts, check_share
-from fedpa.training.run import RecordingOptions, check_recording
+from fedpa.training.run import StorageOptions, check_storage
 from fedpa.training.run_directory import ENVIRONMENT
 
 
@@ -106,7 +106,7 @@ class RunConfig:
     engine_options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     hyperparameters: Hyperparameters = dataclasses.field(default_factory=Hyperparameters)
     stopping: StoppingOptions = dataclasses.field(default_factory=StoppingOptions)
-    recording: RecordingOptions = dataclasses.field(default_factory=RecordingOptions)
+    recording: StorageOptions = dataclasses.field(default_factory=StorageOptions)
 
     def __post_init__(self) -> None:
         """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
@@ -154,7 +154,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_share("min_success", config.min_success)
     choose_devices(config.engine_options)  # refuses what this machine does not have
     check_stopping(config.stopping)
-    check_recording(config.recording)
+    check_storage(config.recording)
     if config.init is not None:
         path = str(Path(config.init).expanduser().absolute())
         config = dataclasses.replace(config, init=path)

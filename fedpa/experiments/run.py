@@ -44,7 +44,7 @@ def run(
     *,
     overwrite: bool = False,
     resuming: bool = False,
-    anyway: bool = False,
+    force: bool = False,
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
     branch: Path | None = None,
@@ -57,7 +57,7 @@ def run(
         out: The directory that records it; default: none.
         overwrite: Replace a run that the directory contains.
         resuming: Resume a run that it contains: of the same settings, or of fewer rounds.
-        anyway: Resume although versions or data are not what they were.
+        force: Resume although versions or data have changed.
         callbacks: Called after every round.
         problem: The task, if it is loaded already.
         branch: A run whose rounds this one would have had as its first, too: it starts from its
@@ -84,12 +84,12 @@ def run(
     about = {
         "task": config.task,
         "method": config.method,
-        "label": label_method(config.method, config.hyperparameters),
+        "label": training.label,
         "seed": config.seed,
     }
     place = Place(out, as_table(config), made_of, config.recording, about, arrays, branch)
     if recorded is not None:
-        return resume_run(training, place, anyway)
+        return resume_run(training, place, force)
     return start_run(training, place, overwrite)
 
 
@@ -108,19 +108,19 @@ def resume(
     directory: str | Path,
     *,
     rounds: int | None = None,
-    anyway: bool = False,
+    force: bool = False,
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
 ) -> Fit:
     """Resume a run from its last checkpoint; the result is that of an uninterrupted one.
 
     rounds: the total number of rounds, if other than configured.
-    anyway: resume although versions or data are not what they were.
+    force: resume although versions or data have changed.
     A finished run is returned, and nothing is changed.
     """
     out = Path(directory)
     config = read_resumed_config(out, rounds)
-    return run(config, out, resuming=True, anyway=anyway, callbacks=callbacks, problem=problem)
+    return run(config, out, resuming=True, force=force, callbacks=callbacks, problem=problem)
 
 
 def read_resumed_config(out: Path, rounds: int | None) -> RunConfig:
@@ -128,7 +128,8 @@ def read_resumed_config(out: Path, rounds: int | None) -> RunConfig:
     recorded = read_run(out)
     if "task" not in recorded.settings:
         raise FedpaError(
-            f"{str(out)!r} was made by fedpa.fit: the same call, with out={str(out)!r}, resumes it"
+            f"{str(out)!r} was made by fedpa.fit: in Python, "
+            f"fedpa.resume({str(out)!r}, loss, params, clients, method) resumes it"
         )
     config = resolve(read_toml(out / run_directory.CONFIG))
     if rounds is not None:
@@ -221,6 +222,7 @@ def assemble_run(
         [*_make_stops(config.stopping, best, f"eval/{task.metric}"), *callbacks],
         best,
         test if config.test_at_end else None,
+        label_method(config.method, config.hyperparameters),
     )
 
 

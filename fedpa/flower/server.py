@@ -108,7 +108,7 @@ def make_run(
         method: As on the nodes, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
         rounds, clients_per_round, seed: As in `fedpa.fit`.
         weighting: q_i, "examples" or "uniform"; default: the method's.
-        options: More of `fedpa.fit`'s: eval_every, min_success, best, recording, callbacks.
+        options: More of `fedpa.fit`'s: eval_every, min_success, recording, callbacks.
     Returns:
         The run, for `server_app`.
     Example:
@@ -126,17 +126,13 @@ def make_run(
         problem: Problem, engine: OfAlgorithm, out: Path, callbacks: Sequence[Callback]
     ) -> Fit:
         return fit(
-            problem.loss,
+            problem.objective,
             problem.init(jax.random.key(seed)),
             problem.clients,
             method,
             rounds=rounds,
             clients_per_round=clients_per_round,
             seed=seed,
-            regularizer=problem.regularizer,
-            reduction=problem.reduction,
-            sparse=problem.sparse,
-            weight=problem.weight,
             evaluate=lambda params: evaluate(params).values,
             callbacks=[*more, *callbacks],
             engine=engine,

@@ -13,13 +13,14 @@ from fedpa.training.callbacks import (
 )
 from fedpa.training.fit import fit
 from fedpa.training.history import History
-from fedpa.training.loading import Run, export, load, resume
+from fedpa.training.loading import Checkpoint, Run, export, load, load_checkpoint, resume
 from fedpa.training.loop import Fit, train
 from fedpa.training.run import RecordingOptions
 
 __all__ = [
     "Best",
     "Callback",
+    "Checkpoint",
     "Event",
     "Fit",
     "History",
@@ -32,6 +33,7 @@ __all__ = [
     "export",
     "fit",
     "load",
+    "load_checkpoint",
     "max_minutes",
     "resume",
     "stop_at",

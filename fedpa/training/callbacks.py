@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from fedpa.errors import FedpaError, check_integer, check_number, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.history import plain
+from fedpa.types import Model
 
 BEST = "best"
 """Under which a run remembers its best round."""
@@ -28,10 +29,19 @@ WINDOW = 10
 
 
 class Event(NamedTuple):
+    """A round that has just ended, as callbacks are given it.
+
+    Example:
+        >>> event = Event(3, 10, None, None, {"train/loss": 0.5})
+        >>> event.round, event.record["train/loss"]
+        (3, 0.5)
+    """
+
     round: int
     """From 1."""
     rounds: int
-    params: Any
+    """How many the run is to have."""
+    params: Model
     """The model as the user gave it, with the parameters of this round."""
     state: Any
     """The algorithm's server state."""
@@ -42,9 +52,17 @@ class Event(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Returned by a callback to end the run after this round."""
+    """Returned by a callback to end the run after this round.
+
+    Example:
+        >>> def callback(event):
+        ...     return Stop("good enough") if event.record["train/loss"] < 0.1 else None
+        >>> callback(Event(3, 10, None, None, {"train/loss": 0.05}))
+        Stop(reason='good enough', finished=True)
+    """
 
     reason: str = "stopped by a callback"
+    """Why, for records and people."""
     finished: bool = True
     """Whether the run is over; if not, it can be resumed with the next round."""
 
@@ -53,7 +71,19 @@ Answer = Mapping[str, Any] | Stop | None
 
 
 class Remembering(NamedTuple):
-    """A callback with a memory, in the manner of optax: init, and update."""
+    """A callback with a memory, in the manner of optax: init, and update.
+
+    Its memory is part of every checkpoint, so that a resumed run does what an uninterrupted one
+    does. A callback that counts over rounds in variables of its own would start again.
+
+    Example:
+        >>> def count(memory, event):  # rounds in which clients failed
+        ...     failed = memory + (event.record["train/rejected"] > 0)
+        ...     return failed, {"rounds_with_failures": failed}
+        >>> event = Event(3, 9, None, None, {"train/rejected": 1})
+        >>> Remembering("failures", 0, count).update(2, event)
+        (3, {'rounds_with_failures': 3})
+    """
 
     name: str
     """Under which its memory is kept in checkpoints; no two callbacks of a run share one."""
@@ -64,20 +94,35 @@ class Remembering(NamedTuple):
 
 
 Callback = Callable[[Event], Answer] | Remembering
-Evaluate = Callable[[Any], Mapping[str, Any]]
+"""Called after every round: returns metrics by name, which are added to the round's record, `Stop`,
+or None."""
+Evaluate = Callable[[Model], Mapping[str, Any]]
 """params → metrics by name."""
 
 
-def evaluation(evaluate: Evaluate, every: Any = 1) -> Callback:
-    """Call `evaluate` every `every` rounds, and after the last: `eval/<name>`."""
+def evaluation(evaluate: Evaluate, every: int = 1) -> Callback:
+    """Make a callback that evaluates: `fit` makes one of `evaluate` and `eval_every`.
+
+    Args:
+        evaluate: A function of the model that returns metrics by name, recorded as `eval/<name>`.
+        every: Rounds from one evaluation to the next, ≥ 1; the last round is always evaluated.
+    Returns:
+        A callback for `train`, which takes no `evaluate`.
+    Raises:
+        FedpaError: `every` is out of range.
+    Example:
+        >>> callback = evaluation(lambda params: {"size": abs(params)}, every=5)
+        >>> callback(Event(5, 100, -3.0, None, {}))
+        {'eval/size': 3.0}
+    """
     return at_rounds(name_metrics(evaluate), every)
 
 
-def at_rounds(evaluate: Evaluate, every: Any) -> Callback:
+def at_rounds(evaluate: Evaluate, every: int) -> Callback:
     """Evaluate every `every` rounds, and after the last."""
     check_integer("eval_every", every, 1)
 
-    def callback(event: Event) -> Mapping[str, Any] | None:
+    def callback(event: Event) -> Answer:
         if event.round % every == 0 or event.round == event.rounds:
             return evaluate(event.params)
         return None
@@ -166,12 +211,17 @@ def _agree(stop: Stop | None) -> Stop | None:
 
 
 class Best(NamedTuple):
-    """By which metric the best round is chosen; its checkpoint is kept."""
+    """By which metric the best round is chosen; its checkpoint is kept.
+
+    Example:
+        >>> is_lower(Best("eval/mse")), is_lower(Best("eval/cost", lower=True))
+        (True, True)
+    """
 
     metric: str
     """As records name it: valid/accuracy."""
     lower: bool | None = None
-    """Whether lower is better; None: if the metric is a loss or a perplexity."""
+    """Whether lower is better; default: if the metric is named a loss, an error or a perplexity."""
 
 
 def is_lower(best: Best) -> bool:
@@ -205,11 +255,25 @@ def best_round(memory: Mapping[str, Any]) -> int | None:
 
 
 def early_stopping(
-    metric: str, patience: Any, min_improvement: Any = 0.0, lower: bool | None = None
+    metric: str, patience: int, min_improvement: float = 0.0, lower: bool | None = None
 ) -> Remembering:
-    """Stop after `patience` evaluations in a row that were not better than the best before.
+    """Make a callback that ends a run whose metric no longer improves.
 
-    min_improvement: by how much a value must be better to count.
+    Args:
+        metric: As records name it: "eval/accuracy".
+        patience: Evaluations in a row, ≥ 1, that may be no better than the best before them.
+        min_improvement: By how much a value must be better to count, ≥ 0.
+        lower: Whether lower is better; default: if the metric is named a loss, an error or a
+            perplexity.
+    Returns:
+        A callback for `fit(…, callbacks=[…])`; resumed runs keep its count.
+    Raises:
+        FedpaError: A setting is out of range, or (in a run) there is no such metric.
+    Example:
+        >>> callback = early_stopping("eval/mse", patience=3)
+        >>> event = Event(1, 9, None, None, {"eval/mse": 2.0})
+        >>> callback.update(callback.init, event)[0]
+        {'value': 2.0, 'round': 1, 'waited': 0}
     """
     check_integer("patience", patience, 1)
     check_number("min_improvement", min_improvement)
@@ -233,10 +297,28 @@ def early_stopping(
     return Remembering(name, {"value": None, "round": None, "waited": 0}, update)
 
 
-def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None = None) -> Callback:
-    """Stop when the mean of the evaluations in the last `window` rounds reaches `target`.
+def stop_at(
+    metric: str, target: float, window: int = WINDOW, lower: bool | None = None
+) -> Remembering:
+    """Make a callback that ends a run when a running average of a metric reaches a target.
 
     Not before round `window`: tables count the rounds to a target in the same way.
+
+    Args:
+        metric: As records name it: "eval/accuracy".
+        target: The value to reach, any finite number.
+        window: The average is of the evaluations in this many of the last rounds, ≥ 1; default: 10.
+        lower: Whether lower is better; default: if the metric is named a loss, an error or a
+            perplexity.
+    Returns:
+        A callback for `fit(…, callbacks=[…])`; resumed runs keep its average.
+    Raises:
+        FedpaError: A setting is out of range, or (in a run) there is no such metric.
+    Example:
+        >>> callback = stop_at("eval/accuracy", 0.8, window=1)
+        >>> memory, answer = callback.update([], Event(4, 9, None, None, {"eval/accuracy": 0.9}))
+        >>> answer.reason
+        'target reached: the 1-round average of eval/accuracy is 0.9 (wanted 0.8)'
     """
     check_integer("target_window", window, 1)
     check_number("target", target, least=-math.inf)
@@ -260,8 +342,22 @@ def stop_at(metric: str, target: Any, window: Any = WINDOW, lower: bool | None =
     return Remembering(f"target {metric}", [], update)
 
 
-def max_minutes(minutes: Any, clock: Callable[[], float] = time.monotonic) -> Callback:
-    """Stop, to be resumed later, when this process has trained for so long."""
+def max_minutes(minutes: float, clock: Callable[[], float] = time.monotonic) -> Callback:
+    """Make a callback that pauses a run after some time; it can be resumed.
+
+    Args:
+        minutes: Minutes from this call on, > 0.
+        clock: Gives the time in seconds.
+    Returns:
+        A callback for `fit(…, callbacks=[…])`: the run ends after the round in which they are over.
+    Raises:
+        FedpaError: `minutes` is out of range.
+    Example:
+        >>> times = iter([0.0, 61.0])
+        >>> callback = max_minutes(1, clock=lambda: next(times))
+        >>> callback(Event(7, 100, None, None, {}))
+        Stop(reason='1 minutes are over', finished=False)
+    """
     check_number("max_minutes", minutes)
     if minutes == 0:
         raise refuse("max_minutes", minutes, "must be above 0")

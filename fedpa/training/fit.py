@@ -1,18 +1,25 @@
-"""`fedpa.fit`: a model and data of one's own, trained by any algorithm."""
+"""`fedpa.fit`: a model and data of one's own, trained by any method; shown, recorded, resumed."""
 
 import contextlib
-import dataclasses
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from fedpa.algorithms.methods import Described
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from fedpa.algorithms.methods import Described, Method
 from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.distributed import from_first, is_first
+from fedpa.engines.engine import Engine, OfAlgorithm, num_bytes
 from fedpa.engines.local import local
-from fedpa.errors import FedpaError, check_integer
-from fedpa.objectives.objective import Objective, Reduction, SparseTable
+from fedpa.errors import FedpaError, check_integer, check_type, convert_value, refuse
+from fedpa.objectives.objective import Objective
 from fedpa.training.callbacks import (
     Best,
     Callback,
@@ -34,198 +41,396 @@ from fedpa.training.provenance import (
 from fedpa.training.run import (
     Place,
     RecordingOptions,
+    StorageOptions,
     Training,
-    check_recording,
+    check_storage,
     connect_engine,
     resume_run,
     start_run,
     train_run,
 )
-from fedpa.training.run_directory import is_run
-from fedpa.types import Examples, Loss, Losses, Regularizer
+from fedpa.training.run_directory import CONFIG, Recorded, is_run
+from fedpa.types import Loss, Model
 
+Clients: TypeAlias = Mapping[str, PyTree[jax.Array | np.ndarray]] | FederatedData
+"""Client id → a pytree of arrays whose first axis counts examples; or a federation that is read
+lazily."""
+OWN = ("loss", "params", "clients", "method")
+"""The arguments of `fit` that no file can hold."""
 LINES = 10
 """How many lines of progress a run has where there is no terminal."""
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedexp": "FedExP",
+    "fedpa": "FedPA",
+    "fedprox": "FedProx",
+    "mb-sgd": "MB-SGD",
+    "mime": "MIME",
+    "mime-lite": "MimeLite",
+    "scaffold": "SCAFFOLD",
+}
+"""How methods are written in papers."""
 _SHOWN = ("train/loss", "eval/", "valid/")
+_SETTINGS = {
+    "rounds": int,
+    "clients_per_round": int,
+    "seed": int,
+    "min_success": float,
+    "eval_every": int,
+}
+"""What `resume` takes from `config.toml`, beside tables."""
+_STORAGE = typing.get_type_hints(StorageOptions)
 
 
 def fit(
-    loss: Loss,
-    params: Any,
-    clients: Any,
-    method: Any,
+    loss: Loss | Objective,
+    params: Model,
+    clients: Clients,
+    method: Method,
     *,
-    rounds: Any,
-    clients_per_round: Any,
-    seed: Any = 0,
-    regularizer: Regularizer | None = None,
-    reduction: Reduction = "mean",
-    sparse: SparseTable | None = None,
-    weight: Callable[[Examples], Losses] | None = None,
+    rounds: int,
+    clients_per_round: int,
+    seed: int = 0,
     evaluate: Evaluate | None = None,
-    eval_every: Any = 1,
+    eval_every: int = 1,
     callbacks: Sequence[Callback] = (),
-    engine: Any = None,
-    min_success: Any = 0.0,
+    engine: Engine | OfAlgorithm | None = None,
+    min_success: float = 0.0,
     out: str | Path | None = None,
-    overwrite: bool = False,
-    anyway: bool = False,
-    best: Best | str | None = None,
     recording: RecordingOptions = RecordingOptions(),
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Fit:
-    """Train `params` on the clients' data.
+    """Train a model on the clients' data.
 
-    loss: `loss(params, batch, key)`, one number per example of the batch. For a loss of the whole
-        batch see `fedpa.per_example`.
-    params: any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point arrays
-        are trained; every other leaf stays as it is.
-    clients: a mapping of client id to a pytree of arrays (first axis = examples), checked before
-        anything runs; or a lazy `FederatedData`, whose clients are checked as they are read.
-    method: an algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
-    regularizer: a function of the parameters, added once to each mini-batch's loss.
-    sparse: for a model with a large table of which a batch reads few rows (an embedding): how to
-        leave the others alone, as in `fedpa.experiments.models.bag_of_words.SPARSE`.
-    weight: a function of a batch that says how much each example counts in a mean (1 if not given).
-    evaluate: a function of the parameters that returns metrics by name, logged as `eval/<name>`.
-    engine: where clients run, e.g. `fedpa.engines.vectorized()`; `fedpa.engines.local()` chooses.
-    min_success: the share of a round's clients that must succeed for the run to continue.
-    out: the run's directory. If it already contains a run of the same settings, that is resumed
-        from its last checkpoint; a finished one is returned as it is; more `rounds` extend it,
-        unless a callback ended it.
-    overwrite: start again, whatever run the directory contains.
-    anyway: resume although versions or data are not what they were.
-    best: the metric whose best round keeps its checkpoint: "eval/accuracy".
-    recording: how often checkpoints are written, how many are kept, further loggers.
-    progress: show the rounds on stderr: a bar on a terminal, else ten lines. Default: on a terminal
-        only.
+    Ctrl-C raises `KeyboardInterrupt` with one line that says how to resume; with `out`, the rounds
+    done are kept.
 
-    Ctrl-C, with `out`, keeps the rounds done: the same call resumes the run.
+    Args:
+        loss: `loss(params, batch, key)`, one number per example of the batch (`fedpa.per_example`
+            makes one of a loss of the whole batch); or `fedpa.Objective(loss, regularizer=…,
+            reduction=…, sparse=…, weight=…)`.
+        params: Any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point
+            arrays are trained; every other leaf stays as it is.
+        clients: Client id → a pytree of arrays whose first axis counts examples, checked before
+            anything runs; or a `FederatedData`, whose clients are checked as they are read.
+        method: An algorithm with its settings: `fedpa.fedpa(local, server, rho=0.1)`.
+        rounds: The total number of rounds, ≥ 1.
+        clients_per_round: Clients drawn for each round without replacement, ≥ 1.
+        seed: Decides cohorts and randomness, 0 to 2³² − 1: one seed, one result, bit for bit.
+        evaluate: A function of the model that returns metrics by name, recorded as `eval/<name>`.
+        eval_every: Rounds from one evaluation to the next, ≥ 1; the last round is always evaluated.
+        callbacks: Called after every round; may return metrics or `fedpa.Stop("reason")`.
+        engine: Where clients run, e.g. `fedpa.engines.vectorized()`; default:
+            `fedpa.engines.local()`, which chooses.
+        min_success: Share of a round's clients, 0 to 1, that must succeed for the run to continue.
+        out: The run's directory; default: nothing is recorded. If it already contains a run of the
+            same settings, that is resumed from its last checkpoint; a finished one is returned as
+            it is; more `rounds` extend it, unless a callback ended it.
+        recording: The run's label, the metric whose best round is kept, checkpoints, loggers,
+            whether to overwrite a run.
+        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines.
+    Returns:
+        The trained model, one record per round, the server's state; printed, a summary.
+    Raises:
+        FedpaError: Arguments don't fit together, the directory contains another run, data can't be
+            used, or too few clients succeed.
+    Example:
+        >>> import fedpa
+        >>> clients = {"a": {"x": np.ones(8)}, "b": {"x": np.zeros(8)}}
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.2, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> result = fit(lambda p, batch, key: (p - batch["x"]) ** 2, np.zeros(()), clients, method,
+        ...              rounds=20, clients_per_round=2, progress=False)
+        >>> round(float(result.params), 2)
+        0.5
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
     check_integer("eval_every", eval_every, 1)
     check_callbacks(callbacks)
+    _check_recording(recording)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
-    objective = Objective(loss, regularizer, reduction, sparse, weight)
-    prepared = prepare(objective, params, data, method, rounds)
-    own = prepared
-    prepared, engine = connect_engine(local() if engine is None else engine, prepared)
-    best = Best(best) if isinstance(best, str) else best
-    training = Training(
-        prepared,
-        data,
-        engine,
-        rounds,
-        clients_per_round,
-        seed,
-        min_success,
-        None if evaluate is None else name_metrics(evaluate),
-        eval_every,
-        callbacks,
-        best,
-    )
-    if out is None:
-        return _follow(training, progress, None, lambda training: train_run(training, None))
-    check_recording(recording)
-    settings = {
-        "rounds": int(rounds),
-        "clients_per_round": int(clients_per_round),
-        "seed": int(seed),
-        "min_success": float(min_success),
-        "eval_every": int(eval_every),
-        "engine": _name_engine(engine),
-        "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
-        "recording": {k: v for k, v in dataclasses.asdict(recording).items() if v is not None},
-        "program": describe_program(method, own),
-    }
-    if isinstance(method, Described):
-        settings |= {"method": method.name, "hyperparameters": method.settings()}
-    theta = arrays_fingerprint(prepared.theta)
-    made_of = environment(data=data_fingerprint({"clients": data}), params=theta)
-    place = Place(Path(out), settings, made_of, recording)
+    if not (callable(loss) or isinstance(loss, Objective)):
+        raise refuse("loss", loss, "must be a function of (params, batch, key), or an Objective")
+    best = Best(recording.best) if isinstance(recording.best, str) else recording.best
+    label = recording.label or label_method(method)
 
-    def record(training: Training) -> Fit:
-        """Start in the directory, resume there, or return what is finished."""
-        if not overwrite and from_first(lambda: is_run(place.out)):
-            return resume_run(training, place, anyway)
-        return start_run(training, place, overwrite)
+    def run(more: Sequence[Callback]) -> Fit:
+        """Start, resume in the directory, or return what is finished there."""
+        objective = loss if isinstance(loss, Objective) else Objective(loss)
+        own = prepare(objective, params, data, method, rounds)
+        prepared, connected = connect_engine(local() if engine is None else engine, own)
+        training = Training(
+            prepared,
+            data,
+            connected,
+            rounds,
+            clients_per_round,
+            seed,
+            min_success,
+            None if evaluate is None else name_metrics(evaluate),
+            eval_every,
+            [*callbacks, *more],
+            best,
+            label=label,
+        )
+        if out is None:
+            return train_run(training, None)
+        settings = {
+            "rounds": int(rounds),
+            "clients_per_round": int(clients_per_round),
+            "seed": int(seed),
+            "min_success": float(min_success),
+            "evaluate": evaluate is not None,
+            "eval_every": int(eval_every),
+            "engine": _name_engine(connected),
+            "program": describe_program(method, own),
+            **_describe_method(method, recording),
+            "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
+            "recording": {
+                field: value
+                for field in _STORAGE
+                if (value := getattr(recording, field)) is not None
+            },
+            "model": {
+                "parameters": sum(leaf.size for leaf in jax.tree.leaves(own.theta)),
+                "bytes": num_bytes(own.theta),
+            },
+            "federation": {
+                "clients": len(data.ids),
+                "examples": sum(map(data.num_examples, data.ids)),
+            },
+        }
+        about = {k: v for k, v in settings.items() if k in ("label", "method", "seed")}
+        theta = arrays_fingerprint(prepared.theta)
+        made_of = environment(data=data_fingerprint({"clients": data}), params=theta)
+        place = Place(Path(out), settings, made_of, recording, about)
+        if not recording.overwrite and from_first(lambda: is_run(place.out)):
+            return resume_run(training, place, recording.force)
+        return start_run(training, place, recording.overwrite)
 
-    return _follow(training, progress, place.out, record)
-
-
-def _follow(
-    training: Training,
-    progress: bool | None,
-    out: Path | None,
-    train: Callable[[Training], Fit],
-) -> Fit:
-    """Train with the progress shown; Ctrl-C ends it in a few lines."""
-    done = 0
-
-    def count(event: Event) -> None:
-        nonlocal done
-        done = event.round
-
-    with show_progress(progress if is_first() else False) as shown:
-        try:
-            return train(training._replace(callbacks=[*training.callbacks, *shown, count]))
-        except KeyboardInterrupt:  # what is done is saved by now
-            resumes = "nothing is kept without out=DIR"
-            if out is not None:
-                done = max(list_checkpoints(out), default=0)
-                resumes = f"the same call, with out={str(out)!r}, resumes it"
-        raise KeyboardInterrupt(f"after round {done} of {training.rounds}: {resumes}")
+    call = f"fedpa.resume({str(out)!r}, {', '.join(OWN)})"
+    return follow(run, label, progress, None if out is None else Path(out), call)
 
 
-def _name_engine(engine: Any) -> str:
+def _check_recording(recording: RecordingOptions) -> None:
+    check_type("recording", recording, RecordingOptions, 'RecordingOptions(label="mine")')
+    check_storage(recording)
+    label, best = recording.label, recording.best
+    if label is not None and (not isinstance(label, str) or not label.strip() or "\n" in label):
+        raise refuse("label", label, "must be a text of one line")
+    if best is not None and not isinstance(best, str | Best):
+        raise refuse("best", best, 'must be a metric: "eval/accuracy", or fedpa.Best("eval/cost")')
+
+
+def _name_engine(engine: Engine) -> str:
     """An engine's name, as commands have it: local, per-client."""
     name = getattr(engine, "__qualname__", type(engine).__name__)
     return str(name).split(".<locals>")[0].replace("_", "-")
 
 
-@contextlib.contextmanager
-def show_progress(progress: bool | None) -> Iterator[list[Callback]]:
-    """Give the callbacks that show a run's rounds.
+def _describe_method(method: Method, recording: RecordingOptions) -> dict[str, Any]:
+    """Label, name and settings for `config.toml`, as far as the method says what it is."""
+    if not isinstance(method, Described):
+        return {} if recording.label is None else {"label": recording.label}
+    return {
+        "label": recording.label or label_method(method),
+        "method": method.name,
+        "hyperparameters": method.settings(),
+    }
 
-    progress: None shows them on a terminal only. Nothing is shown of a run that has no rounds left.
+
+def label_method(method: Method) -> str:
+    """Name a method with what it must be told: "FedPA, ρ = 0.1"; a function of one's own by name.
+
+    Example:
+        >>> import fedpa
+        >>> local, server = fedpa.LocalTraining(0.1, 10), fedpa.Server(fedpa.server.sgd(1.0))
+        >>> label_method(fedpa.fedprox(local, server, proximal=0.01))
+        'FedProx, proximal = 0.01'
     """
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    if progress is False or (progress is None and not terminal):
+    if not isinstance(method, Described):
+        name = str(getattr(method, "__qualname__", "")).split(".<locals>")[0]
+        return name if name.isidentifier() else "a method of your own"
+    label = spell_method(method.name)
+    for name, parameter in inspect.signature(method.builder).parameters.items():
+        value = method.arguments.get(name)
+        is_setting = isinstance(value, int | float | str | np.generic)
+        if is_setting and (parameter.default is parameter.empty or name == "rho"):
+            text = value if isinstance(value, str) else f"{value:g}"
+            label += f", {'ρ' if name == 'rho' else name} = {text}"
+    return label
+
+
+def spell_method(name: str) -> str:
+    """A method's name as papers have it: FedPA of fedpa, mean control of mean-control."""
+    return NAMES.get(name, name.replace("-", " "))
+
+
+# Resuming: settings from the directory, functions and data from the caller.
+
+
+def resume_fit(
+    recorded: Recorded,
+    loss: Loss | Objective,
+    params: Model,
+    clients: Clients,
+    method: Method,
+    *,
+    rounds: int | None,
+    evaluate: Evaluate | None,
+    callbacks: Sequence[Callback],
+    engine: Engine | OfAlgorithm | None,
+    force: bool,
+    progress: bool,
+) -> Fit:
+    """Resume a run that `fit` made; arguments as in `fedpa.resume`."""
+    settings, config = recorded.settings, recorded.out / CONFIG
+    for name in (*_SETTINGS, "engine"):
+        if name not in settings:
+            raise FedpaError(f"{config}: {name} is missing: fedpa.fit(…, out=…) did not write this")
+    found = {
+        name: convert_value(kind, settings[name], f"{config}: {name}")
+        for name, kind in _SETTINGS.items()
+    }
+    if settings.get("evaluate") and evaluate is None and recorded.summary is None:
+        raise FedpaError(
+            f"evaluate is missing: {str(recorded.out)!r} has evaluations of its rounds, which "
+            "fedpa.resume(…, evaluate=…) continues"
+        )
+    name = settings["engine"]
+    if engine is None and name not in ENGINES:
+        raise refuse("engine", name, "is not one of fedpa's: give resume the engine")
+    return fit(
+        loss,
+        params,
+        clients,
+        method,
+        **found | ({} if rounds is None else {"rounds": rounds}),
+        evaluate=evaluate,
+        callbacks=callbacks,
+        engine=ENGINES[name](EngineOptions()) if engine is None else engine,
+        out=recorded.out,
+        recording=_read_recording(recorded, force),
+        progress=progress,
+    )
+
+
+def _read_recording(recorded: Recorded, force: bool) -> RecordingOptions:
+    """What `config.toml` says of label, best metric and storage."""
+    settings, config = recorded.settings, recorded.out / CONFIG
+
+    def read(table: str, hints: Mapping[str, Any]) -> dict[str, Any]:
+        values = settings.get(table, {})
+        if not isinstance(values, dict) or not set(values) <= set(hints):
+            raise refuse(f"{config}: {table}", values, f"must be a table of {', '.join(hints)}")
+        return {
+            name: convert_value(hints[name], value, f"{config}: {table}.{name}")
+            for name, value in values.items()
+        }
+
+    best = read("best", {"metric": str, "lower": bool})
+    return RecordingOptions(
+        **read("recording", _STORAGE),
+        label=convert_value(str | None, settings.get("label"), f"{config}: label"),
+        best=Best(**best) if best else None,
+        force=force,
+    )
+
+
+# Progress, and Ctrl-C.
+
+
+def follow(
+    train: Callable[[Sequence[Callback]], Fit],
+    label: str,
+    progress: bool,
+    out: Path | None = None,
+    call: str = "",
+) -> Fit:
+    """Train with the progress shown; Ctrl-C ends it in a few lines.
+
+    Args:
+        train: Trains with these callbacks beside its own.
+        label: What the run is called.
+        progress: Whether its rounds are shown.
+        out: The run's directory; None if it is not recorded.
+        call: The call that resumes it.
+    """
+    done, rounds = 0, 0
+
+    def count(event: Event) -> None:
+        nonlocal done, rounds
+        done, rounds = event.round, event.rounds
+
+    with show_progress(progress and is_first(), label) as shown:
+        try:
+            return train([*shown, count])
+        except KeyboardInterrupt:  # what is done is saved by now
+            if out is not None:
+                done = max(list_checkpoints(out), default=0)
+    # Outside of the block: the interrupted frames are no concern of the user.
+    after = f"after round {done}" + (f" of {rounds}" if rounds else "")
+    where = after if done else "before the first round was done"
+    kept = "nothing is kept without out=DIR"
+    if out is not None:
+        kept = f"{call} resumes it" if is_run(out) else "nothing was written yet"
+    raise KeyboardInterrupt(f"{where}: {kept}")
+
+
+@contextlib.contextmanager
+def show_progress(progress: bool, label: str) -> Iterator[list[Callback]]:
+    """Give the callbacks that show a run's rounds: a bar on a terminal, else lines.
+
+    Nothing is shown of a run that has no rounds left.
+    """
+    if not progress or sys.stderr is None:
         yield []
-    elif not terminal:
-        yield [_print_line]
+    elif not sys.stderr.isatty():
+        yield [_print_lines(label)]
     else:
         with contextlib.ExitStack() as stack:
-            yield [_bar(stack)]
+            yield [_draw_bar(stack, label)]
 
 
-def _print_line(event: Event) -> None:
-    t, rounds = event.round, event.rounds
-    if t * LINES // rounds > (t - 1) * LINES // rounds:
-        print(f"round {t}/{rounds}  {_values(event)}", file=sys.stderr, flush=True)
+def _print_lines(label: str) -> Callback:
+    def callback(event: Event) -> None:
+        t, rounds = event.round, event.rounds
+        if t * LINES // rounds > (t - 1) * LINES // rounds:
+            words = [label, f"round {t}/{rounds}", *_list_values(event)]
+            print("  ".join(words), file=sys.stderr, flush=True)
+
+    return callback
 
 
-def _bar(stack: contextlib.ExitStack) -> Callback:
+def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
     """A bar from the first round on."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    texts = ("{task.fields[label]}", "{task.description}")
+    name, values = (TextColumn(text, markup=False) for text in texts)
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), values)
     bar = Progress(*columns, console=Console(stderr=True))
 
     def callback(event: Event) -> None:
         if not bar.tasks:
             stack.enter_context(bar)
-            bar.add_task("", total=event.rounds)
-        bar.update(bar.tasks[0].id, completed=event.round, description=_values(event))
+            bar.add_task("", total=event.rounds, completed=event.round - 1, label=label)
+        text = "  ".join(_list_values(event))
+        bar.update(bar.tasks[0].id, completed=event.round, description=text)
 
     return callback
 
 
-def _values(event: Event) -> str:
+def _list_values(event: Event) -> list[str]:
     """The round's loss and evaluations, the first few."""
     names = [name for name in event.record if name.startswith(_SHOWN)]
-    return "  ".join(f"{name} {event.record[name]:.4g}" for name in names[:4])
+    return [f"{name} {event.record[name]:.4g}" for name in names[:4]]

@@ -17,10 +17,25 @@ Record = dict[str, Any]
 
 
 class History(list[Record]):
-    """A list of records, and a table where pandas is installed."""
+    """A run's records, one a round: a list of dicts, and a table where pandas is installed.
+
+    Example:
+        >>> history = History([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5}])
+        >>> [record["train/loss"] for record in history]
+        [2.0, 1.5]
+    """
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One row per round, one column per metric; empty where a round has no such metric."""
+        """Make a table: one row per round, one column per metric.
+
+        Returns:
+            Rows by round; a cell is empty where a round has no such metric.
+        Raises:
+            FedpaError: pandas is not installed.
+        Example:
+            >>> History([{"round": 1, "train/loss": 2.0}]).to_pandas()["train/loss"].tolist()
+            [2.0]
+        """
         try:
             import pandas
         except ImportError:

@@ -1,8 +1,8 @@
-"""`fedpa.load`, `fedpa.resume` and `fedpa.export`: a recorded run and its parameters.
+"""`fedpa.load`, `load_checkpoint`, `resume` and `export`: a recorded run and its parameters.
 
 A run's `config.toml` names in `[environment] made_by` the module that assembled it. That module has
 `load_model(directory)`, which gives configuration, problem and an untrained model, and `resume`. A
-run without one was made by `fedpa.fit`, whose functions no file can hold.
+run without one was made by `fedpa.fit`, whose functions no file can hold: they are given again.
 """
 
 import importlib
@@ -12,17 +12,30 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
+from fedpa.algorithms.methods import Method
+from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
+from fedpa.objectives.objective import Objective
 from fedpa.training import run_directory
-from fedpa.training.callbacks import Callback, best_round
-from fedpa.training.checkpoint import list_checkpoints, read_checkpoint, read_last_checkpoint
+from fedpa.training.callbacks import Callback, Evaluate, best_round
+from fedpa.training.checkpoint import (
+    Stored,
+    list_checkpoints,
+    read_checkpoint,
+    read_last_checkpoint,
+)
+from fedpa.training.fit import OWN, Clients, follow, resume_fit, spell_method
 from fedpa.training.history import History
 from fedpa.training.loop import Fit
 from fedpa.training.named_arrays import (
     check_format,
     fill_model,
+    fill_tree,
     read_arrays,
     read_npz,
     to_portable,
@@ -30,12 +43,21 @@ from fedpa.training.named_arrays import (
 )
 from fedpa.training.problem import Problem
 from fedpa.training.run_directory import METRICS, PARAMS, Recorded, read_run
+from fedpa.types import Loss, Model
 
 MADE_BY = "made_by"
 
 
 class Run(NamedTuple):
-    params: Any
+    """A recorded run, as `fedpa.load` gives it.
+
+    Example:
+        >>> run = Run({"w": np.zeros(2)}, {"rounds": 3}, History(), 3, None)
+        >>> run.round, list(run.params)
+        (3, ['w'])
+    """
+
+    params: Model
     """The model with its parameters; of a run by `fedpa.fit`, if no model was given to fill, the
     arrays by name."""
     config: Any
@@ -48,14 +70,27 @@ class Run(NamedTuple):
     """The task: its loss, its metric, its data; None of a run by `fedpa.fit`."""
 
 
-def load(directory: str | Path, which: str | int = "last", params: Any = None) -> Run:
+def load(directory: str | Path, which: str | int = "last", params: Model = None) -> Run:
     """Load a run. One that is not finished is as far as its last checkpoint.
 
     Args:
         directory: The run's directory.
-        which: The parameters of the `last` round, of the `best`, or of a numbered one that has a
+        which: The parameters of the "last" round, of the "best", or of a numbered one that has a
             checkpoint.
         params: For a run by `fedpa.fit`, a model of the same kind, to be filled.
+    Returns:
+        The model, the configuration and the records.
+    Raises:
+        FedpaError: The directory contains no run, no such round, or files that are damaged.
+    Example:
+        >>> import tempfile, fedpa
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> loss, params = lambda p, z, key: (p["w"] - z) ** 2, {"w": np.zeros(())}
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     result = fedpa.fit(loss, params, {"a": np.ones(8)}, method, rounds=20,
+        ...                        clients_per_round=1, out=out, progress=False)
+        ...     round(float(load(out).params["w"]), 2)
+        1.0
     """
     out = Path(directory)
     recorded = read_run(out)
@@ -71,29 +106,161 @@ def load(directory: str | Path, which: str | int = "last", params: Any = None) -
     return Run(fill_model(model, arrays, repr(str(out))), config, metrics, t, problem)
 
 
+class Checkpoint(NamedTuple):
+    """A run after one of its rounds, as `fedpa.load_checkpoint` gives it.
+
+    Example:
+        >>> checkpoint = Checkpoint(2, {"params": {"w": np.zeros(2)}}, History())
+        >>> checkpoint.state["params"]["w"].shape
+        (2,)
+    """
+
+    round: int
+    """Rounds done."""
+    state: PyTree
+    """The server's state: parameters, the optimizer's moments, averages."""
+    history: History
+    """The records of the rounds done. That of a finished run's last round is as it was before its
+    callbacks: `fedpa.load` has it whole."""
+
+
+def load_checkpoint(
+    directory: str | Path, which: str | int = "last", like: PyTree = None
+) -> Checkpoint:
+    """Read a checkpoint's server state as a pytree.
+
+    Args:
+        directory: The run's directory.
+        which: The "last" checkpoint, that of the "best" round, or of a numbered one.
+        like: A state to be filled, or its shapes: `method(objective).init(params)`; default: the
+            arrays come as dicts in dicts, by their names in the state.
+    Returns:
+        The round, the state and the records.
+    Raises:
+        FedpaError: There is no such checkpoint, it is damaged, or `like` is another state.
+    Example:
+        >>> import tempfile, fedpa
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.adam(0.1)))
+        >>> loss, params = lambda p, z, key: (p["w"] - z) ** 2, {"w": np.zeros(())}
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     result = fedpa.fit(loss, params, {"a": np.ones(8)}, method, rounds=2,
+        ...                        clients_per_round=1, out=out, progress=False)
+        ...     list(load_checkpoint(out).state)
+        ['theta', 'optimizer', 'average']
+    """
+    stored = _select_checkpoint(read_run(Path(directory)), parse_round("which", which))
+    history = History([*stored.history, *([] if stored.untold is None else [stored.untold])])
+    if like is not None:
+        like = jax.tree.map(_to_template, like)
+        return Checkpoint(stored.round, fill_tree(like, stored.arrays, "state"), history)
+    state: dict[str, Any] = {}
+    for name, array in stored.arrays.items():
+        root, *places, last = name.split("/")
+        if root != "state":
+            continue
+        inner = state
+        for place in places:
+            inner = inner.setdefault(place, {})
+            if not isinstance(inner, dict):
+                break
+        if not isinstance(inner, dict) or last in inner:
+            raise FedpaError(f"{name}: names with / in them can't be told apart: give like=")
+        inner[last] = array
+    return Checkpoint(stored.round, state, history)
+
+
+def _to_template(leaf: Any) -> Any:
+    """An array of the type that JAX gives it; of a shape alone, zeros."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+
+
 def resume(
     directory: str | Path,
+    loss: Loss | Objective | None = None,
+    params: Model = None,
+    clients: Clients | None = None,
+    method: Method | None = None,
     *,
     rounds: int | None = None,
-    anyway: bool = False,
+    evaluate: Evaluate | None = None,
     callbacks: Sequence[Callback] = (),
+    engine: Engine | OfAlgorithm | None = None,
+    force: bool = False,
+    progress: bool = True,
 ) -> Fit:
-    """Continue a run from its last checkpoint; the result is that of an uninterrupted one.
+    """Resume a run from its last checkpoint; the result is that of an uninterrupted one.
+
+    Settings (clients per round, seed, evaluations, recording) are those of `config.toml`. What no
+    file can hold must be given again for a run by `fedpa.fit`, and must not for a run by the
+    command: `loss`, `params`, `clients`, `method`; also `evaluate` and `callbacks`, if there were
+    any.
 
     Args:
         directory: The run's directory. A finished run is returned as it is.
+        loss: As `fedpa.fit` was given it.
+        params: As `fedpa.fit` was given it: the model before the first round.
+        clients: As `fedpa.fit` was given it.
+        method: As `fedpa.fit` was given it.
         rounds: The total number of rounds, if other than configured.
-        anyway: Continue although versions or data have changed.
+        evaluate: As `fedpa.fit` was given it.
         callbacks: Called after every round.
+        engine: As `fedpa.fit` was given it; default: the engine of the recorded name, with its
+            default options.
+        force: Resume although versions or data have changed; the result is then not exact.
+        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines.
+    Returns:
+        The outcome of the whole run.
+    Raises:
+        FedpaError: Arguments are missing, or not those of the run.
+    Example:
+        >>> import tempfile, fedpa
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> own = (lambda p, z, key: (p - z) ** 2, np.zeros(()), {"a": np.ones(8)}, method)
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     short = fedpa.fit(*own, rounds=2, clients_per_round=1, out=out, progress=False)
+        ...     len(resume(out, *own, rounds=3, progress=False).history)
+        3
     """
     out = Path(directory)
-    maker = _import_maker(read_run(out))
+    recorded = read_run(out)
+    maker = _import_maker(recorded)
+    own = dict(zip(OWN, (loss, params, clients, method), strict=True))
     if maker is None:
-        raise FedpaError(
-            f"{str(out)!r} was made by fedpa.fit: the same call, with out={str(out)!r}, resumes it"
+        missing = [name for name, value in own.items() if value is None]
+        if loss is None or clients is None or method is None or missing:
+            raise FedpaError(
+                f"{str(out)!r} was made by fedpa.fit, and no file can hold its functions: "
+                f"fedpa.resume({str(out)!r}, {', '.join(OWN)}) needs {', '.join(missing)}"
+            )
+        return resume_fit(
+            recorded,
+            loss,
+            params,
+            clients,
+            method,
+            rounds=rounds,
+            evaluate=evaluate,
+            callbacks=callbacks,
+            engine=engine,
+            force=force,
+            progress=progress,
         )
-    fit: Fit = maker.resume(out, rounds=rounds, anyway=anyway, callbacks=callbacks)
-    return fit
+    own |= {"evaluate": evaluate, "engine": engine}
+    given = [name for name, value in own.items() if value is not None]
+    if given:
+        raise FedpaError(
+            f"{given[0]} is given, but {str(out)!r} was made by the command, which has its own: "
+            f"leave out {', '.join(given)}"
+        )
+
+    def train(more: Sequence[Callback]) -> Fit:
+        fit: Fit = maker.resume(out, rounds=rounds, force=force, callbacks=[*callbacks, *more])
+        return fit
+
+    label = spell_method(str(recorded.settings.get("method", "")))
+    return follow(train, label, progress, out, f"fedpa.resume({str(out)!r})")
 
 
 def _import_maker(recorded: Recorded) -> ModuleType | None:
@@ -117,10 +284,27 @@ def export(
     which: str | int = "last",
     overwrite: bool = False,
 ) -> int:
-    """Write a run's parameters to a .npz or .safetensors file; the round they are of.
+    """Write a run's parameters to a .npz or .safetensors file.
 
-    which: `last`, `best` or the number of a round that has a checkpoint. Names are the arrays'
-    places in the model's tree: layers/0/weight.
+    Args:
+        directory: The run's directory.
+        path: The file; its ending says in which format. Arrays are named by their places in the
+            model's tree: layers/0/weight.
+        which: "last", "best" or the number of a round that has a checkpoint.
+        overwrite: Replace a file that exists.
+    Returns:
+        The round whose parameters they are.
+    Raises:
+        FedpaError: The file exists, can't be written or is of another format; or there is no such
+            run or round.
+    Example:
+        >>> import tempfile, fedpa
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> own = (lambda p, z, key: (p - z) ** 2, np.zeros(()), {"a": np.ones(8)}, method)
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     result = fedpa.fit(*own, rounds=2, clients_per_round=1, out=out, progress=False)
+        ...     export(out, out + "/model.npz")
+        2
     """
     out, path = Path(directory), Path(path)
     check_format("path", path)
@@ -172,26 +356,33 @@ def read_params(recorded: Recorded, which: str | int = "last") -> tuple[int, dic
     A run that is not finished is as far as its last checkpoint.
     """
     out, summary = recorded.out, recorded.summary
-    if which == "last":
-        if summary is not None and (out / PARAMS).is_file():
-            try:
-                return summary["round"], read_npz(out / PARAMS)
-            except FedpaError as error:
-                warnings.warn(f"{error}; the last checkpoint is taken", stacklevel=2)
-        stored = read_last_checkpoint(out)
-    else:
-        wanted = _find_best(recorded) if which == "best" else int(which)
-        stored = read_checkpoint(out, wanted) if wanted in list_checkpoints(out) else None
-    if stored is None:
-        there = list_checkpoints(out)
-        have = f"there are {', '.join(map(str, there))}" if there else "there is none"
-        name = f"the {which} round" if isinstance(which, str) else f"round {which}"
-        raise FedpaError(f"{str(out)!r} has no checkpoint of {name}: {have}")
+    if which == "last" and summary is not None and (out / PARAMS).is_file():
+        try:
+            return summary["round"], read_npz(out / PARAMS)
+        except FedpaError as error:
+            warnings.warn(f"{error}; the last checkpoint is taken", stacklevel=2)
+    stored = _select_checkpoint(recorded, which)
     return stored.round, {
         name.removeprefix("params/"): to_portable(array)
         for name, array in stored.arrays.items()
         if name.startswith("params/")
     }
+
+
+def _select_checkpoint(recorded: Recorded, which: str | int) -> Stored:
+    """Read the checkpoint of the last, the best or a numbered round."""
+    out = recorded.out
+    if which == "last":
+        stored = read_last_checkpoint(out)
+    else:
+        wanted = _find_best(recorded) if which == "best" else int(which)
+        stored = read_checkpoint(out, wanted) if wanted in list_checkpoints(out) else None
+    if stored is None:
+        available = list_checkpoints(out)
+        have = f"available: {', '.join(map(str, available))}" if available else "it has none"
+        name = f"the {which} round" if isinstance(which, str) else f"round {which}"
+        raise FedpaError(f"{str(out)!r} has no checkpoint of {name}: {have}")
+    return stored
 
 
 def _find_best(recorded: Recorded) -> int | None:

@@ -7,7 +7,9 @@ import functools
 import hashlib
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,16 +22,32 @@ from fedpa.data.views import read_ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
+from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Callback, Event, Stop, call_callbacks, initial_memories
 from fedpa.training.history import History, Record
 from fedpa.training.named_arrays import is_array
-from fedpa.types import Key, Keys, Params
+from fedpa.types import Key, Keys, Model, Params
 
 
 class Fit(NamedTuple):
-    """The outcome of a run."""
+    """The outcome of a run; printed, it is a summary of at most ten lines.
 
-    params: Any
+    Example:
+        >>> record = {"round": 1, "phase": "training", "seconds": 0.5, "train/loss": 2.0}
+        >>> record |= {"train/rejected": 0, "comm/bytes_up": 80, "comm/bytes_down": 80}
+        >>> print(Fit(np.zeros(10), History([record]), None, label="mine"))
+        mine: 10 parameters
+          rounds      1
+          ended       after its last round
+          train/loss  2 (best 2 in round 1)
+          failures    none
+          traffic     80 bytes up, 80 bytes down
+          seconds     0.5
+          recorded    no
+    """
+
+    params: Model
+    """The model as it was given, with the parameters of the last round."""
     history: History
     """One record per round, as in `metrics.jsonl`; `history.to_pandas()` makes a table of it."""
     state: Any
@@ -40,25 +58,81 @@ class Fit(NamedTuple):
     """Whether it is over; if not, it can be resumed."""
     best: Mapping[str, Any] | None = None
     """The best round, `{"metric": …, "value": …, "round": …}`, where one is chosen."""
+    label: str = ""
+    """What the run is called."""
+    out: Path | None = None
+    """The directory that records it."""
 
     def __repr__(self) -> str:
-        """A few lines; parameters and records are in the fields."""
-        leaves = [leaf for leaf in jax.tree.leaves(self.params) if is_array(leaf)]
-        last = self.history[-1] if self.history else {}
-        seconds = sum(record["seconds"] for record in self.history)
-        splits = ("train/loss", "eval/", "valid/", "test/")
-        shown = [f"{name} {last[name]:.4g}" for name in last if name.startswith(splits)]
-        lines = [
-            f"rounds      {len(self.history)} in {seconds:.1f} s",
-            f"ended       {self.stopped or 'after its last round'}"
+        """At most ten lines; parameters and records are in the fields."""
+        arrays = [leaf for leaf in jax.tree.leaves(self.params) if is_array(leaf)]
+        phases = Counter(record["phase"] for record in self.history)
+        counts = ", ".join(f"{count} of {phase}" for phase, count in phases.items())
+        fields = {
+            "rounds": f"{len(self.history)}" + (f": {counts}" if len(phases) > 1 else ""),
+            "ended": (self.stopped or "after its last round")
             + ("" if self.finished else " (can be resumed)"),
-            *(f"{'last round' if not k else '':<11} {x}" for k, x in enumerate(shown[:5])),
-        ]
-        if self.best is not None:
-            b = self.best
-            lines.append(f"best        {b['metric']} {b['value']:.4g} in round {b['round']}")
-        lines.append(f"params      {sum(leaf.size for leaf in leaves):,} numbers")
-        return "\n".join(["Fit", *(f"  {line}" for line in lines)])
+            **self._describe_metrics(METRIC_LINES),
+            "failures": self._describe_failures(),
+            "traffic": f"{_format_bytes(self._total('comm/bytes_up'))} up, "
+            f"{_format_bytes(self._total('comm/bytes_down'))} down",
+            "seconds": f"{self._total('seconds'):.3g}",
+            "recorded": "no" if self.out is None else repr(str(self.out)),
+        }
+        width = max(map(len, fields)) + 2
+        size = sum(leaf.size for leaf in arrays)
+        size_text = f"{size:,} parameter{'s' if size != 1 else ''}"
+        lines = [f"  {name:<{width}}{value}" for name, value in fields.items()]
+        return "\n".join([f"{self.label or 'Fit'}: {size_text}", *lines])
+
+    def _total(self, name: str) -> Any:
+        return sum(record.get(name, 0) for record in self.history)
+
+    def _describe_failures(self) -> str:
+        failed = [record for record in self.history if record.get("train/rejected")]
+        if not failed:
+            return "none"
+        count = self._total("train/rejected")
+        return f"{count} client updates, in {len(failed)} of {len(self.history)} rounds"
+
+    def _describe_metrics(self, most: int) -> dict[str, str]:
+        """The last and the best value of the training loss and of each evaluation metric."""
+        names = dict.fromkeys(name for record in self.history for name in record)
+        evaluated = [name for name in names if name.startswith(("eval/", "valid/", "test/"))]
+        chosen = None if self.best is None else self.best["metric"]
+        evaluated.sort(key=lambda name: name != chosen)  # the one that matters comes first
+        shown = [*(["train/loss"] if "train/loss" in names else []), *evaluated]
+        if len(shown) > most:
+            left = len(shown) - most + 1
+            texts = {name: self._describe_metric(name) for name in shown[: most - 1]}
+            return texts | {"…": f"{left} more metrics in .history"}
+        return {name: self._describe_metric(name) for name in shown}
+
+    def _describe_metric(self, name: str) -> str:
+        values = [(record[name], record["round"]) for record in self.history if name in record]
+        last = f"{values[-1][0]:.4g}"
+        if name.startswith("test/"):
+            return last
+        known = [(value, t) for value, t in values if value == value]
+        if self.best is not None and self.best["metric"] == name:
+            known = [(self.best["value"], self.best["round"])]
+        if not known:
+            return last
+        sign = 1 if lower_is_better(name) else -1
+        best, t = min(known, key=lambda point: sign * point[0])
+        return f"{last} (best {best:.4g} in round {t})"
+
+
+METRIC_LINES = 3
+"""How many lines of a printed `Fit` are of metrics."""
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
 
 
 class Snapshot(NamedTuple):
@@ -105,22 +179,44 @@ def train(
     theta: Params,
     data: FederatedData,
     *,
-    rounds: Any,
-    clients_per_round: Any,
-    seed: Any = 0,
+    rounds: int,
+    clients_per_round: int,
+    seed: int = 0,
     engine: Engine | None = None,
-    min_success: Any = 0.0,
+    min_success: float = 0.0,
     callbacks: Sequence[Callback] = (),
-    assemble: Callable[[Params], Any] = lambda theta: theta,
+    assemble: Callable[[Params], Model] = lambda theta: theta,
     start: Snapshot | None = None,
     keep: Keep = lambda snapshot: None,
 ) -> Fit:
-    """Run `algorithm` from θ. `assemble` turns θ into what callbacks and the caller are given.
+    """Run the rounds of an algorithm from θ: the loop behind `fedpa.fit`.
 
-    min_success: the share of a round's clients that must give a usable result; with fewer, the run
-        ends with an error.
-    start: the run after some of its rounds, to continue from.
-    keep: called after every round with the run as it is then.
+    Args:
+        algorithm: A method made for an objective: `fedpa.fedavg(local, server)(objective)`.
+        theta: Where it starts, a pytree of floating-point arrays.
+        data: The clients; `fedpa.data.from_mapping` makes them of arrays in memory.
+        rounds: The total number of rounds, ≥ 1.
+        clients_per_round: Clients drawn for each round without replacement, ≥ 1.
+        seed: Decides cohorts and keys, 0 to 2³² − 1.
+        engine: Where clients run; default: `fedpa.engines.local()`.
+        min_success: Share of a round's clients, 0 to 1, that must give a usable result; with fewer,
+            the run ends with an error.
+        callbacks: Called after every round.
+        assemble: θ → what callbacks and the caller are given.
+        start: The run after some of its rounds, to continue from.
+        keep: Called after every round with the run as it is then.
+    Returns:
+        Parameters, records and server state after the last round.
+    Raises:
+        FedpaError: A setting is out of range, data can't be used, or too few clients succeed.
+    Example:
+        >>> import fedpa
+        >>> local, server = fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0))
+        >>> algorithm = fedpa.fedavg(local, server)(fedpa.Objective(lambda p, z, key: (p - z) ** 2))
+        >>> data = fedpa.data.from_mapping({"a": np.ones(4), "b": np.ones(8)})
+        >>> result = train(algorithm, jnp.zeros(()), data, rounds=20, clients_per_round=2)
+        >>> round(float(result.params), 2)
+        1.0
     """
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)

@@ -57,12 +57,21 @@ from fedpa.training.problem import Prepared
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import METRICS, Recorded, lock_directory, read_run, writing
 
-NOT_COMPARED = ("rounds", "recording", "task_options.data_dir")
-"""Settings that may differ when a run is resumed: none of a round's numbers depends on them (data
-that was moved is known by its fingerprint)."""
+NOT_COMPARED = (
+    "rounds",
+    "evaluate",
+    "label",
+    "recording",
+    "model",
+    "federation",
+    "task_options.data_dir",
+)
+"""Settings that may differ when a run is resumed: none of a round's numbers depends on them, or
+they follow from what is known by a fingerprint (the sizes of model and data, data that was
+moved)."""
 INFORMATIVE = ("revision", "changed")
 """What is noted of the environment and may differ: where in its history the user's work was, and
-what was not the same when the run was resumed anyway."""
+what was not the same when the run was resumed by force."""
 AT_LEAST = 10.0
 """Seconds between checkpoints by default: what a kill costs, and a round."""
 SHARE = 0.05
@@ -74,12 +83,12 @@ _SPLITS = ("eval", "valid", "test")
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordingOptions:
-    """How a run is recorded. None of it changes its numbers."""
+class StorageOptions:
+    """What is stored of a run, and where. None of it changes its numbers."""
 
     checkpoint_every: int | None = None
-    """Rounds from one checkpoint to the next; if not given, a checkpoint is written every ten
-    seconds or so, less often where writing one takes long."""
+    """Rounds from one checkpoint to the next; default: a checkpoint is written about every ten
+    seconds, less often where writing one takes long."""
     keep_checkpoints: int = 3
     """How many of the last checkpoints are kept, beside the best."""
     log: str | None = None
@@ -87,15 +96,37 @@ class RecordingOptions:
     between them."""
 
 
-def check_recording(options: RecordingOptions) -> None:
-    """Refuse what is out of range, and loggers that are not there."""
+@dataclasses.dataclass(frozen=True)
+class RecordingOptions(StorageOptions):
+    """How `fedpa.fit` labels and records a run. None of it changes the run's numbers.
+
+    Example:
+        >>> options = RecordingOptions(label="mine", best="eval/mse", checkpoint_every=10)
+        >>> options.label, options.keep_checkpoints
+        ('mine', 3)
+    """
+
+    label: str | None = None
+    """What progress, results and reports call the run; default: the method and what it must be
+    told, "FedPA, ρ = 0.1"."""
+    best: Best | str | None = None
+    """The metric whose best round is reported and keeps its checkpoint: "eval/accuracy", or
+    `Best("eval/score", lower=True)`."""
+    overwrite: bool = False
+    """Start again, whatever run the directory contains."""
+    force: bool = False
+    """Resume although versions or data have changed; the result is then not exact."""
+
+
+def check_storage(options: StorageOptions) -> None:
+    """Refuse what is out of range, and loggers that are not available."""
     if options.checkpoint_every is not None:
         check_integer("checkpoint_every", options.checkpoint_every, 1)
     check_integer("keep_checkpoints", options.keep_checkpoints, 1)
     check_loggers(_logger_names(options))
 
 
-def _logger_names(options: RecordingOptions) -> list[str]:
+def _logger_names(options: StorageOptions) -> list[str]:
     """TensorBoard where tensorboardX is installed, then those asked for."""
     words = [word.strip() for word in (options.log or "").split(",") if word.strip()]
     asked = [match_name(word, LIBRARIES) or word for word in words]
@@ -111,7 +142,7 @@ class Place(NamedTuple):
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     """What the run is made with and of."""
-    options: RecordingOptions
+    options: StorageOptions
     about: Mapping[str, Any] = {}
     """What `summary.json` says of the run beside its numbers."""
     initial: Mapping[str, np.ndarray] | None = None
@@ -257,6 +288,8 @@ class Training(NamedTuple):
     """By which metric the best round is chosen."""
     test: Callable[[Any, Record], Mapping[str, Any]] | None = None
     """(the model at the end, the last record) → metrics to add to that."""
+    label: str = ""
+    """What its outcome calls it."""
 
 
 def connect_engine(engine: Any, prepared: Prepared) -> tuple[Prepared, Engine]:
@@ -280,10 +313,10 @@ def start_run(training: Training, place: Place, overwrite: bool = False) -> Fit:
         return train_run(training, place, start)
 
 
-def resume_run(training: Training, place: Place, anyway: bool = False) -> Fit:
+def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
     """Resume the run in the directory; a finished one is returned and not touched.
 
-    anyway: resume although versions or data are not what they were.
+    force: resume although versions or data have changed.
     """
     out = place.out
     recorded = read_run(out)
@@ -298,7 +331,7 @@ def resume_run(training: Training, place: Place, anyway: bool = False) -> Fit:
                 raise FedpaError(f"{str(out)!r} is read-only: copy it and resume the copy")
             stack.enter_context(lock_directory(out))
         recorded = read_run(out)  # another process may have been at it until now
-        start = _find_start(training, recorded, place, anyway)
+        start = _find_start(training, recorded, place, force)
         if start is None and recorded.summary is not None:
             raise FedpaError(
                 f"{str(out)!r} is finished and its checkpoints are gone: nothing can be resumed"
@@ -351,6 +384,7 @@ def train_run(training: Training, place: Place | None, start: Snapshot | None = 
             start=start,
             keep=keep,
         )
+        fit = fit._replace(label=training.label, out=None if place is None else place.out)
         if not fit.finished or latest is None:
             return fit
         if recorder is not None:
@@ -415,7 +449,7 @@ def _branch(training: Training, place: Place) -> Snapshot | None:
 
 
 def _find_start(
-    training: Training, recorded: Recorded, place: Place, anyway: bool
+    training: Training, recorded: Recorded, place: Place, force: bool
 ) -> Snapshot | None:
     """Find the last checkpoint of the recorded run, which must be the one that `place` describes.
 
@@ -423,10 +457,10 @@ def _find_start(
     """
     out = recorded.out
     changed = _list_changes(recorded, place)
-    if changed and not anyway:
+    if changed and not force:
         raise FedpaError(
             f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
-            "(--anyway, or anyway=True in code, resumes it nevertheless)"
+            "(--force, or force=True in code, resumes it nevertheless)"
         )
     check_settings(out, recorded.settings, place.settings)
     stored = read_last_checkpoint(out)
@@ -478,9 +512,12 @@ def _read_finished(training: Training, recorded: Recorded, start: Snapshot | Non
     if len(history) != summary.get("round"):
         return None
     state = start.state if start is not None else None
-    params, stopped, best = (
+    return Fit(
         training.prepared.assemble(theta),
+        history,
+        state,
         summary["stopped"],
-        summary.get("best"),
+        best=summary.get("best"),
+        label=training.label,
+        out=recorded.out,
     )
-    return Fit(params, history, state, stopped, best=best)

@@ -32,7 +32,8 @@ MODEL = jnp.zeros(3)
 
 def fit(out, **options):
     settings = {"rounds": 2, "clients_per_round": 2, "engine": fedpa.engines.per_client()}
-    settings |= {"evaluate": lambda params: {"sum": float(params.sum())}, "best": "eval/sum"}
+    settings |= {"evaluate": lambda params: {"sum": float(params.sum())}, "progress": False}
+    settings |= {"recording": fedpa.RecordingOptions(best="eval/sum")}
     return fedpa.fit(least_squares.loss, MODEL, CLIENTS, METHOD, out=out, **settings | options)
 
 
@@ -184,7 +185,7 @@ def test_a_metric_that_is_no_number_is_named(run, field, value):
 
 def test_evaluations_are_numbers():
     with pytest.raises(FedpaError, match="eval/note = 'good': must be a number"):
-        fit(None, evaluate=lambda params: {"note": "good"}, best=None)
+        fit(None, evaluate=lambda params: {"note": "good"}, recording=fedpa.RecordingOptions())
 
 
 def test_a_checkpoint_whose_notes_are_damaged_is_passed_over(run):
@@ -222,7 +223,7 @@ def test_callbacks_can_not_take_names_of_ours_or_of_each_other(tmp_path):
     other = mine._replace(name="other")
     for callbacks in ([mine], [other, other]):
         with pytest.raises(FedpaError, match="callbacks = "):
-            fit(tmp_path / "run", callbacks=callbacks, best=None)
+            fit(tmp_path / "run", callbacks=callbacks, recording=fedpa.RecordingOptions())
     assert not (tmp_path / "run").exists()
 
 

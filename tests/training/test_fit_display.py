@@ -1,17 +1,26 @@
-"""What people see of `fedpa.fit`: its progress, its result, its end by Ctrl-C, its config.toml."""
+"""What people see of `fedpa.fit`: progress, result, labels, its end by Ctrl-C, its config.toml."""
 
 import io
+import json
+import os
+import signal
+import subprocess
 import sys
 import tomllib
 import traceback
+from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import fedpa
 from fedpa import LocalTraining, Server, server
 from fedpa.objectives import least_squares
+from fedpa.training import checkpoint as checkpointing
+from fedpa.training.callbacks import Event
+from fedpa.training.fit import label_method, show_progress
 from tests.federations import least_squares_clients
 
 CLIENTS = least_squares_clients(sizes=(20, 8))
@@ -22,39 +31,104 @@ ENGINE = fedpa.engines.per_client()
 
 
 def fit(method=METHOD, **options):
-    settings = {"rounds": 3, "clients_per_round": 2, "engine": ENGINE}
+    settings = {"rounds": 3, "clients_per_round": 2, "engine": ENGINE, "progress": False}
     settings |= {"evaluate": lambda params: {"sum": float(params.sum())}}
     return fedpa.fit(least_squares.loss, jnp.zeros(3), CLIENTS, method, **settings | options)
 
 
-def test_a_result_is_printed_in_a_few_lines():
-    result = fit(best="eval/sum")
-    text = str(result)
-    assert text == repr(result)
-    assert len(text.splitlines()) <= 10
-    best = f"eval/sum {result.best['value']:.4g} in round {result.best['round']}"
-    for words in ("rounds      3 in ", "after its last round", "train/loss ", best, "3 numbers"):
-        assert words in text
+def printed(result):
+    """The lines of a result by their first words."""
+    assert str(result) == repr(result)
+    first, *lines = str(result).splitlines()
+    assert len(lines) < 10
+    return first, dict(line.strip().split(maxsplit=1) for line in lines)
 
 
-@pytest.mark.parametrize(("progress", "lines"), [(True, 3), (None, 0), (False, 0)])
+def test_a_result_is_printed_in_a_few_lines(tmp_path):
+    recording = fedpa.RecordingOptions(best=fedpa.Best("eval/sum", lower=True), label="mine")
+    method = fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=1)
+    result = fit(method, recording=recording, out=tmp_path / "run")
+    first, lines = printed(result)
+    assert first == "mine: 3 parameters"
+    assert lines["rounds"] == "3: 1 of burn-in, 2 of sampling"
+    assert lines["ended"] == "after its last round"
+    last, best = result.history[-1], result.best
+    assert best["value"] == min(record["eval/sum"] for record in result.history)
+    assert lines["eval/sum"] == (
+        f"{last['eval/sum']:.4g} (best {best['value']:.4g} in round {best['round']})"
+    )
+    assert lines["train/loss"].startswith(f"{last['train/loss']:.4g} (best ")
+    assert lines["failures"] == "none"
+    sent = sum(record["comm/bytes_up"] for record in result.history)
+    assert lines["traffic"].startswith(f"{sent} bytes up, ")
+    assert lines["recorded"] == repr(str(result.out)) == repr(str(tmp_path / "run"))
+    assert "eval/sum" in str(fit(method, out=tmp_path / "run", recording=recording))  # finished
+
+
+def test_a_result_has_ten_lines_whatever_is_measured():
+    metrics = dict.fromkeys("abcdefgh", 1.0)
+    huge = np.full(20, 1e30, np.float32)  # its gradient is not finite
+    bad = CLIENTS | {"bad": {"x": np.stack([huge] * 3, axis=1), "y": huge}}
+    pause = lambda event: fedpa.Stop("later", finished=False) if event.round == 2 else None  # noqa: E731
+    with pytest.warns(UserWarning, match="rejected.*bad"):
+        result = fedpa.fit(
+            least_squares.loss,
+            jnp.zeros(3),
+            bad,
+            METHOD,
+            rounds=3,
+            clients_per_round=3,
+            engine=ENGINE,
+            evaluate=lambda params: metrics,
+            callbacks=[pause],
+            progress=False,
+        )
+    first, lines = printed(result)
+    assert first == "FedAvg: 3 parameters"
+    assert len(lines) == 9
+    assert lines["ended"] == "later (can be resumed)"
+    assert lines["failures"] == "2 client updates, in 2 of 2 rounds"
+    assert lines["…"].startswith("7 more metrics")
+    assert lines["recorded"] == "no"
+
+
+def own_method(objective):
+    return METHOD(objective)
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        (METHOD, "FedAvg"),
+        (fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=3), "FedPA, ρ = 0.1"),
+        (fedpa.fedpa(LOCAL, SIDE, rho="oas"), "FedPA, ρ = oas"),
+        (fedpa.fedprox(LOCAL, SIDE, proximal=0.2), "FedProx, proximal = 0.2"),
+        (fedpa.global_precision(METHOD), "global precision"),
+        (own_method, "own_method"),
+        (lambda objective: METHOD(objective), "a method of your own"),
+    ],
+)
+def test_labels_follow_from_methods(method, label):
+    assert label_method(method) == label
+
+
+@pytest.mark.parametrize(("progress", "lines"), [(True, 3), (False, 0)])
 def test_progress_is_lines_where_there_is_no_terminal(capsys, progress, lines):
-    fit(progress=progress)
+    fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
     shown = capsys.readouterr()
     assert len(shown.err.splitlines()) == lines
     assert not shown.out
     if lines:
-        assert shown.err.splitlines()[-1].startswith("round 3/3  train/loss ")
+        last = shown.err.splitlines()[-1]
+        assert last.startswith("{0} [mine]  round 3/3  train/loss ")
+        assert "eval/sum" in last
 
 
 def test_long_runs_have_ten_lines():
-    from fedpa.training.callbacks import Event
-    from fedpa.training.fit import show_progress
-
     written, kept = io.StringIO(), sys.stderr
     sys.stderr = written
     try:
-        with show_progress(True) as (callback,):
+        with show_progress(True, "mine") as (callback,):
             for t in range(1, 1001):
                 callback(Event(t, 1000, None, None, {"train/loss": 0.5}))
     finally:
@@ -62,7 +136,7 @@ def test_long_runs_have_ten_lines():
     assert len(written.getvalue().splitlines()) == 10
 
 
-@pytest.mark.parametrize(("progress", "is_shown"), [(None, True), (False, False)])
+@pytest.mark.parametrize(("progress", "is_shown"), [(True, True), (False, False)])
 def test_progress_is_a_bar_on_a_terminal(monkeypatch, progress, is_shown):
     class Terminal(io.StringIO):
         def isatty(self):
@@ -71,8 +145,10 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, progress, is_shown):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    fit(progress=progress)
-    assert ("3/3" in terminal.getvalue()) == is_shown
+    monkeypatch.setenv("COLUMNS", "160")
+    fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
+    for words in ("{0} [mine]", "3/3", "train/loss", "eval/sum", "0:00:00"):
+        assert (words in terminal.getvalue()) == is_shown, words
 
 
 def interrupt(event):
@@ -82,7 +158,8 @@ def interrupt(event):
 
 def test_ctrl_c_is_short_and_says_how_to_resume(tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt, match=r"after round 1 of 3: the same call.*run'") as said:
+    call = r"fedpa\.resume\('.*run', loss, params, clients, method\)"
+    with pytest.raises(KeyboardInterrupt, match=rf"after round 1 of 3: {call}") as said:
         fit(out=out, callbacks=[interrupt])
     frames = traceback.extract_tb(said.value.__traceback__)
     assert len([frame for frame in frames if "/fedpa/training/" in frame.filename]) <= 2
@@ -92,6 +169,36 @@ def test_ctrl_c_is_short_and_says_how_to_resume(tmp_path):
     assert done == [2, 3]
     with pytest.raises(KeyboardInterrupt, match="after round 1 of 3: nothing is kept"):
         fit(callbacks=[interrupt])
+
+
+INTERRUPTED = """
+import os, signal, sys
+import jax.numpy as jnp, fedpa
+from tests.federations import least_squares_clients
+from fedpa.objectives import least_squares
+
+method = fedpa.fedavg(fedpa.LocalTraining(0.05, 8), fedpa.Server(fedpa.server.sgd(0.5)))
+fedpa.fit(least_squares.loss, jnp.zeros(3), least_squares_clients(sizes=(20, 8)), method,
+          rounds=9, clients_per_round=2, out=sys.argv[1], engine=fedpa.engines.per_client(),
+          callbacks=[lambda e: os.kill(os.getpid(), signal.SIGINT) if e.round == 3 else None])
+"""
+
+
+def test_ctrl_c_in_a_script_is_a_few_lines(tmp_path):
+    """As Python shows it: where `fit` was called, and how to resume."""
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "run"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGINT
+    shown = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert len(shown) <= 12, done.stderr
+    assert shown[-1].startswith("KeyboardInterrupt: after round ")
+    assert checkpointing.list_checkpoints(tmp_path / "run")[-1] in (2, 3)
 
 
 def config(out, method):
@@ -106,6 +213,10 @@ def test_config_toml_says_which_method_with_which_settings(tmp_path):
     expected = {"rho": 0.1, "burn_in_rounds": 1, "epochs": 3, "batch_size": 8}
     expected |= {"client_step": 0.05, "server_step": 0.5, "weighting": "examples"}
     assert expected.items() <= found["hyperparameters"].items()
+    assert found["label"] == "FedPA, ρ = 0.1"
+    assert found["model"] == {"parameters": 3, "bytes": 12}
+    assert found["federation"] == {"clients": 2, "examples": 28}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["label"] == found["label"]
 
 
 @pytest.mark.parametrize(

@@ -33,18 +33,52 @@ def left(out):
     return records, summary, dict(np.load(out / "params.npz"))
 
 
-def assert_survives(tmp_path, kills, seed):
+def start_command(out):
+    return command("run", *RUN, "--out", out)
+
+
+def resume_command(out):
+    return command("resume", out, "--quiet")
+
+
+OWN = """
+import sys
+import jax.numpy as jnp, fedpa
+from fedpa.objectives import least_squares
+from tests.federations import least_squares_clients
+
+how, out = sys.argv[1:]
+side = fedpa.Server(fedpa.server.adam(0.1), averaging=fedpa.server.averaging.polyak())
+method = fedpa.fedpa(fedpa.LocalTraining(0.05, 8, epochs=2), side, rho=0.1, burn_in_rounds=10)
+own = (least_squares.loss, jnp.zeros(3), least_squares_clients(sizes=(20, 8, 12)), method)
+more = {"evaluate": lambda params: {"sum": float(params.sum())}, "progress": False}
+if how == "resume":
+    fedpa.resume(out, *own, **more)
+else:
+    recording = fedpa.RecordingOptions(checkpoint_every=1, best="eval/sum")
+    fedpa.fit(*own, rounds=300, clients_per_round=2, seed=3, eval_every=3, out=out,
+              recording=recording, **more)
+"""
+
+
+def start_fit(out):
+    return [sys.executable, "-c", OWN, "fit", str(out)]
+
+
+def resume_fit(out):
+    return [sys.executable, "-c", OWN, "resume", str(out)]
+
+
+def assert_survives(tmp_path, kills, seed, start=start_command, resume=resume_command):
     """Kill it at random moments, half of them while it trains and writes; let it end; compare."""
     chance = random.Random(seed)
     whole, out = tmp_path / "whole", tmp_path / "killed"
     started = time.monotonic()
-    subprocess.run(command("run", *RUN, "--out", whole), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(start(whole), check=True, stdout=subprocess.DEVNULL)
     duration = time.monotonic() - started
-    first = command("run", *RUN, "--out", out)
     done = 0
     while done < kills:
-        begun = (out / "config.toml").exists()
-        words = command("resume", out, "--quiet") if begun else first
+        words = resume(out) if (out / "config.toml").exists() else start(out)
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         if chance.random() < 0.5:  # at any moment
             _wait(process, chance.uniform(0.0, duration))
@@ -57,10 +91,8 @@ def assert_survives(tmp_path, kills, seed):
         done += 1
         if process.returncode == 0 and (out / "summary.json").exists():
             break
-    if (out / "config.toml").exists():
-        subprocess.run(command("resume", out), check=True, stdout=subprocess.DEVNULL)
-    else:
-        subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
+    words = resume(out) if (out / "config.toml").exists() else start(out)
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     assert_same(whole, out)
     return done
 
@@ -91,6 +123,11 @@ def _entries(out):
 
 def test_a_few_kills(tmp_path):
     assert assert_survives(tmp_path, kills=2, seed=0) == 2
+
+
+def test_kills_of_a_run_by_fit(tmp_path):
+    """Resumed by `fedpa.resume` with functions, model and data given again."""
+    assert assert_survives(tmp_path, 2, seed=0, start=start_fit, resume=resume_fit) == 2
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ ENGINE = fedpa.engines.per_client()
 
 
 def fit(clients=CLIENTS, method=FEDAVG, **options):
-    settings = {"rounds": 3, "clients_per_round": 3, "engine": ENGINE} | options
+    settings = {"rounds": 3, "clients_per_round": 3, "engine": ENGINE, "progress": False} | options
     return fedpa.fit(least_squares.loss, jnp.zeros(3), clients, method, **settings)
 
 
@@ -335,22 +335,19 @@ def test_plain_pytrees_with_other_leaves():
 
 
 def test_a_regularizer_pulls_and_sum_reduction_lengthens_the_step():
-    def moved(**options):
-        local = LocalTraining(optax.sgd(0.001), batch_size=200)
-        return fit(
-            method=fedpa.fedavg(local, SIDE), rounds=1, clients_per_round=6, **options
-        ).params
+    def moved(clients=CLIENTS, rate=0.001, batch_size=200, **options):
+        method = fedpa.fedavg(LocalTraining(optax.sgd(rate), batch_size=batch_size), SIDE)
+        objective = fedpa.Objective(least_squares.loss, **options)
+        settings = {"rounds": 1, "clients_per_round": len(clients)}
+        fit = fedpa.fit(objective, jnp.zeros(3), clients, method, engine=ENGINE, **settings)
+        return fit.params
 
     plain = moved()
     pulled = moved(regularizer=lambda theta: 100.0 * jnp.sum((theta - 1.0) ** 2))
     # One full-batch step: the regularizer adds exactly −η ∂r/∂θ = 0.2 to the local step.
     np.testing.assert_allclose(pulled - plain, 0.5 * 0.2, rtol=1e-4)
     one = {"a": CLIENTS["client-0000"]}
-    local = LocalTraining(optax.sgd(1e-4), batch_size=20)
-    mean, total = (
-        fit(one, fedpa.fedavg(local, SIDE), rounds=1, clients_per_round=1, reduction=r).params
-        for r in ("mean", "sum")
-    )
+    mean, total = (moved(one, 1e-4, 20, reduction=r) for r in ("mean", "sum"))
     np.testing.assert_allclose(total, 20 * mean, rtol=1e-4)
 
 

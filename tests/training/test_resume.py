@@ -1,5 +1,6 @@
 """A run that was cut at any point and resumed is the run that was not cut, bit for bit."""
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -62,8 +63,12 @@ def evaluate(params):
 
 def fit(out, method="fedpa", **options):
     settings = {"rounds": ROUNDS, "clients_per_round": 2, "evaluate": evaluate, "eval_every": 4}
-    settings |= {"best": Best("eval/mse", lower=True), "out": out, "engine": ENGINE} | options
-    settings.setdefault("recording", RecordingOptions(checkpoint_every=2))
+    settings |= {"best": Best("eval/mse", lower=True), "out": out, "engine": ENGINE}
+    settings |= {"progress": False, "recording": RecordingOptions(checkpoint_every=2)} | options
+    recording = {
+        name: settings.pop(name) for name in ("best", "overwrite", "force") if name in settings
+    }
+    settings["recording"] = dataclasses.replace(settings["recording"], **recording)
     model = METHODS[method] if isinstance(method, str) else method
     return fedpa.fit(
         least_squares.loss, jnp.zeros(3), settings.pop("clients", CLIENTS), model, **settings
@@ -358,7 +363,7 @@ def test_the_best_round_keeps_its_checkpoint(tmp_path):
     filled = fedpa.load(tmp_path / "run", params=jnp.zeros(3))
     assert trees_equal(filled.params, fit(None).params)
     assert [record["round"] for record in filled.metrics] == [1, 2, 3, 4, 5, 6]
-    with pytest.raises(FedpaError, match="no checkpoint of round 3: there are 2, 5, 6"):
+    with pytest.raises(FedpaError, match="no checkpoint of round 3: available: 2, 5, 6"):
         fedpa.load(tmp_path / "run", 3)
 
 
@@ -408,9 +413,9 @@ def test_another_version_is_refused_unless_told(runs, tmp_path, monkeypatch):
     out = copy_of(runs, tmp_path, "in-round-6")
     now = provenance.versions() | {"jax": "0.0.1"}
     monkeypatch.setattr(provenance, "versions", lambda: now)
-    with pytest.raises(FedpaError, match=r"versions\.jax was .* and is '0\.0\.1' \(--anyway"):
+    with pytest.raises(FedpaError, match=r"versions\.jax was .* and is '0\.0\.1' \(--force"):
         fit(out)
-    fit(out, anyway=True)
+    fit(out, force=True)
     assert_same_run(runs["fedpa"][0] / "whole", out)
     _, made = run_directory.read_config(out)
     assert made["changed"][0].startswith("after round 4: versions.jax was ")
@@ -519,6 +524,138 @@ def test_stopping_to_be_resumed(runs, tmp_path):
     assert left(tmp_path / "run")[0] == left(runs["fedpa"][0] / "whole")[0]
 
 
+def resume(out, method="fedpa", **options):
+    """As `fit`, with the settings from the directory."""
+    settings = {"evaluate": evaluate, "engine": ENGINE, "progress": False} | options
+    model = METHODS[method] if isinstance(method, str) else method
+    return fedpa.resume(out, least_squares.loss, jnp.zeros(3), CLIENTS, model, **settings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_takes_the_settings_from_the_directory(runs, tmp_path, method):
+    """Killed after round 4: 2 clients a round, evaluations, best metric and checkpoints as set."""
+    out = copy_of(runs, tmp_path, "in-round-6", method)
+    done = []
+    resumed = resume(out, method, callbacks=[lambda event: done.append(event.round)])
+    assert done == [5, 6]
+    assert_same_run(runs[method][0] / "whole", out)
+    whole = runs[method][1]
+    assert trees_equal((resumed.params, resumed.state), (whole.params, whole.state))
+    assert resumed.best == whole.best
+    config = [run_directory.read_config(path)[0] for path in (runs[method][0] / "whole", out)]
+    assert config[0] == config[1]
+    before = tree(out)
+    assert resume(out, method, evaluate=None).history == resumed.history  # finished
+    assert tree(out) == before
+
+
+def test_resume_after_a_pause_extends_and_keeps_what_a_person_chose(tmp_path):
+    """All of RecordingOptions, seed and min_success; then as a run that was never paused."""
+    recording = RecordingOptions(checkpoint_every=3, keep_checkpoints=1, label="mine")
+    options = {"recording": recording, "seed": 7, "min_success": 0.5, "eval_every": 2}
+    pause = lambda event: fedpa.Stop("later", finished=False) if event.round == 3 else None  # noqa: E731
+    paused = fit(tmp_path / "run", callbacks=[pause], **options)
+    assert (paused.finished, paused.label, paused.out) == (False, "mine", tmp_path / "run")
+    resumed = resume(tmp_path / "run", rounds=8)
+    assert (resumed.label, len(resumed.history)) == ("mine", 8)
+    fit(tmp_path / "whole", rounds=8, **options)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    config = [run_directory.read_config(tmp_path / name)[0] for name in ("whole", "run")]
+    assert config[0] == config[1]
+
+
+def test_resume_chooses_the_engine_by_its_name(tmp_path):
+    pause = lambda event: fedpa.Stop("later", finished=False)  # noqa: E731
+    own = (least_squares.loss, jnp.zeros(3), CLIENTS, METHODS["fedpa"])
+    settings = {"rounds": 4, "clients_per_round": 2, "progress": False, "out": tmp_path / "run"}
+    fedpa.fit(*own, engine=fedpa.engines.per_client(), callbacks=[pause], **settings)
+    assert len(fedpa.resume(tmp_path / "run", *own, progress=False).history) == 4
+    settings |= {"out": tmp_path / "other"}
+    fedpa.fit(*own, engine=lambda *args: ENGINE(*args), callbacks=[pause], **settings)
+    with pytest.raises(FedpaError, match=r"engine = '.*': is not one of fedpa's"):
+        fedpa.resume(tmp_path / "other", *own, progress=False)
+
+
+def test_resume_says_what_it_needs(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    before = tree(out)
+    with pytest.raises(FedpaError, match=r"needs loss, params, clients, method$"):
+        fedpa.resume(out)
+    with pytest.raises(FedpaError, match=r"needs clients, method$"):
+        fedpa.resume(out, least_squares.loss, jnp.zeros(3))
+    with pytest.raises(FedpaError, match="evaluate is missing"):
+        resume(out, evaluate=None)
+    with (
+        pytest.raises(FedpaError, match=r"rounds = 3: .*has done 4 already"),
+        warnings_of_burn_in(),
+    ):
+        resume(out, rounds=3)
+    with pytest.raises(FedpaError, match="is not what it was"):
+        resume(out, posterior_averaging(rate=0.2))
+    del before[".lock"]
+    assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+
+
+def warnings_of_burn_in():
+    return pytest.warns(UserWarning, match="all 3 rounds are burn-in")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("seed = 0", "seed = 'x'", "seed = 'x'"),
+        ("seed = 0\n", "", "seed is missing"),
+        ("eval_every = 4", "eval_every = 0", "eval_every = 0"),
+        ("checkpoint_every = 2", "often = 2", "recording = "),
+        ("keep_checkpoints = 3", "keep_checkpoints = 'x'", "recording.keep_checkpoints = 'x'"),
+        ("metric = ", "name = ", "best = "),
+    ],
+)
+def test_resume_names_what_is_wrong_in_the_configuration(runs, tmp_path, old, new, field):
+    out = copy_of(runs, tmp_path, "in-round-6")
+    text = (out / "config.toml").read_text()
+    assert old in text
+    (out / "config.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(FedpaError) as refused:
+        resume(out)
+    assert field in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_checkpoints_are_read_as_trees(runs, tmp_path):
+    out, whole = runs["scaffold"][0] / "whole", runs["scaffold"][1]
+    last = fedpa.load_checkpoint(out)
+    assert (last.round, [record["round"] for record in last.history]) == (6, [1, 2, 3, 4, 5, 6])
+    assert trees_equal(last.state["theta"], whole.state.theta)
+    algorithm = ALGORITHMS["scaffold"]
+    for like in (algorithm.init(jnp.ones(3)), jax.eval_shape(algorithm.init, jnp.ones(3))):
+        filled = fedpa.load_checkpoint(out, like=like)
+        assert jax.tree.structure(filled.state) == jax.tree.structure(whole.state)
+        assert trees_equal(filled.state, whole.state)
+    names = jax.tree_util.tree_leaves_with_path(last.state)
+    assert len(names) == len(jax.tree.leaves(whole.state))
+    best = fedpa.load_checkpoint(out, "best")
+    assert best.round == whole.best["round"]
+    middle = fedpa.load_checkpoint(out, 4)
+    assert (middle.round, len(middle.history)) == (4, 4)
+    with pytest.raises(FedpaError, match="no checkpoint of round 3: available: 2, 4, 6"):
+        fedpa.load_checkpoint(out, 3)
+    with pytest.raises(FedpaError, match=r"state/w: it is of another model"):
+        fedpa.load_checkpoint(out, like={"w": jnp.zeros(3)})
+    with pytest.raises(FedpaError, match=r"has shape \[3\]: \[4\] is needed"):
+        fedpa.load_checkpoint(out, like=algorithm.init(jnp.ones(4)))
+
+
+def test_names_that_look_like_places_need_a_state_to_fill(tmp_path):
+    state = {"a": jnp.ones(1), "a/b": jnp.zeros(2), "c": {"d": jnp.ones(3)}}
+    snapshot = Snapshot(0, state, jnp.ones(1), {}, fedpa.training.History(), {})
+    run_directory.write_config(tmp_path, {"rounds": 1}, {"source": "x"})
+    checkpointing.save_checkpoint(tmp_path, snapshot, {})
+    with pytest.raises(FedpaError, match=r"state/a/b: .*like="):
+        fedpa.load_checkpoint(tmp_path)
+    assert trees_equal(fedpa.load_checkpoint(tmp_path, like=state).state, state)
+
+
 def describe_fit(method, loss=least_squares.loss):
     """What is recorded of method and loss, by which another is told on resuming."""
     data = fedpa.data.from_mapping(CLIENTS)
@@ -589,7 +726,7 @@ def test_a_refused_resume_changes_nothing(runs, tmp_path):
         pytest.warns(UserWarning, match="all 3 rounds are burn-in"),
         pytest.raises(FedpaError, match=r"rounds = 3: .*has done 4 already"),
     ):
-        fit(out, anyway=True, rounds=3)
+        fit(out, force=True, rounds=3)
     del before[".lock"]
     assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
 
@@ -668,6 +805,7 @@ def test_models_of_any_arrays_come_back(tmp_path):
 
     def again(out):
         options = {"rounds": 2, "clients_per_round": 2, "engine": ENGINE, "out": out}
+        options |= {"progress": False}
         return fedpa.fit(loss, params, data, method, **options)
 
     first, second = again(tmp_path / "run"), again(tmp_path / "run")

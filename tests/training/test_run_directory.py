@@ -115,6 +115,16 @@ def test_a_directory_with_a_run_is_refused_unless_overwritten(finished, tmp_path
             run(SMALL, out)
 
 
+def test_resume_of_a_command_s_run_takes_nothing_of_one_s_own(finished, capsys):
+    out, fit = finished
+    with pytest.raises(FedpaError, match=r"leave out loss, evaluate"):
+        fedpa.resume(out, lambda p, b, k: b, evaluate=lambda p: {})
+    again = fedpa.resume(out)
+    assert again.history == fit.history
+    assert (again.label, again.out) == (fit.label, fit.out) == ("FedPA[2]", out)
+    assert not capsys.readouterr().err  # no rounds are left to be shown
+
+
 def begun(out):
     out.mkdir(parents=True)
     run_directory.write_config(out, as_table(resolve(SMALL)), {})

@@ -202,8 +202,8 @@ class Job(NamedTuple):
     """valid/accuracy."""
     past: Sequence[Trial] | None
     """The trials that had ended when it began; None if it is not to be pruned."""
-    anyway: bool = False
-    """Go on with a trial that was cut although versions or data are not what they were."""
+    force: bool = False
+    """Resume an interrupted trial although versions or data have changed."""
 
 
 def find_metric(task: str, problem: Problem, by: str | None = None) -> str:
@@ -231,7 +231,7 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
             resuming=True,
             callbacks=[*pruning, *callbacks],
             problem=problem,
-            anyway=job.anyway,
+            force=job.force,
         )
     except TooFewClientsError as error:
         return Outcome(math.nan, {}, str(error), {"stopped": str(error)})
@@ -277,7 +277,7 @@ def sweep(
     *,
     jobs: int = 1,
     watch: Watch = Watch(),
-    anyway: bool = False,
+    force: bool = False,
 ) -> list[Trial]:
     """Begin a sweep in `out`, or continue the one that is there; all its trials.
 
@@ -294,7 +294,7 @@ def sweep(
             callbacks = watch.begin(trial, again)
             config = configure(settings.base, trial.params)
             seen = past if settings.search.prune else None
-            job = Job(out / TRIALS / str(trial.number), config, metric, seen, anyway)
+            job = Job(out / TRIALS / str(trial.number), config, metric, seen, force)
             if pool is not None:
                 return pool(run_trial, job, config)
             done: Future[Outcome | None] = Future()

@@ -26,6 +26,7 @@ from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import list_checkpoints
+from fedpa.training.run import StorageOptions
 from tests.experiments.sweeps.objective import outcome_of
 
 QUICK = ["--rounds", "3", "--clients-per-round", "2", "--epochs", "1", "--checkpoint-every", "1"]
@@ -217,7 +218,7 @@ def real_sweep():
     base = default_config("digits", "fedavg")
     # The server's: clients' programs are then the same in all trials, and compiled once.
     space = parse_space({"server_learning_rate": [0.3, 1.0], "server_momentum": [0.0, 0.5]}, "")
-    recording = fedpa.RecordingOptions(checkpoint_every=1)
+    recording = StorageOptions(checkpoint_every=1)
     config = dataclasses.replace(base, rounds=3, clients_per_round=2, recording=recording)
     return check_sweep(Sweep(config, space, choose_search("grid", space, None, 0)))
 
@@ -285,7 +286,7 @@ def test_a_directory_of_other_parameters_is_not_taken_for_a_trial(tmp_path):
     trial.mkdir(parents=True)
     run_directory.write_config(trial, {"hyperparameters": {"rho": 7.0}}, {"source": "x"})
     with pytest.raises(fedpa.FedpaError, match=r"hyperparameters\.rho was 7\.0 and is 0\.1"):
-        sweep(settings, tmp_path, problem, anyway=True)
+        sweep(settings, tmp_path, problem, force=True)
 
 
 @pytest.mark.long

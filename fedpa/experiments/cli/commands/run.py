@@ -52,7 +52,7 @@ class RunCommand:
 
 @dataclasses.dataclass(frozen=True)
 class ResumeCommand:
-    """Go on with a run where its last checkpoint is: the result is that of an uninterrupted one.
+    """Resume a run from its last checkpoint: the result is that of an uninterrupted one.
 
     A finished run is left as it is.
     """
@@ -60,13 +60,13 @@ class ResumeCommand:
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
     """The run's directory."""
     rounds: int | None = None
-    """How many rounds it shall have in all; more than it was to have extend it."""
+    """The total number of rounds, if other than configured; more extend the run."""
     max_minutes: float | None = None
     """Stop after this many minutes, to be resumed later."""
     quiet: bool = False
     """Show no progress and print only the run's directory."""
-    anyway: bool = False
-    """Go on although versions or data are not what they were; the result is then not exact."""
+    force: bool = False
+    """Resume although versions or data have changed; the result is then not exact."""
     processes: Processes = dataclasses.field(default_factory=Processes)
 
 
@@ -99,14 +99,14 @@ def resume(argv: Sequence[str], console: Console) -> None:
     config = read_resumed_config(out, command.rounds)
     problem = load_problem(config)
     if not is_first():
-        run(config, out, resuming=True, anyway=command.anyway, problem=problem)
+        run(config, out, resuming=True, force=command.force, problem=problem)
         return
     over = run_directory.read_run(out).is_finished(config.rounds)
     stored = read_last_checkpoint(out)
     if not over and not command.quiet:
         after = f"after round {stored.round}" if stored else "from the start: no checkpoint"
         say(console, f"resuming {after}")
-    how: dict[str, Any] = {"resuming": True, "anyway": command.anyway}
+    how: dict[str, Any] = {"resuming": True, "force": command.force}
     past = stored.history if stored else ()
     result = _train(command, config, out, problem, console, past, over, **how)
     if over and not command.quiet:

@@ -57,7 +57,7 @@ from fedpa.training.callbacks import Callback, Event
 from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS
 
-RESUMING = {"out", "jobs", "trials", "quiet", "anyway"}
+RESUMING = {"out", "jobs", "trials", "quiet", "force"}
 """Fields with which a sweep is resumed."""
 
 
@@ -88,8 +88,8 @@ class SweepCommand:
     """Directory to write to, or to go on in; a fresh runs/<time>-<task>-sweep if not given."""
     config: Path | None = None
     """A config.toml to start from; options on the command line win over it."""
-    anyway: bool = False
-    """Go on with trials that were cut although versions or data are not what they were."""
+    force: bool = False
+    """Resume interrupted trials although versions or data have changed."""
     quiet: bool = False
     """Show no progress and print only the sweep's directory."""
 
@@ -136,7 +136,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
             say(talks, "with 1 epoch there is one sample, and rho changes nothing")
         with _watch(talks, settings, problem, jobs, look) as watch:
-            trials = sweep(settings, place, problem, jobs=jobs, watch=watch, anyway=command.anyway)
+            trials = sweep(settings, place, problem, jobs=jobs, watch=watch, force=command.force)
         _report(talks, settings, place, problem, trials)
         return trials
 
