@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[1]
 MODULES = ("fedpa.errors", "fedpa.numpy_client", "fedpa.types")
 """Public modules that no package exports."""
 PENDING = (
-    "fedpa.algorithms",
     "fedpa.metrics",
     "fedpa.precisions",
     "fedpa.server",
