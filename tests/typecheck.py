@@ -33,7 +33,8 @@ EXPORTED = _exported()
 def check_all(function: F) -> F:
     """Check every function but those that users call, and those that check for them."""
     is_check = function.__name__.lstrip("_").startswith("check")
-    return function if is_check or function.__qualname__ in EXPORTED else _check(function)
+    name = function.__qualname__.removesuffix(".__init__")
+    return function if is_check or name in EXPORTED else _check(function)
 
 
 def check_outer(function: F) -> F:

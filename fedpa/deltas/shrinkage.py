@@ -123,8 +123,8 @@ def rblw(target: Target = "identity") -> Shrinkage:
     return _check_target(Shrinkage("rblw", float("nan"), target))
 
 
-def shrinkage(rule: Rho, target: Target = "identity") -> Shrinkage:
-    """By name (`oas`, `rblw`), or a number: fixed ρ."""
+def shrinkage(rule: Any, target: Any = "identity") -> Shrinkage:
+    """By name (`oas`, `rblw`), or a number: fixed ρ. Anything else is refused."""
     if isinstance(rule, str):
         if rule not in ("oas", "rblw"):
             raise refuse("rho", rule, "must be a number ≥ 0, 'oas' or 'rblw'")

@@ -23,7 +23,6 @@ from fedpa.samplers.sampler import (
     Rate,
     Sampler,
     Steps,
-    Temperature,
     Window,
     check_rate,
     check_temperature,
@@ -71,7 +70,7 @@ def hamiltonian(
     extent: int,
     learning_rate: Rate,
     window: Window,
-    temperature: Temperature | None,
+    temperature: Any,
     target_acceptance: float | None,
 ) -> Sampler:
     """The sampler that makes transitions by `kernel`.
