@@ -11,7 +11,9 @@ if TYPE_CHECKING:
         data,
         deltas,
         engines,
+        metrics,
         objectives,
+        precisions,
         samplers,
         server,
         training,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         per_example,
         table_input,
     )
+    from fedpa.precisions import Precision
     from fedpa.server import Server
     from fedpa.training import (
         Best,
@@ -88,6 +91,7 @@ make_lazy(
             "per_example",
             "table_input",
         ),
+        "fedpa.precisions": ("Precision",),
         "fedpa.server": ("Server",),
         "fedpa.training": (
             "Best",
@@ -115,6 +119,7 @@ __all__ = [
     "Fit",
     "LocalTraining",
     "Objective",
+    "Precision",
     "RecordingOptions",
     "Remembering",
     "Server",
@@ -141,12 +146,14 @@ __all__ = [
     "max_minutes",
     "mb_sgd",
     "mean",
+    "metrics",
     "mime",
     "mime_lite",
     "objectives",
     "over_examples",
     "per_example",
     "posterior_delta",
+    "precisions",
     "resume",
     "samplers",
     "scaffold",
