@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         train,
     )
     from fedpa.training.fit import fit
+    from fedpa.training.simulate import Simulation, simulate
 
 make_lazy(
     __name__,
@@ -93,6 +94,7 @@ make_lazy(
         ),
         "fedpa.precisions": ("Precision",),
         "fedpa.server": ("Server",),
+        "fedpa.training.simulate": ("Simulation", "simulate"),
         "fedpa.training": (
             "Best",
             "Fit",
@@ -123,6 +125,7 @@ __all__ = [
     "RecordingOptions",
     "Remembering",
     "Server",
+    "Simulation",
     "Stop",
     "__version__",
     "algorithms",
@@ -158,6 +161,7 @@ __all__ = [
     "samplers",
     "scaffold",
     "server",
+    "simulate",
     "stop_at",
     "table_input",
     "train",
