@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         mime_lite,
         scaffold,
     )
+    from fedpa.algorithms.fedopt import fed_round
     from fedpa.deltas import posterior_delta
     from fedpa.engines import configure
     from fedpa.errors import FedpaError
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         stop_at,
         train,
     )
+    from fedpa.training.estimate import Estimate, estimate
     from fedpa.training.fit import fit
     from fedpa.training.simulate import Simulation, simulate
 
@@ -81,6 +83,7 @@ make_lazy(
             "mime_lite",
             "scaffold",
         ),
+        "fedpa.algorithms.fedopt": ("fed_round",),
         "fedpa.deltas": ("posterior_delta",),
         "fedpa.engines": ("configure",),
         "fedpa.errors": ("FedpaError",),
@@ -94,6 +97,7 @@ make_lazy(
         ),
         "fedpa.precisions": ("Precision",),
         "fedpa.server": ("Server",),
+        "fedpa.training.estimate": ("Estimate", "estimate"),
         "fedpa.training.simulate": ("Simulation", "simulate"),
         "fedpa.training": (
             "Best",
@@ -117,6 +121,7 @@ __version__ = version("fedpa")
 
 __all__ = [
     "Best",
+    "Estimate",
     "FedpaError",
     "Fit",
     "LocalTraining",
@@ -136,8 +141,10 @@ __all__ = [
     "deltas",
     "early_stopping",
     "engines",
+    "estimate",
     "exact_posterior",
     "export",
+    "fed_round",
     "fedavg",
     "fedexp",
     "fedpa",

@@ -3,8 +3,7 @@
 A structure is a NamedTuple of arrays with the methods of `Precision`.
 """
 
-from fedpa.precisions import kronecker
 from fedpa.precisions.kronecker import Cholesky, Kronecker
 from fedpa.precisions.precision import Precision
 
-__all__ = ["Cholesky", "Kronecker", "Precision", "kronecker"]
+__all__ = ["Cholesky", "Kronecker", "Precision"]
