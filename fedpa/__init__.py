@@ -11,7 +11,9 @@ if TYPE_CHECKING:
         data,
         deltas,
         engines,
+        metrics,
         objectives,
+        precisions,
         samplers,
         server,
         training,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         per_example,
         table_input,
     )
+    from fedpa.precisions import Precision
     from fedpa.samplers import Sampler
     from fedpa.server import Aggregation, Server
     from fedpa.training import (
@@ -64,7 +67,9 @@ if TYPE_CHECKING:
         stop_at,
         train,
     )
+    from fedpa.training.estimate import Estimate, estimate
     from fedpa.training.fit import fit
+    from fedpa.training.simulate import Simulation, simulate
 
 make_lazy(
     __name__,
@@ -100,6 +105,7 @@ make_lazy(
             "per_example",
             "table_input",
         ),
+        "fedpa.precisions": ("Precision",),
         "fedpa.samplers": ("Sampler",),
         "fedpa.server": ("Aggregation", "Server"),
         "fedpa.training": (
@@ -118,6 +124,8 @@ make_lazy(
             "stop_at",
             "train",
         ),
+        "fedpa.training.estimate": ("Estimate", "estimate"),
+        "fedpa.training.simulate": ("Simulation", "simulate"),
     },
 )
 
@@ -129,15 +137,18 @@ __all__ = [
     "Best",
     "Delta",
     "Engine",
+    "Estimate",
     "FedpaError",
     "Fit",
     "LocalTraining",
     "Method",
     "Objective",
+    "Precision",
     "RecordingOptions",
     "Remembering",
     "Sampler",
     "Server",
+    "Simulation",
     "Stop",
     "__version__",
     "algorithms",
@@ -149,6 +160,7 @@ __all__ = [
     "deltas",
     "early_stopping",
     "engines",
+    "estimate",
     "exact_posterior",
     "export",
     "fed_round",
@@ -165,16 +177,19 @@ __all__ = [
     "max_minutes",
     "mb_sgd",
     "mean_control",
+    "metrics",
     "mime",
     "mime_lite",
     "objectives",
     "over_examples",
     "per_example",
     "posterior_delta",
+    "precisions",
     "resume",
     "samplers",
     "scaffold",
     "server",
+    "simulate",
     "stop_at",
     "table_input",
     "train",

@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[1]
 MODULES = ("fedpa.errors", "fedpa.numpy_client", "fedpa.types")
 """Public modules that no package exports."""
 PENDING = (
-    "fedpa.metrics",
-    "fedpa.precisions",
 )
 """Packages whose docstrings are still to be written; to be emptied."""
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
@@ -168,7 +169,10 @@ class Round(NamedTuple):
     """What a round leaves beside the server's state."""
 
     states: ClientState
-    """What each client keeps, stacked."""
+    """What each client keeps, stacked: as it was where its result was rejected or the server
+    skipped the round."""
+    accepted: Bool[Array, " m"]
+    """Whether a client's result entered the aggregate."""
     client_info: Any
     """Each client's, stacked."""
     server_info: Any
@@ -206,34 +210,46 @@ def fed_round(
     check_type("algorithm", algorithm, Algorithm, "fedpa.fedavg(local, server)(objective)")
     if algorithm.inquiry is not None:
         asked, message = algorithm.inquiry.client, algorithm.inquiry.broadcast(state)
-        aggregate, _ = _run_clients(algorithm, asked, message, cohort)
+        aggregate, _, _ = _run_clients(algorithm, asked, message, cohort)
         state = algorithm.inquiry.receive(state, aggregate)
     if phase is None:
         phase, *others = algorithm.clients
         if others:
             phase = algorithm.phase(int(t))
     client = algorithm.clients[phase]
-    aggregate, out = _run_clients(algorithm, client, algorithm.broadcast(state, t), cohort)
+    message = algorithm.broadcast(state, t)
+    aggregate, out, accepted = _run_clients(algorithm, client, message, cohort)
     state, info = algorithm.server(state, aggregate, t)
-    return state, Round(out.state, out.info, info)
+    states = _choose(accepted & ~info.skipped, out.state, cohort.states)
+    return state, Round(states, accepted, out.info, info)
 
 
 def _run_clients(
     algorithm: Algorithm, client: ClientUpdate, message: Message, cohort: Cohort
-) -> tuple[Aggregate, ClientResult]:
+) -> tuple[Aggregate, ClientResult, Bool[Array, " m"]]:
     """All clients side by side, their results summed in the order of the cohort."""
     sizes = ClientData(0, 0 if jnp.ndim(cohort.data.n) else None)  # type: ignore[arg-type]
     out = jax.vmap(client, in_axes=(None, sizes, 0, 0))(
         message, cohort.data, cohort.states, cohort.keys
     )
-    sent = (out.result, out.weight)
+    is_empty = jnp.broadcast_to(cohort.data.n == 0, cohort.keys.shape)
+    # Whatever the update makes of no examples, it counts nothing.
+    weight = _choose(is_empty, jax.tree.map(jnp.zeros_like, out.weight), out.weight)
+    sent = (out.result, weight)
     one = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), sent)
-    total, _ = jax.lax.scan(
-        lambda total, one: (algorithm.aggregation.add(total, *one)[0], None),
+    total, accepted = jax.lax.scan(
+        lambda total, one: algorithm.aggregation.add(total, *one),
         algorithm.aggregation.init(*one),
         sent,
     )
-    return algorithm.aggregation.value(total), out
+    return algorithm.aggregation.value(total), out, accepted
+
+
+def _choose(which: Bool[Array, " m"], one: Any, other: Any) -> Any:
+    """`one` or `other`, client by client."""
+    return jax.vmap(lambda w, a, b: jax.tree.map(lambda x, y: jnp.where(w, x, y), a, b))(
+        which, one, other
+    )
 
 
 def fedopt(

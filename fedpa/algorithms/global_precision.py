@@ -224,7 +224,7 @@ def init_precision(
     dtype = accumulation_dtype(jnp.result_type(*jax.tree.leaves(theta)))
     zeros = [kronecker.zeros(cut_layer(layer, largest), dtype) for layer in layers]
     return tuple(
-        LayerPrecision(zero, Cholesky(kronecker.add_identity(zero).blocks), jnp.zeros((), dtype))
+        LayerPrecision(zero, Cholesky(zero.add_identity().blocks), jnp.zeros((), dtype))
         for zero in zeros
     )
 
@@ -241,12 +241,11 @@ def update_precision(
     """A and its factors after a round whose clients sent what they see; unchanged if none did."""
 
     def update(old: LayerPrecision, new: Kronecker, layer: Layer) -> LayerPrecision:
-        kept = kronecker.scale(old.averaged, decay)
-        averaged = kronecker.add(kept, kronecker.scale(narrow(new, kept), 1 - decay))
-        bar = kronecker.normalize(averaged, layer.features)
-        in_epsilons = Kronecker(bar.blocks / epsilon)
-        factor = kronecker.factorize(kronecker.add_identity(in_epsilons))
-        return LayerPrecision(averaged, factor, kronecker.largest_eigenvalue(bar))
+        kept = old.averaged.scale(decay)
+        averaged = kept.add(narrow(new, kept).scale(1 - decay))
+        bar = averaged.normalize(layer.features)
+        factor = Kronecker(bar.blocks / epsilon).add_identity().factorize()
+        return LayerPrecision(averaged, factor, bar.largest_eigenvalue())
 
     new = tuple(map(update, precision, fresh, layers))
     ok = all_finite(new) & (weight > 0)
@@ -258,7 +257,7 @@ def precondition(
 ) -> Params:
     """D, from Δ̄."""
     for layer, known in zip(layers, precision, strict=True):
-        divided = kronecker.solve(known.factor, stack_layer(layer, delta))
+        divided = known.factor.solve(stack_layer(layer, delta))
         delta = unstack_layer(layer, divided, delta)
     return delta
 

@@ -1,8 +1,9 @@
-"""What a run will cost, measured on one client before it starts."""
+"""What a configured run will cost: `fedpa.estimate`, and seconds measured on a few clients."""
 
 import functools
 import statistics
 import time
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -14,35 +15,38 @@ from fedpa.engines.engine import Cohort
 from fedpa.engines.execution import run_blocks
 from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks.task import task_named
+from fedpa.training.estimate import Estimate, estimate_phases
 from fedpa.training.problem import Problem
 
 REPEATS = 5
 
 
-class Estimate(NamedTuple):
-    clients: int
-    parameters: int
+class RunEstimate(NamedTuple):
+    cost: Estimate
+    """Of the phases that the run has."""
     seconds_per_round: dict[str, float]
     """phase → what clients of median size take, for the whole cohort, and one evaluation."""
-    memory: dict[str, int]
-    """phase → bytes of a client's program: data, parameters, samples and temporaries."""
 
 
-def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
-    """Compile each phase's client update for clients of median size and time a few of them."""
+def estimate_run(config: RunConfig, problem: Problem | None = None) -> RunEstimate:
+    """Estimate a run; each phase's client update runs for a few clients of median size."""
     if problem is None:
         problem = task_named(config.task).load(config.task_options)
     training = assemble_run(config, problem)
     algorithm, theta, assemble, _ = training.prepared
     data, evaluate = training.data, training.evaluate
     assert evaluate is not None
+    phases = Counter(algorithm.phase(t) for t in range(training.rounds))
+    method = METHODS[config.method].build(config.hyperparameters)
+    cost = estimate_phases(training.prepared, method, data, training.clients_per_round, phases)
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))
     ids = sorted(data.ids, key=data.num_examples)
     median = ids[len(ids) // 2]
-    clients = min(training.clients_per_round, len(ids))
+    clients = cost.clients_per_round
     cohort = _alike(median, data, algorithm.client_init(theta), clients)
     lanes, workers = choose_width(message, cohort)
     # As many as run at a time; the others take their turns.
@@ -51,23 +55,17 @@ def estimate(config: RunConfig, problem: Problem | None = None) -> Estimate:
     plan = Plan(blocks(cohort.sizes, [lanes], capacities(cohort.sizes)), workers)
     evaluation = _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
-    seconds, memory = {}, {}
-    for phase in dict.fromkeys(algorithm.phase(t) for t in range(training.rounds)):
-        sizes: list[int] = []
+    seconds = {}
+    for phase in phases:
         trips = [(algorithm.clients[phase], message)]
         if algorithm.inquiry is not None:
             trips.append((algorithm.inquiry.client, algorithm.inquiry.broadcast(state)))
         spent = 0.0
         for client, sent in trips:
-            program = compile_client(
-                client, algorithm.aggregation, lambda size, lanes: sizes.append(size // lanes)
-            )
-            run = functools.partial(run_blocks, program, sent, cohort, plan)
-            spent += _seconds(run)
+            program = compile_client(client, algorithm.aggregation)
+            spent += _seconds(functools.partial(run_blocks, program, sent, cohort, plan))
         seconds[phase] = spent * clients / few + evaluation
-        memory[phase] = max(sizes, default=0)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))
-    return Estimate(len(ids), parameters, seconds, memory)
+    return RunEstimate(cost, seconds)
 
 
 def _alike(name: str, data: FederatedData, state: Any, number: int) -> Cohort:

@@ -23,9 +23,20 @@ HIGHEST = 5
 
 
 def classifier(logits: Callable[[Any, jax.Array], jax.Array]) -> Metric:
-    """`loss` and `accuracy` of batches {"x", "y"}; y holds labels.
+    """Measure a classifier's `loss` and `accuracy`.
 
-    logits: `logits(params, x)`: a row per example.
+    The loss is the mean of −log softmax(z)_y over examples, accuracy the share with argmax z = y.
+
+    Args:
+        logits: `logits(params, x)`: z, a row per example.
+    Returns:
+        The metric of batches {"x": inputs, "y": labels from 0}.
+    Example:
+        >>> metric = classifier(lambda params, x: x @ params)
+        >>> batch = {"x": jnp.eye(2), "y": jnp.array([0, 0])}
+        >>> counts = metric.measure(jnp.eye(2), batch)
+        >>> metric.values({name: float(v.sum()) for name, v in counts.each.items()})["accuracy"]
+        0.5
     """
 
     def measure(params: Any, batch: Examples) -> Counts:
@@ -46,12 +57,24 @@ def classifier(logits: Callable[[Any, jax.Array], jax.Array]) -> Metric:
 def next_words(
     vocabulary: int, logits: Callable[[Any, Any], Any] = lambda params, x: params(x)
 ) -> Metric:
-    """`loss`, `perplexity` and `accuracy` of batches {"x": (b, t), "y": (b, t)} of word ids.
+    """Measure a language model's `loss`, `perplexity` and `accuracy` of the next word.
 
     The loss is the mean cross-entropy of all targets that are not padding (ends and unknown words
     are among them), perplexity its exponential. Accuracy is that of targets that are one of the
     `vocabulary` words: padding, unknown words, begin and end are left out. A guess is the highest
     of all ids, so that to guess "unknown" is wrong; of equally high ones it is the lowest.
+
+    Args:
+        vocabulary: Vocabulary size: words have the ids 1 to this, 0 is padding.
+        logits: `logits(params, x)`, (b, t, ids).
+    Returns:
+        The metric of batches {"x": (b, t), "y": (b, t)} of word ids.
+    Example:
+        >>> metric = next_words(3, lambda table, x: table[x])  # the next word by this one
+        >>> batch = {"x": jnp.array([[1, 2, 3]]), "y": jnp.array([[2, 3, 0]])}
+        >>> counts = metric.measure(jnp.eye(5)[jnp.array([0, 2, 1, 0, 0])], batch)
+        >>> counts.each["right"].tolist(), counts.each["words"].tolist()
+        ([1.0], [2.0])
     """
 
     def count(mask: Array) -> Array:
@@ -103,7 +126,7 @@ def tagger(
         batch["ids"], batch["weights"]
     ),
 ) -> Metric:
-    """Of batches with "y": (b, tags), 1 for the tags an example has; `logits(params, batch)`.
+    """Measure a classifier of tags, of which an example has any number.
 
     - `loss`: the mean over tags and examples of the sigmoid cross-entropy.
     - `precision`, `recall`, `micro_f1`: of all pairs of example and tag together. A tag is given
@@ -116,6 +139,17 @@ def tagger(
     (scikit-learn's zero_division=0): a model that dares nothing gets no better numbers for it. A
     recall without true tags has nothing to divide by, and is NaN; so is everything without
     examples.
+
+    Args:
+        logits: `logits(params, batch)`, (b, tags).
+    Returns:
+        The metric of batches with "y": (b, tags), 1 for the tags an example has.
+    Example:
+        >>> metric = tagger(lambda params, batch: batch["x"] @ params)
+        >>> batch = {"x": jnp.array([[1.0, -1.0]]), "y": jnp.array([[1, 1]])}
+        >>> counts = metric.measure(jnp.eye(2), batch)
+        >>> metric.values({name: float(v.sum()) for name, v in counts.each.items()})["recall"]
+        0.5
     """
 
     def measure(params: Any, batch: Examples) -> Counts:
@@ -158,6 +192,15 @@ def cross_entropy(logits: Rows, targets: Targets) -> Losses:
 
     The gradient softmax(z) − 1[y] is one expression of the logits, one pass over them: that of
     `z[y]` would otherwise be scattered into zeros as large as the logits and added.
+
+    Args:
+        logits: z, a row per example.
+        targets: y, from 0.
+    Returns:
+        The losses, one per row.
+    Example:
+        >>> cross_entropy(jnp.zeros((1, 2)), jnp.array([0])).tolist()  # log 2
+        [0.6931471824645996]
     """
     return _forward(logits, targets)[0]
 

@@ -15,6 +15,18 @@ from fedpa.types import Examples
 
 
 class Counts(NamedTuple):
+    """What a metric counts in a batch: numbers per example, which add up.
+
+    Args:
+        each: Numbers of each example, by name.
+        vectors: Vectors of each example (one number by class, say), by name.
+    Example:
+        >>> import jax.numpy as jnp
+        >>> counts = Counts({"examples": jnp.ones(3), "right": jnp.array([1.0, 0.0, 1.0])})
+        >>> {name: float(numbers.sum()) for name, numbers in counts.each.items()}
+        {'examples': 3.0, 'right': 2.0}
+    """
+
     each: Mapping[str, Float[Array, " b"]]
     """Numbers of each example; summed for every client and for all."""
     vectors: Mapping[str, Float[Array, "b k"]] = {}
@@ -22,6 +34,24 @@ class Counts(NamedTuple):
 
 
 class Metric(NamedTuple):
+    """A metric: numbers per example that add up, and what is made of their sums.
+
+    The sums over a client's examples give the client's values, those over all examples the values
+    of all; so evaluation streams, in batches of any order.
+
+    Args:
+        measure: (params, batch) → `Counts`; compiled by the caller.
+        values: Sums of `Counts.each` → metrics by name.
+        overall: Sums of `Counts.vectors` → further metrics of all examples together.
+    Example:
+        >>> def measure(params, batch):
+        ...     errors = (batch["x"] @ params - batch["y"]) ** 2
+        ...     return Counts({"examples": errors * 0 + 1, "squares": errors})
+        >>> mse = Metric(measure, lambda sums: {"mse": sums["squares"] / sums["examples"]})
+        >>> mse.values({"squares": 6.0, "examples": 3.0})
+        {'mse': 2.0}
+    """
+
     measure: Callable[[Any, Examples], Counts]
     """(params, batch) → counts; compiled by the caller."""
     values: Callable[[Mapping[str, float]], dict[str, float]]
@@ -32,7 +62,12 @@ class Metric(NamedTuple):
 
 
 def ratio(part: float, whole: float, undefined: float = math.nan) -> float:
-    """part / whole; `undefined` where there is nothing to divide by."""
+    """part / whole; `undefined` where there is nothing to divide by.
+
+    Example:
+        >>> ratio(1.0, 4.0), ratio(0.0, 0.0)
+        (0.25, nan)
+    """
     return float(part) / float(whole) if whole else undefined
 
 

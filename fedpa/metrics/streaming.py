@@ -30,13 +30,21 @@ class Batch(NamedTuple):
 
 
 class Evaluation(NamedTuple):
+    """A metric of a federation: of all examples, and of every client.
+
+    Example:
+        >>> Evaluation({"mse": 2.0}, {"mse": np.array([1.0, 3.0])}, clients=2, examples=8).clients
+        2
+    """
+
     values: dict[str, float]
     """Over all examples."""
     by_client: dict[str, np.ndarray]
     """Each metric for every client taken, by name; NaN for one without examples."""
     clients: int
-    """With at least one example."""
+    """How many of them have at least one example."""
     examples: int
+    """How many were measured."""
 
 
 def make_evaluator(
@@ -46,6 +54,23 @@ def make_evaluator(
 
     Those of the first clients, in a shuffled order that is always the same: in the order of their
     names clients are often alike.
+
+    Args:
+        metric: What is measured, e.g. `fedpa.metrics.classifier(logits)`.
+        data: The federation; clients are read one after the other.
+        batch_size: Examples that are computed at a time, across clients.
+        most: At most so many examples, which are kept in memory for the next evaluation.
+    Returns:
+        A function of the parameters; its `Evaluation` has the values of all and of each client.
+    Raises:
+        DataError: No client has an example.
+    Example:
+        >>> from fedpa.data import from_mapping
+        >>> from fedpa.metrics import classifier
+        >>> data = from_mapping({"a": {"x": np.eye(2), "y": np.array([0, 0])}})
+        >>> evaluate = make_evaluator(classifier(lambda params, x: x @ params), data, batch_size=2)
+        >>> evaluate(np.eye(2, dtype=np.float32)).values["accuracy"]
+        0.5
     """
     data, chosen = check_when_read(data), _choose_clients(data, most)
     total = sum(taken for _, taken in chosen)

@@ -1,9 +1,9 @@
 """Gaussian precisions, Σ⁻¹ of eq. 3, one file per structure.
 
-A structure is a NamedTuple of arrays with the functions `add`, `scale`, `times`, `solve`, `sample`,
-`logdet` and `num_numbers`.
+A structure is a NamedTuple of arrays with the methods of `Precision`.
 """
 
-from fedpa.precisions import kronecker
+from fedpa.precisions.kronecker import Cholesky, Kronecker
+from fedpa.precisions.precision import Precision
 
-__all__ = ["kronecker"]
+__all__ = ["Cholesky", "Kronecker", "Precision"]

@@ -16,7 +16,7 @@ upper triangles, are sent where they are no more numbers than Z. They need no ra
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observe
 from fedpa.objectives.minibatches import Minibatch, sum_batches
 from fedpa.objectives.objective import Objective
+from fedpa.precisions.precision import Precision
 from fedpa.types import Count, Key, Params, Scalar
 
 Blocks = Float[Array, "blocks size size"]
@@ -37,14 +38,118 @@ POWER_STEPS = 10
 
 
 class Kronecker(NamedTuple):
+    """A Gaussian precision Λ = A ⊗ I over p×r matrices: one p×p matrix A for all columns.
+
+    A `fedpa.Precision`: Λv is A v, and log det Λ is r log det A.
+
+    Args:
+        blocks: The diagonal blocks of A, all of one size; A is 0 elsewhere. One block is A as a
+            whole, blocks of 1 are its diagonal.
+    Example:
+        >>> precision = Kronecker(jnp.array([[[2.0, 1.0], [1.0, 2.0]]]))
+        >>> v = jnp.ones((2, 3))
+        >>> bool(jnp.allclose(precision.solve(precision.times(v)), v))
+        True
+    """
+
     blocks: Blocks
     """The diagonal blocks of A."""
 
+    def add(self, other: "Kronecker") -> "Kronecker":
+        """Λ + Λ′, of blocks of the same sizes."""
+        return jax.tree.map(jnp.add, self, other)
+
+    def scale(self, factor: float | Scalar) -> "Kronecker":
+        """cΛ."""
+        return jax.tree.map(lambda a: factor * a, self)
+
+    def times(self, v: Matrix) -> Matrix:
+        """Λv."""
+        return _by_blocks(lambda rows: self.blocks @ rows, self.blocks, v)
+
+    def solve(self, v: Matrix) -> Matrix:
+        """Λ⁻¹v, for A positive definite."""
+        return self.factorize().solve(v)
+
+    def sample(self, like: Matrix, key: Key) -> Matrix:
+        """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
+        return self.factorize().sample(like, key)
+
+    def logdet(self, like: Matrix) -> Scalar:
+        """log det Λ over matrices of the shape of `like`."""
+        return self.factorize().logdet(like)
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers describe Λ: the upper triangles of its blocks."""
+        return Cut(*self.blocks.shape[:2]).num_numbers
+
+    def factorize(self) -> "Cholesky":
+        """L of LLᵀ = A, for A positive definite: computed once for many solves."""
+        blocks = self.blocks
+        return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jnp.linalg.cholesky(blocks))
+
+    def add_identity(self) -> "Kronecker":
+        """Λ + I, which also makes the rows that fill up the last block harmless to `solve`."""
+        return Kronecker(
+            self.blocks + jnp.eye(self.blocks.shape[-1], dtype=self.blocks.dtype)[None]
+        )
+
+    def normalize(self, features: int) -> "Kronecker":
+        """Λ of mean eigenvalue 1; 0 if Λ is."""
+        trace = jnp.sum(jnp.trace(self.blocks, axis1=1, axis2=2))
+        return self.scale(jnp.where(trace > 0, features / jnp.where(trace > 0, trace, 1), 0))
+
+    def largest_eigenvalue(self) -> Scalar:
+        """Λ's largest eigenvalue by a few steps of the power method: from below."""
+        blocks = self.blocks
+        vector = jnp.ones((blocks.shape[0], blocks.shape[1], 1), blocks.dtype)
+        length = jnp.ones((blocks.shape[0], 1, 1), blocks.dtype)
+        for _ in range(POWER_STEPS if blocks.shape[-1] > 1 else 1):
+            vector = blocks @ (vector / jnp.where(length > 0, length, 1))
+            length = jnp.linalg.norm(vector, axis=1, keepdims=True)
+        return jnp.max(length)
+
+
+if TYPE_CHECKING:
+    _: type[Precision] = Kronecker
+
 
 class Cholesky(NamedTuple):
-    """A precision ready to be solved with: A = LLᵀ."""
+    """What of a `Kronecker` is computed once for many solves: A = LLᵀ.
+
+    Example:
+        >>> factor = Kronecker(4 * jnp.ones((2, 1, 1))).factorize()
+        >>> factor.solve(jnp.ones((2, 1))).tolist()
+        [[0.25], [0.25]]
+    """
 
     lower: Blocks
+    """L, in the blocks of A."""
+
+    def solve(self, v: Matrix) -> Matrix:
+        """Λ⁻¹v."""
+        lower = self.lower
+
+        def divide(rows: Array) -> Array:
+            if lower.shape[-1] == 1:
+                return rows / lower**2
+            return _solve_lower(lower, _solve_lower(lower, rows), transpose_a=True)
+
+        return _by_blocks(divide, lower, v)
+
+    def sample(self, like: Matrix, key: Key) -> Matrix:
+        """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
+        noise = jax.random.normal(key, like.shape, like.dtype)
+        return _by_blocks(
+            lambda rows: _solve_lower(self.lower, rows, transpose_a=True), self.lower, noise
+        )
+
+    def logdet(self, like: Matrix) -> Scalar:
+        """log det Λ over matrices of the shape of `like`."""
+        features, outputs = like.shape
+        diagonal = jnp.diagonal(self.lower, axis1=1, axis2=2).reshape(-1)
+        return 2 * outputs * jnp.sum(jnp.log(diagonal[:features]))
 
 
 class Cut(NamedTuple):
@@ -55,6 +160,7 @@ class Cut(NamedTuple):
 
     @property
     def num_numbers(self) -> int:
+        """How many numbers the blocks' upper triangles have."""
         return self.blocks * self.size * (self.size + 1) // 2
 
 
@@ -65,82 +171,8 @@ def cut(features: int, largest: int) -> Cut:
 
 
 def zeros(cut: Cut, dtype: Any) -> Kronecker:
+    """Λ = 0."""
     return Kronecker(jnp.zeros((*cut, cut.size), dtype))
-
-
-def add(one: Kronecker, other: Kronecker) -> Kronecker:
-    return jax.tree.map(jnp.add, one, other)
-
-
-def scale(precision: Kronecker, factor: float | Scalar) -> Kronecker:
-    return jax.tree.map(lambda a: factor * a, precision)
-
-
-def add_identity(precision: Kronecker) -> Kronecker:
-    """Λ + I, which also makes the rows that fill up the last block harmless to `solve`."""
-    blocks = precision.blocks
-    return Kronecker(blocks + jnp.eye(blocks.shape[-1], dtype=blocks.dtype)[None])
-
-
-def normalize(precision: Kronecker, features: int) -> Kronecker:
-    """Λ of mean eigenvalue 1; 0 if Λ is."""
-    trace = jnp.sum(jnp.trace(precision.blocks, axis1=1, axis2=2))
-    return scale(precision, jnp.where(trace > 0, features / jnp.where(trace > 0, trace, 1), 0))
-
-
-def times(precision: Kronecker, v: Matrix) -> Matrix:
-    """Λv."""
-    return _by_blocks(lambda rows: precision.blocks @ rows, precision.blocks, v)
-
-
-def factorize(precision: Kronecker | Cholesky) -> Cholesky:
-    """L of LLᵀ = A, for A positive definite."""
-    if isinstance(precision, Cholesky):
-        return precision
-    blocks = precision.blocks
-    return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jnp.linalg.cholesky(blocks))
-
-
-def solve(precision: Kronecker | Cholesky, v: Matrix) -> Matrix:
-    """Λ⁻¹v."""
-    lower = factorize(precision).lower
-
-    def divide(rows: Array) -> Array:
-        if lower.shape[-1] == 1:
-            return rows / lower**2
-        return _solve_lower(lower, _solve_lower(lower, rows), transpose_a=True)
-
-    return _by_blocks(divide, lower, v)
-
-
-def sample(precision: Kronecker | Cholesky, like: Matrix, key: Key) -> Matrix:
-    """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
-    lower = factorize(precision).lower
-    noise = jax.random.normal(key, like.shape, like.dtype)
-    return _by_blocks(lambda rows: _solve_lower(lower, rows, transpose_a=True), lower, noise)
-
-
-def logdet(precision: Kronecker | Cholesky, like: Matrix) -> Scalar:
-    """log det Λ for parameters of the shape of `like`."""
-    features, outputs = like.shape
-    diagonal = jnp.diagonal(factorize(precision).lower, axis1=1, axis2=2).reshape(-1)
-    return 2 * outputs * jnp.sum(jnp.log(diagonal[:features]))
-
-
-def num_numbers(precision: Kronecker) -> int:
-    """How many numbers describe Λ: the upper triangles of its blocks."""
-    return Cut(*precision.blocks.shape[:2]).num_numbers
-
-
-def largest_eigenvalue(precision: Kronecker) -> Scalar:
-    """Λ's largest eigenvalue by a few steps of the power method: from below."""
-    blocks = precision.blocks
-    vector = jnp.ones((blocks.shape[0], blocks.shape[1], 1), blocks.dtype)
-    length = jnp.ones((blocks.shape[0], 1, 1), blocks.dtype)
-    for _ in range(POWER_STEPS if blocks.shape[-1] > 1 else 1):
-        vector = blocks @ (vector / jnp.where(length > 0, length, 1))
-        length = jnp.linalg.norm(vector, axis=1, keepdims=True)
-    return jnp.max(length)
 
 
 class Sketch(NamedTuple):

@@ -61,9 +61,9 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    objective: Objective, params: Any, data: FederatedData, method: Any, rounds: int
+    objective: Objective, params: Any, data: FederatedData, method: Any, rounds: int | None
 ) -> Prepared:
-    """Make the algorithm for this objective.
+    """Make the algorithm for this objective; `rounds`, if given, are those of the run.
 
     Raises:
         FedpaError: Loss, parameters, data and method don't fit together.
@@ -83,7 +83,8 @@ def prepare(
         )
     if not isinstance(algorithm, Algorithm):
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
-    _warn_of_no_sampling(algorithm, rounds)
+    if rounds is not None:
+        _warn_of_no_sampling(algorithm, rounds)
     return Prepared(algorithm, theta, assemble, objective)
 
 

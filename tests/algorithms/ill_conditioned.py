@@ -11,8 +11,9 @@ import numpy as np
 import optax
 
 from fedpa import LocalTraining, Server, server
-from fedpa.experiments.studies.simulation import equal_clients, simulate
+from fedpa.data import from_mapping
 from fedpa.objectives import Objective, least_squares
+from fedpa.training.simulate import run_rounds, stack_federation
 
 DIM, CLIENTS, EXAMPLES, ROUNDS, CONDITION = 50, 20, 100, 60, 1e4
 
@@ -39,7 +40,7 @@ def federation(seed=0, rotated=True):
 class Problem:
     def __init__(self, seed=0, rotated=True):
         clients = federation(seed, rotated)
-        self.clients = equal_clients(clients)
+        self.clients = stack_federation(from_mapping(clients))
         self.objective = Objective(least_squares.loss, like=clients["client-00"])
         pairs = [(c["x"].astype(np.float64), c["y"].astype(np.float64)) for c in clients.values()]
         hessians = [x.T @ x / EXAMPLES for x, _ in pairs]
@@ -64,7 +65,7 @@ class Problem:
         def final(client_rate, server_rate):
             algorithm = method(lambda t: client_rate, lambda t: server_rate)(self.objective)
             start, root = jnp.zeros(DIM), jax.random.key(seed)
-            return simulate(algorithm, start, self.clients, root, rounds).theta[-1]
+            return run_rounds(algorithm, start, self.clients, root, rounds).params
 
         pairs = np.array([(c, s) for c in client_rates for s in server_rates], np.float32)
         ends = self.suboptimality(jax.jit(jax.vmap(final))(pairs[:, 0], pairs[:, 1]))

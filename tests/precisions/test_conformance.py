@@ -1,23 +1,29 @@
-"""Every structure of a precision does what its dense matrix does. A new one joins by a row here."""
+"""Every precision of the package does what its dense matrix does, through `fedpa.Precision`.
 
-from types import ModuleType
-from typing import Any, NamedTuple
+A new structure joins by a row in `STRUCTURES`; one without fails.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedpa
+from fedpa import precisions
 from fedpa.precisions import kronecker
 
 FEATURES, OUTPUTS = 7, 3
 
 
 class Structure(NamedTuple):
-    module: ModuleType
-    one: Any
-    other: Any
-    dense: Any
+    one: fedpa.Precision
+    other: fedpa.Precision
+    dense: Callable
     """precision → its matrix over parameters ravelled row by row."""
     num_numbers: int
 
@@ -32,7 +38,7 @@ def in_kronecker_blocks(largest: int) -> Structure:
         blocks = (x @ x.swapaxes(1, 2) / cut.size).reshape(*cut, cut.size)
         real = np.arange(cut.blocks * cut.size).reshape(cut) < FEATURES
         blocks = np.where(real[:, :, None] & real[:, None, :], blocks, 0)
-        return kronecker.add_identity(kronecker.Kronecker(jnp.asarray(blocks, jnp.float32)))
+        return kronecker.Kronecker(jnp.asarray(blocks, jnp.float32)).add_identity()
 
     def dense(precision: kronecker.Kronecker) -> np.ndarray:
         whole = np.zeros((cut.blocks * cut.size,) * 2)
@@ -42,7 +48,7 @@ def in_kronecker_blocks(largest: int) -> Structure:
         return np.kron(whole[:FEATURES, :FEATURES], np.eye(OUTPUTS))
 
     numbers = cut.blocks * cut.size * (cut.size + 1) // 2
-    return Structure(kronecker, make(), make(), dense, numbers)
+    return Structure(make(), make(), dense, numbers)
 
 
 STRUCTURES = {
@@ -62,29 +68,50 @@ def close(found, wanted):
     np.testing.assert_allclose(np.ravel(found), np.ravel(wanted), rtol=2e-5, atol=2e-5)
 
 
+def test_every_structure_of_the_package_is_here():
+    modules = [
+        importlib.import_module(f"{precisions.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(precisions.__path__)
+    ]
+    classes = {c for module in modules for c in vars(module).values() if isinstance(c, type)}
+    # The names of the interface, not `isinstance`, which would not see what a structure lacks.
+    found = {c for c in classes - {fedpa.Precision} if {"add", "scale", "times"} & set(dir(c))}
+    assert found == {type(structure.one) for structure in STRUCTURES.values()}
+
+
+def test_it_is_a_pytree_with_the_interface(structure):
+    assert isinstance(structure.one, fedpa.Precision)
+    leaves, tree = jax.tree.flatten(structure.one)
+    assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+    assert type(jax.tree.unflatten(tree, leaves)) is type(structure.one)
+
+
 def test_add_and_scale(structure):
-    module, one, other, dense, _ = structure
-    close(dense(module.add(one, other)), dense(one) + dense(other))
-    close(dense(module.scale(one, 2.5)), 2.5 * dense(one))
+    one, other, dense, _ = structure
+    close(dense(one.add(other)), dense(one) + dense(other))
+    close(dense(one.scale(2.5)), 2.5 * dense(one))
+    # What aggregation does with it: a weighted sum of its arrays.
+    summed = jax.tree.map(lambda a, b: 2 * a + 3 * b, one, other)
+    close(dense(summed), dense(one.scale(2.0).add(other.scale(3.0))))
 
 
 def test_times_and_solve(structure):
-    module, one, _, dense, _ = structure
+    one, _, dense, _ = structure
     matrix, v = dense(one), np.asarray(V, np.float64).ravel()
-    close(jax.jit(module.times)(one, V), matrix @ v)
-    close(jax.jit(module.solve)(one, V), np.linalg.solve(matrix, v))
+    close(jax.jit(lambda one, v: one.times(v))(one, V), matrix @ v)
+    close(jax.jit(lambda one, v: one.solve(v))(one, V), np.linalg.solve(matrix, v))
 
 
 def test_logdet_and_num_numbers(structure):
-    module, one, _, dense, numbers = structure
-    close(jax.jit(module.logdet)(one, V), np.linalg.slogdet(dense(one))[1])
-    assert module.num_numbers(one) == numbers
+    one, _, dense, numbers = structure
+    close(jax.jit(lambda one: one.logdet(V))(one), np.linalg.slogdet(dense(one))[1])
+    assert one.num_numbers == numbers
 
 
 def test_samples_have_the_inverse_as_covariance(structure):
     """Each entry within five of its standard errors."""
-    module, one, _, dense, _ = structure
-    draw = jax.jit(jax.vmap(lambda key: module.sample(one, V, key)))
+    one, _, dense, _ = structure
+    draw = jax.jit(jax.vmap(lambda key: one.sample(V, key)))
     draws = np.asarray(draw(jax.random.split(jax.random.key(0), 20_000)), np.float64)
     flat = draws.reshape(len(draws), -1)
     covariance = np.linalg.inv(dense(one))
@@ -96,6 +123,6 @@ def test_samples_have_the_inverse_as_covariance(structure):
 
 def test_what_was_factorized_is_solved_with_alike():
     one = STRUCTURES["kronecker in blocks"].one
-    factor = kronecker.factorize(one)
-    np.testing.assert_array_equal(kronecker.solve(factor, V), kronecker.solve(one, V))
-    np.testing.assert_array_equal(kronecker.logdet(factor, V), kronecker.logdet(one, V))
+    factor = one.factorize()
+    np.testing.assert_array_equal(factor.solve(V), one.solve(V))
+    np.testing.assert_array_equal(factor.logdet(V), one.logdet(V))

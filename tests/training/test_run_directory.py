@@ -11,7 +11,7 @@ import fedpa
 from fedpa import FedpaError
 from fedpa.experiments import config as configuration
 from fedpa.experiments.config import as_table, default_config, read_toml, resolve, write_toml
-from fedpa.experiments.estimate import estimate
+from fedpa.experiments.estimate import estimate_run
 from fedpa.experiments.run import run
 from fedpa.metrics.streaming import make_evaluator
 from fedpa.training import history, run_directory
@@ -243,12 +243,17 @@ def test_fresh_directories_do_not_collide(tmp_path):
 
 
 def test_the_estimate_is_measured():
-    cost = estimate(resolve(SMALL))
+    cost, seconds = estimate_run(resolve(SMALL))
     assert cost.clients == 100
     assert cost.parameters == 64 * 32 + 32 + 32 * 10 + 10
-    assert set(cost.seconds_per_round) == {"burn-in", "sampling"}
-    assert all(value > 0 for value in cost.seconds_per_round.values())
-    assert cost.memory["sampling"] > cost.memory["burn-in"] > 4 * cost.parameters
+    assert {name: phase.rounds for name, phase in cost.phases.items()} == {
+        "burn-in": 2,
+        "sampling": 1,
+    }
+    assert set(seconds) == set(cost.phases)
+    assert all(value > 0 for value in seconds.values())
+    memory = {name: phase.client_memory for name, phase in cost.phases.items()}
+    assert memory["sampling"] > memory["burn-in"] > 4 * cost.parameters
 
 
 def test_typed_values():

@@ -36,10 +36,10 @@ from rich.table import Table
 
 from fedpa.algorithms import LocalTraining, Method, exact_posterior, fedavg, fedpa, mean_control
 from fedpa.algorithms.local_training import SamplerFactory, local_work
+from fedpa.data import from_mapping
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, MARKERS, new_figure, tidy
-from fedpa.experiments.studies.simulation import Clients, equal_clients, simulate, simulate_rates
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -49,6 +49,7 @@ from fedpa.experiments.studies.study import (
     make_rows,
     make_table,
     mean_of,
+    simulate_rates,
     split,
     values_of,
     where,
@@ -67,6 +68,7 @@ from fedpa.samplers import Sampler, exact, hmc, iasg, nuts, sghmc, sgld
 from fedpa.samplers import draw as draw_samples
 from fedpa.samplers.sampler import Temperature
 from fedpa.server import Server
+from fedpa.training.simulate import Federation, run_rounds, stack_federation
 from fedpa.types import Examples, Key, Losses, Params
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -76,6 +78,8 @@ RATE, BATCH = 0.1, 10
 LAST = 20
 RHOS = (0.01, 0.1, 1.0)
 RIDGE = 0.01
+SHOWN = ("shown", "train/correction_cosine", "train/delta_norm")
+"""Of a run: what is reported; the angle and the length of clients' deltas."""
 
 
 class About(NamedTuple):
@@ -107,7 +111,7 @@ ABOUT = {
 
 
 class Problem(NamedTuple):
-    clients: Clients
+    clients: Federation
     objective: Objective
     start: Params
     posterior: Callable[[ClientData], Quadratic]
@@ -133,7 +137,7 @@ def least_squares_problem(seed: int) -> Problem:
     federation = make_regression(
         seed, sizes=[size] * count, dim=dim, noise=1.0, heterogeneity=2.0, skew=2.0
     )
-    clients = equal_clients(federation.clients)
+    clients = stack_federation(from_mapping(federation.clients))
     pooled = ClientData(
         jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), clients.data.examples),
         jnp.asarray(size * count, jnp.int32),
@@ -180,13 +184,12 @@ def digits_problem(seed: int) -> Problem:
     dealt = dirichlet_label_skew(y, 20, 0.1, seed)
     size = min(map(len, dealt))
     dealt = [rows[:size] for rows in dealt]
-    clients = equal_clients(
-        {
-            # Every example knows its client, whose Laplace approximation is found by it.
-            f"client-{i:02d}": {"x": x[rows], "y": y[rows], "client": np.full(size, i, np.int32)}
-            for i, rows in enumerate(dealt)
-        }
-    )
+    examples = {
+        # Every example knows its client, whose Laplace approximation is found by it.
+        f"client-{i:02d}": {"x": x[rows], "y": y[rows], "client": np.full(size, i, np.int32)}
+        for i, rows in enumerate(dealt)
+    }
+    clients = stack_federation(from_mapping(examples))
     objective = Objective(_digits_loss, _ridge)
     start = {"w": jnp.zeros((64, 10)), "b": jnp.zeros(10)}
 
@@ -343,11 +346,10 @@ def _run(about: Row, problem: Problem, variant: Variant, settings: Settings) -> 
     grid = variant.grid[::2] if settings.quick else variant.grid
     rounds = ABOUT[about["problem"]].rounds[settings.quick]
 
-    def score(server: Server, theta: Params, key: Key, clients: Clients) -> Any:
+    def score(server: Server, theta: Params, key: Key, clients: Federation) -> Any:
         algorithm = variant.build(server)(problem.objective)
-        path = simulate(algorithm, theta, clients, key, rounds)
-        infos = {"cosine": path.infos.correction_cosine, "length": path.infos.delta_norm}
-        return jax.vmap(problem.scores)(path.theta) | infos
+        path = run_rounds(algorithm, theta, clients, key, rounds, evaluate=problem.scores)
+        return path.metrics
 
     runs = [(problem.start, settings.seed + k) for k in range(settings.repeats)]
     values = simulate_rates(score, runs, grid, problem.clients)
@@ -359,7 +361,7 @@ def _run(about: Row, problem: Problem, variant: Variant, settings: Settings) -> 
     every = max(rounds // 25, 1)
     for run in range(settings.repeats):
         of_run = about | {"server_rate": grid[best], "run": run}
-        shown, cosine, length = (values[key][run, best] for key in ("shown", "cosine", "length"))
+        shown, cosine, length = (values[key][run, best] for key in SHOWN)
         for t in range(rounds):
             if t == 0 or (t + 1) % every == 0:
                 quantity = ABOUT[about["problem"]].quantity

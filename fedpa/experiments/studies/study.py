@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +22,9 @@ from fedpa.errors import FedpaError, explain
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import COLOURS, STYLES
 from fedpa.lazy import find_components
+from fedpa.server import optimizers
+from fedpa.server.update import Server
+from fedpa.types import Params
 
 Row = dict[str, Any]
 Knob = Literal["seeds", "repeats"]
@@ -186,3 +191,37 @@ def make_table(
         else:
             view.add_section()
     return view
+
+
+def simulate_rates(
+    simulate_one: Callable[..., Any],
+    runs: Sequence[tuple[Params, int]],
+    rates: Sequence[float],
+    *shared: Any,
+) -> Any:
+    """Simulate every run at every rate of a plain SGD server, all as one program.
+
+    Args:
+        simulate_one: (server, θ₀, key, *shared) → what is kept of a run.
+        runs: Each run's θ₀ and seed.
+        rates: Server learning rates.
+        shared: What is the same for all and too large for a constant of the program.
+    Returns:
+        What `simulate_one` gives, in float64, with axes (runs, rates, …).
+    """
+
+    def one(theta: Params, seed: jax.Array, rate: jax.Array, shared: Any) -> Any:
+        server = Server(optimizers.sgd(1.0), schedule=lambda t: rate)
+        return simulate_one(server, theta, jax.random.key(seed), *shared)
+
+    thetas, seeds, tried = zip(*((*run, rate) for run in runs for rate in rates), strict=True)
+    values = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))(
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *thetas),
+        jnp.asarray(seeds, jnp.uint32),
+        jnp.asarray(tried, jnp.float32),
+        shared,
+    )
+    shape = (len(runs), len(rates))
+    return jax.tree.map(
+        lambda array: np.asarray(array, np.float64).reshape(*shape, *array.shape[1:]), values
+    )

@@ -35,8 +35,8 @@ from fedpa.algorithms import (
     mb_sgd,
     mean_control,
 )
+from fedpa.data import from_mapping
 from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
-from fedpa.experiments.studies.simulation import equal_clients, simulate, simulate_rates
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -46,6 +46,7 @@ from fedpa.experiments.studies.study import (
     make_rows,
     make_table,
     mean_of,
+    simulate_rates,
     split,
     values_of,
     where,
@@ -53,6 +54,7 @@ from fedpa.experiments.studies.study import (
 from fedpa.objectives import Objective, Quadratic, client_data, global_posterior, least_squares
 from fedpa.samplers import exact
 from fedpa.server import Server
+from fedpa.training.simulate import run_rounds, stack_federation
 from fedpa.types import Key
 
 POINTS, BATCH, RATE = 100, 10, 0.01
@@ -131,7 +133,7 @@ def measure(settings: Settings) -> list[Row]:
     pairs += [(k, k) for k in range(1, min(settings.repeats, len(STARTS)))]
     runs = [(jnp.asarray(STARTS[k], jnp.float32), settings.seed + seed) for k, seed in pairs]
     rows = _landscape(quadratics, optimum)
-    federation = equal_clients(examples)
+    federation = stack_federation(from_mapping(examples))
     entries = methods()
     costs = np.cumsum([0, *(20 + entry.local_steps for entry in entries.values())])
     for cost, (name, entry) in zip(costs, entries.items(), strict=False):
@@ -142,7 +144,10 @@ def measure(settings: Settings) -> list[Row]:
 
         def trace(server: Server, theta: Any, key: Key, entry: Entry = entry) -> Any:
             algorithm = entry.build(server)(Objective(least_squares.loss))
-            return simulate(algorithm, theta, federation, key, rounds).theta
+            path = run_rounds(
+                algorithm, theta, federation, key, rounds, evaluate=lambda theta: {"θ": theta}
+            )
+            return path.metrics["θ"]
 
         paths = simulate_rates(trace, runs, grid)
         about = {"method": name, "local_steps": entry.local_steps}

@@ -16,7 +16,7 @@ from fedpa.experiments.cli.run_commands import (
     refuse_unused,
 )
 from fedpa.experiments.config import RunConfig, resolve, write_toml
-from fedpa.experiments.estimate import estimate
+from fedpa.experiments.estimate import estimate_run
 from fedpa.experiments.methods import label_method
 from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
 from fedpa.experiments.report.live import watch_run
@@ -191,12 +191,15 @@ def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:
     console.print(write_toml(config), highlight=False, markup=False, end="")
-    cost = estimate(config, problem)
+    cost, seconds_per_round = estimate_run(config, problem)
     say(console, f"\n# {cost.clients:,} clients, {cost.parameters:,} parameters")
-    for phase, seconds in cost.seconds_per_round.items():
+    for phase, seconds in seconds_per_round.items():
+        memory = cost.phases[phase].client_memory or 0
         say(
             console,
             f"# {phase}: about {seconds:.3g} s per round "
             f"(measured on the client of median size, without compilation), "
-            f"{cost.memory[phase] / 2**20:.3g} MiB per client in flight",
+            f"{memory / 2**20:.3g} MiB per client in flight",
         )
+    for line in str(cost).splitlines():
+        say(console, f"# {line}")

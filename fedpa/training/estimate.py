@@ -1,0 +1,283 @@
+"""`fedpa.estimate`: what a run costs, from shapes and compiled programs; no example is computed."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from fedpa.algorithms.fedopt import SAMPLING, stage
+from fedpa.algorithms.local_training import LocalTraining, local_work
+from fedpa.algorithms.methods import Described, Method
+from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.engines.blocks import capacities, choose_width
+from fedpa.engines.engine import Cohort, num_bytes
+from fedpa.engines.program import Lanes, Shared, bytes_of_result, compile_client
+from fedpa.errors import FedpaError
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.objective import Objective, minibatch_loss
+from fedpa.samplers.sampler import Epochs
+from fedpa.training.loop import check_counts
+from fedpa.training.problem import Prepared, prepare
+from fedpa.types import Loss, Params
+
+
+class PhaseCost(NamedTuple):
+    """What a round of one phase costs. None stands for what is not known."""
+
+    rounds: int
+    """How many of the run's rounds are of this phase."""
+    bytes_up: int
+    """What one client sends: its result and weight, and its answer to an inquiry."""
+    bytes_down: int
+    """What one client is sent."""
+    client_memory: int | None
+    """Bytes of the program of the largest clients, for each client in flight: data, parameters,
+    samples and temporaries."""
+    memory: int | None
+    """Bytes of a round: all clients in flight, the server's state and the message; examples that
+    are in memory, too."""
+    local_steps: float | None
+    """Steps of local training of a whole cohort, on average. Those of a sampler of one's own are
+    not known, and what a method computes besides (MIME's full gradients) is not counted."""
+    examples: float | None
+    """Examples in the mini-batches of these steps."""
+    flops: float | None
+    """Floating-point operations of these steps."""
+
+
+class Estimate(NamedTuple):
+    """What a run costs, from `fedpa.estimate`; printed, it is a table.
+
+    Example:
+        >>> phase = PhaseCost(10, 404, 404, 2_000, 50_000, 40.0, 800.0, 1.6e6)
+        >>> print(Estimate(20, 4, 100, 400, 800, 0, 4e4, {"training": phase}))
+        100 parameters (400 B); server keeps 800 B, each client 0 B
+        4 of 20 clients per round
+        phase     rounds  up/client  down/client  memory  steps  examples   FLOP
+        training      10      404 B        404 B   50 kB     40       800  1.6 M
+    """
+
+    clients: int
+    """How many there are."""
+    clients_per_round: int
+    """How many take part in a round."""
+    parameters: int
+    """Numbers that are trained."""
+    parameter_bytes: int
+    """The bytes of these."""
+    server_bytes: int
+    """The server's state: parameters, optimizer, averages."""
+    client_bytes: int
+    """What one client keeps from round to round."""
+    flops_per_step: float | None
+    """Of one local step, a mini-batch's loss and gradient, as XLA counts them before it compiles:
+    the body of a loop in the model (a recurrent one) is counted once."""
+    phases: Mapping[str, PhaseCost]
+    """What a round costs, by the name of its phase."""
+
+    def __repr__(self) -> str:
+        """The table: a line for each phase; up, down: per client; memory, work: per round."""
+        size, server = _format(self.parameter_bytes, "B"), _format(self.server_bytes, "B")
+        client = _format(self.client_bytes, "B")
+        lines = [
+            f"{self.parameters:,} parameters ({size}); server keeps {server}, each client {client}",
+            f"{self.clients_per_round:,} of {self.clients:,} clients per round",
+        ]
+        table = [["phase", "rounds", "up/client", "down/client", "memory", "steps", "examples"]]
+        table[0].append("FLOP")
+        for name, cost in self.phases.items():
+            sizes = (cost.bytes_up, cost.bytes_down, cost.memory)
+            work = (cost.local_steps, cost.examples, cost.flops)
+            shown = [*(_format(size, "B") for size in sizes), *map(_format, work)]
+            table.append([name, f"{cost.rounds:,}", *shown])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for name, *cells in table:
+            aligned = [cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *aligned]))
+        return "\n".join(lines)
+
+
+def _format(value: int | float | None, unit: str = "") -> str:
+    """12.3 MB; – if it is not known."""
+    if value is None:
+        return "–"
+    scales = ["", "k", "M", "G", "T", "P", "E"]
+    while value >= 1000 and len(scales) > 1:
+        value, scales = value / 1000, scales[1:]
+    return f"{value:.3g} {scales[0]}{unit}".strip()
+
+
+def estimate(
+    loss: Loss | Objective,
+    params: PyTree,
+    clients: Mapping[Any, PyTree] | FederatedData,
+    method: Method,
+    *,
+    clients_per_round: int,
+    rounds: int = 1,
+) -> Estimate:
+    """Say what a run costs without running it: traffic, memory and work of a round, by phase.
+
+    Traffic and states follow from shapes alone. Memory is that of the programs `fedpa.fit` would
+    run, which are compiled for it; operations are XLA's count of a local step.
+
+    Args:
+        loss: `loss(params, batch, key)`, one number per example, or a `fedpa.Objective`.
+        params: Any pytree, as for `fedpa.fit`.
+        clients: Client id → arrays, or a federation, of which one client is read.
+        method: An algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
+        clients_per_round: ≥ 1; all clients take part if there are not more.
+        rounds: How long the run is, ≥ 1: how many rounds each phase has.
+    Returns:
+        The costs; every phase of the method is there, also those that `rounds` don't reach.
+    Raises:
+        FedpaError: Loss, parameters, data and method don't fit together.
+    Example:
+        >>> import fedpa
+        >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> cost = estimate(lambda theta, batch, key: (batch @ theta) ** 2, np.ones(1000),
+        ...                 {"a": np.ones((8, 1000))}, method, clients_per_round=1)
+        >>> [(phase.bytes_down, phase.local_steps) for phase in cost.phases.values()]
+        [(4004, 2.0)]
+    """
+    check_counts(rounds, clients_per_round, 0)
+    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
+    if not data.ids:
+        raise FedpaError("clients has no clients: at least one is needed")
+    objective = loss if isinstance(loss, Objective) else Objective(loss)
+    prepared = prepare(objective, params, data, method, None)
+    phases = [prepared.algorithm.phase(t) for t in range(rounds)]
+    known = prepared.algorithm.clients
+    counts = {name: phases.count(name) for name in (*dict.fromkeys(phases), *known)}
+    return estimate_phases(prepared, method, data, clients_per_round, counts)
+
+
+def estimate_phases(
+    prepared: Prepared,
+    method: Method,
+    data: FederatedData,
+    clients_per_round: int,
+    rounds: Mapping[str, int],
+) -> Estimate:
+    """Estimate the phases named in `rounds`, each with how many rounds are of it."""
+    algorithm, theta, _, objective = prepared
+    number = min(clients_per_round, len(data.ids))
+    sizes = [data.num_examples(name) for name in data.ids]
+    step = _count_flops(method, objective, theta)
+    phases = {}
+    for name, count in rounds.items():
+        steps, examples = _count_work(method, name, sizes) or (None, None)
+        up, down, client_memory, memory = _shapes(prepared, data, sizes, number, name)
+        phases[name] = PhaseCost(
+            count,
+            up,
+            down,
+            client_memory,
+            memory,
+            None if steps is None else number * steps,
+            None if examples is None else number * examples,
+            None if steps is None or step is None else number * steps * step,
+        )
+    return Estimate(
+        len(data.ids),
+        number,
+        sum(leaf.size for leaf in jax.tree.leaves(theta)),
+        num_bytes(theta),
+        num_bytes(jax.eval_shape(algorithm.init, theta)),
+        num_bytes(jax.eval_shape(algorithm.client_init, theta)),
+        step,
+        phases,
+    )
+
+
+def _shapes(
+    prepared: Prepared, data: FederatedData, sizes: Sequence[int], number: int, phase: str
+) -> tuple[int, int, int | None, int | None]:
+    """Bytes up and down of a client; bytes of a client in flight and of a round."""
+    algorithm, theta, _, objective = prepared
+    state = jax.eval_shape(algorithm.init, theta)
+    message = jax.eval_shape(algorithm.broadcast, state, jnp.asarray(0))
+    trips = [(algorithm.clients[phase], message)]
+    if algorithm.inquiry is not None:  # what it sends is a part of the message
+        asked = jax.eval_shape(algorithm.inquiry.broadcast, state)
+        trips.append((algorithm.inquiry.client, asked))
+    ids = data.ids[:number]
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    cohort = Cohort(ids, data.examples, key, {}, ())
+    width = choose_width(message, cohort)
+    lanes = min(width.lanes, number)
+
+    def stack(leaf: Any, *leading: int) -> jax.ShapeDtypeStruct:
+        shape = (lanes, *leading, *np.shape(leaf)[len(leading) :])
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    rows = capacities(sizes)[-1]
+    examples = jax.tree.map(lambda leaf: stack(leaf, rows), objective.like)
+    states = jax.tree.map(stack, jax.eval_shape(algorithm.client_init, theta))
+    block = Lanes(ClientData(examples, stack(np.int32(0))), states, stack(key))  # type: ignore[arg-type]
+    up, programs = 0, []
+    for client, sent in trips:
+        up += bytes_of_result(client, Shared(sent), block)
+        program = compile_client(
+            client, algorithm.aggregation, lambda size, lanes: programs.append(size)
+        )
+        program.find(Shared(sent), block)
+    if not programs:
+        return up, num_bytes(message), None, None
+    blocks = min(width.workers, math.ceil(number / lanes))
+    packed = 0 if data.packed is None else sum(array.nbytes for array in data.packed.arrays)
+    memory = blocks * max(programs) + num_bytes(state) + num_bytes(message) + packed
+    return up, num_bytes(message), max(programs) // lanes, memory
+
+
+def _find_local(method: Any, phase: str = "") -> LocalTraining | None:
+    """A method's local training, if that is what its clients do in this phase."""
+    while isinstance(method, Described):
+        arguments = method.arguments
+        if stage(phase) == SAMPLING and arguments.get("sampler") is not None:
+            return None
+        if isinstance(arguments.get("local"), LocalTraining):
+            return arguments["local"]
+        method = arguments.get("numerator")
+    return None
+
+
+def _count_work(method: Any, phase: str, sizes: Sequence[int]) -> tuple[float, float] | None:
+    """Local steps and examples of a client, the mean over all clients."""
+    local = _find_local(method, phase)
+    if local is None:
+        return None
+    n = np.asarray(sizes, np.float64)
+    window, samples = local_work(local)
+    in_epoch = np.ceil(n / local.batch_size)
+    if isinstance(window, Epochs):
+        steps = (window.burn_in + samples) * in_epoch
+    else:
+        steps = np.where(n > 0, window.burn_in + samples * (window.per_sample + window.discard), 0)
+    batch = n / np.maximum(in_epoch, 1) if local.order == "shuffle" else local.batch_size
+    return float(steps.mean()), float((steps * batch).mean())
+
+
+def _count_flops(method: Any, objective: Objective, theta: Params) -> float | None:
+    """Of one local step; None where there are none, or XLA does not count them."""
+    local = _find_local(method)
+    if local is None:
+        return None
+
+    def like(leaf: Any) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((local.batch_size, *np.shape(leaf)[1:]), dtype)
+
+    weights = jax.ShapeDtypeStruct((local.batch_size,), jnp.float32)
+    batch = Minibatch(jax.tree.map(like, objective.like), weights)  # type: ignore[arg-type]
+    gradient = jax.value_and_grad(functools.partial(minibatch_loss, objective))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    lowered = jax.jit(gradient).lower(theta, batch, key)
+    counted = (lowered.cost_analysis() or {}).get("flops")
+    return None if counted is None else float(counted)
