@@ -121,17 +121,12 @@ def _take_at_once(theta0: Any, samples: Any, real: Any, count: Any) -> Differenc
     import jax
 
     last = samples[jax.numpy.maximum(count.astype(int) - 1, 0)]
-
-    def rows() -> tuple[Any, Any]:
-        return (samples - last[None, :]) * real[:, None], theta0 - last
-
-    # On CPUs XLA multiplies few long columns three times faster than few long rows.
-    columns, e = jax.lax.optimization_barrier((rows()[0].T, rows()[1]))
+    rows, e = (samples - last[None, :]) * real[:, None], theta0 - last
     return Differences(
-        _product(columns.T, columns),
-        _product(e, columns),
-        lambda weights: e - _product(columns, weights),
-        rows,  # again, inside of a branch that is hardly ever taken: what enters it is copied
+        _product(rows, rows.T),
+        _product(rows, e),
+        lambda weights: e - _product(weights, rows),
+        lambda: (rows, e),
     )
 
 

@@ -103,7 +103,7 @@ def posterior(
         return GramState(theta0, rows, jnp.zeros((), flat.dtype), scale_of(n, flat.dtype))
 
     def update(state: GramState, theta_s: Params, theta_k: Params) -> GramState:
-        rows = state.rows.at[state.t.astype(jnp.int32)].set(ravel(theta_s))
+        rows = state.rows.at[state.t.astype(jnp.int32)].set(ravel(theta_s), mode="clip")
         return state._replace(rows=rows, t=state.t + 1)
 
     def value(state: GramState) -> tuple[Params, DeltaInfo]:

@@ -1,9 +1,11 @@
 """What engines ask of the machine: devices, cores, memory; `fedpa.configure` for the process."""
 
 import contextlib
+import ctypes
 import dataclasses
 import importlib.util
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,8 @@ WORTH_KEEPING = 0.3
 """Seconds a compilation must take to be kept."""
 LARGEST_CACHE = 2**31
 """Bytes of compiled programs that are kept, the latest used first, where filelock is installed."""
+KEPT = 2**30
+"""Bytes of freed memory that the process keeps for later programs, with glibc."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +148,8 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
     - CPU programs run in the thread that calls them. JAX's own threads are few, and programs handed
       to them from several threads wait for each other. Takes effect before JAX starts its devices.
     - What was compiled is kept in the user's cache directory and read back by later processes.
+    - Memory that a program frees, up to 1 GiB, is kept for the next one. Otherwise glibc's malloc
+      returns blocks above 32 MB to the system, which clears them, page by page, for every client.
 
     Settings that you made (environment variables, `jax.config`) are left as they are.
 
@@ -156,6 +162,7 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
     config: Any = jax.config
     if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+    _keep_freed_memory()
     if not cached or config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     # A limit needs files beside the programs; JAX warns of a directory where some lack them.
@@ -165,6 +172,17 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
     jax.config.update("jax_persistent_cache_min_compile_time_secs", worth_keeping)
     if is_limited:
         jax.config.update("jax_compilation_cache_max_size", LARGEST_CACHE)
+
+
+def _keep_freed_memory() -> None:
+    """Set malloc's thresholds, from which blocks come from the system and go back to it."""
+    own = os.environ.get("GLIBC_TUNABLES", "") + " ".join(os.environ).lower()
+    if platform.libc_ver()[0] != "glibc" or "mmap_threshold" in own or "trim_threshold" in own:
+        return
+    trim_threshold, mmap_threshold = -1, -3  # as malloc.h names them
+    libc = ctypes.CDLL(None)
+    libc.mallopt(trim_threshold, KEPT)
+    libc.mallopt(mmap_threshold, KEPT)
 
 
 def count_cores() -> int:

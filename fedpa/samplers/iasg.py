@@ -233,7 +233,11 @@ def minibatch_chain(
 
 
 def average_densely(objective: Objective, step: Step, average: bool) -> Average:
-    """S̄ ← S̄ + (θ − S̄)/k, after a step with the gradient of all parameters."""
+    """S̄ ← S̄ + ((θ_{k−1} − S̄) + (θ_k − S̄))/k at every second step k of a window.
+
+    Averaging costs its passes over memory, and θ_{k−1} is still there when θ_k is made: taking both
+    at once halves them. The last iterate of an odd number is taken in when the average is read.
+    """
 
     def init(theta: Params) -> Any:
         # Before any step the average is θ itself: an empty client's sample is θ₀, its delta 0.
@@ -251,12 +255,27 @@ def average_densely(objective: Objective, step: Step, average: bool) -> Average:
             state.theta, state.memory, gradient, n, fold_key(state, _STEP)
         )
         if average:
-            mean = jax.tree.map(
-                lambda m, x: m + (x.astype(m.dtype) - m) / k.astype(m.dtype), mean, theta
+            mean = jax.lax.cond(
+                k % 2 == 0, lambda: include(mean, k, state.theta, theta), lambda: mean
             )
         return state._replace(theta=theta, memory=memory), mean, loss
 
-    return Average(init, apply, lambda theta, mean, k: narrow(mean, theta) if average else theta)
+    def value(theta: Params, mean: Any, k: Count) -> Params:
+        if not average:
+            return theta
+        with_last = include(mean, jnp.maximum(k, 1), theta)
+        mean = jax.tree.map(lambda m, x: jnp.where(k % 2 == 0, m, x), mean, with_last)
+        return narrow(mean, theta)
+
+    def include(mean: Any, k: Count, *iterates: Params) -> Any:
+        """The mean of k iterates from that of all but these."""
+
+        def move(m: Array, *each: Array) -> Array:
+            return m + sum(x.astype(m.dtype) - m for x in each) / k.astype(m.dtype)
+
+        return jax.tree.map(move, mean, *iterates)
+
+    return Average(init, apply, value)
 
 
 def plain_sgd(rate: Any) -> optax.GradientTransformation:

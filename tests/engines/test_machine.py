@@ -1,7 +1,10 @@
 """What engines ask of the machine, and what they refuse."""
 
+import ctypes
 import os
+import platform
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -109,6 +112,24 @@ def test_configure_keeps_programs_in_the_users_directory(monkeypatch, tmp_path):
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's thresholds are glibc's")
+def test_configure_keeps_freed_memory_for_the_next_program():
+    libc, size = ctypes.CDLL(None), 2**27
+    libc.malloc.restype = ctypes.c_void_p
+
+    def count_faults():
+        block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(size)))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        ctypes.memset(block, 1, size)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        libc.free(block)
+        return after - before
+
+    fedpa.configure(cached=False)
+    count_faults()
+    assert count_faults() < size / resource.getpagesize() / 10
 
 
 @pytest.mark.parametrize(
