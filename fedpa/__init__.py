@@ -1,6 +1,7 @@
 """Federated learning as posterior inference: Federated Posterior Averaging (FedPA) on JAX."""
 
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fedpa.lazy import make_lazy
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedpa.deltas import posterior_delta
     from fedpa.engines import configure
     from fedpa.errors import FedpaError
+    from fedpa.experiments.comparison.own_model import compare
     from fedpa.objectives import (
         Objective,
         convolution_input,
@@ -59,6 +61,20 @@ if TYPE_CHECKING:
     )
     from fedpa.training.fit import fit
 
+
+def _check_installed(home: str) -> None:
+    """Say what installs the laboratory's packages, if one is missing."""
+    if home.startswith("fedpa.experiments"):
+        from fedpa.__main__ import EXTRA
+
+        missing = [name for name in EXTRA if find_spec(name) is None]
+        if missing:
+            raise ModuleNotFoundError(
+                f"{missing[0]} is not installed: pip install 'fedpa[experiments]' installs it",
+                name=missing[0],
+            )
+
+
 make_lazy(
     __name__,
     {
@@ -80,6 +96,7 @@ make_lazy(
         "fedpa.deltas": ("posterior_delta",),
         "fedpa.engines": ("configure",),
         "fedpa.errors": ("FedpaError",),
+        "fedpa.experiments.comparison.own_model": ("compare",),
         "fedpa.objectives": (
             "Objective",
             "convolution_input",
@@ -105,6 +122,7 @@ make_lazy(
             "train",
         ),
     },
+    _check_installed,
 )
 
 __version__ = version("fedpa")
@@ -122,6 +140,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "centralized",
+    "compare",
     "configure",
     "convolution_input",
     "data",

@@ -188,10 +188,12 @@ def choose_settings(plan: Plan, carry: Carry) -> dict[str, Choice]:
         for (entry, trial), run in zip(staged, planned, strict=True):
             measured = trial._replace(value=_measure_trial(run.out, plan.deciding))
             tried.setdefault(entry.name, []).append(measured)
-        further = [
-            (entry, find_next(tried[entry.name], plan.deciding.lower)) for entry, _ in waiting
+        waiting = [
+            (entry, [further])
+            for entry, _ in waiting
+            if (further := find_next(tried[entry.name], plan.deciding.lower)) is not None
+            and _can_run(entry, further)
         ]
-        waiting = [(entry, [settings]) for entry, settings in further if _can_run(entry, settings)]
     return {name: _make_choice(name, trials, plan.deciding) for name, trials in tried.items()}
 
 
@@ -254,10 +256,8 @@ def _plan_trial(plan: Plan, entry: Entry, trial: Trial) -> Planned:
     return Planned(label, entry.make(trial.settings, None), place, is_trial=True)
 
 
-def _can_run(entry: Entry, settings: Settings | None) -> bool:
-    """Whether there is a value beyond the grid, and the method takes it."""
-    if settings is None:
-        return False
+def _can_run(entry: Entry, settings: Settings) -> bool:
+    """Whether the method takes a value beyond its grid."""
     try:
         entry.make(settings, None)
     except FedpaError:
@@ -294,8 +294,8 @@ def check_plan(plan: Plan) -> None:
     path = plan.out / run_directory.COMPARISON
     if path.is_file():
         then, now = table_of("out", path), _make_record(plan)
-        entries = set(then.get("tuning", {})) & set(now.get("tuning", {}))
-        changed = differences(*(_keep_tuning(table, entries) for table in (then, now)), ["words"])
+        common = set(then.get("tuning", {})) & set(now.get("tuning", {}))
+        changed = differences(_keep_tuning(then, common), _keep_tuning(now, common), ["words"])
         if changed:
             raise FedpaError(
                 f"out = {str(plan.out)!r}: contains a comparison of other settings: "
@@ -407,7 +407,8 @@ def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned
             first, is_trial = same[key], planned[own[0]].is_trial
             # By its settings: other methods, or another burn-in, leave it as it is.
             out = place / f"{first.seed}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-            label = f"first {first.rounds} rounds, seed {first.seed}"
+            label = f"first {first.rounds} rounds"
+            label += f" for {planned[own[0]].label}" if is_trial else f", seed {first.seed}"
             making.append(Planned(label, first, out, is_trial=is_trial))
             for k in own:
                 others[k] = planned[k]._replace(branch=out)

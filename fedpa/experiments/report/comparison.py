@@ -189,7 +189,10 @@ def _compute_row(group: Group, reference: Group | None, scale: Scale) -> Row:
         None if reference is None else _subtract(group, reference, scale),
         float(np.mean(tests)),
         (min(lengths), max(lengths)),
-        {target: [find_rounds_to(curve, target) for curve in curves] for target in scale.targets},
+        {
+            target: [find_rounds_to(curve, target, scale.lower) for curve in curves]
+            for target in scale.targets
+        },
         average_total("seconds"),
         average_total("comm/bytes_up"),
         average_total("comm/bytes_down"),
