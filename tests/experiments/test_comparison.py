@@ -124,18 +124,18 @@ def test_the_rate_is_the_best_on_validation_and_the_runs_have_it(made):
         assert seed not in made.fits[label]
 
 
-def test_the_first_rounds_are_made_once_and_are_the_same_bits(made):
-    rates = {choice.best.settings["server_learning_rate"] for choice in made.chosen.values()}
-    shared = list((made.out / "burn-in").iterdir())
-    assert len(shared) == (2 if len(rates) == 1 else 0)
-    together = brief(seeds=2)
+def test_the_first_rounds_are_made_once_and_are_the_same_bits(tmp_path):
+    together = brief(seeds=2, out=tmp_path)
+    shared = sorted((tmp_path / "burn-in").iterdir())
+    assert len(shared) == 2  # by seed
     train, _ = hold_out(from_mapping(CLIENTS), SHARE)
     for label, method in FIXED.items():
         alone = fedpa.fit(loss, START, train, method, rounds=3, clients_per_round=3, seed=1)
-        assert trees_equal(alone.params, together.fits[label][1].params)
-        for own, other in zip(alone.history, together.fits[label][1].history, strict=True):
-            assert own["train/loss"] == other["train/loss"]
-    assert together.out is None
+        fit = together.fits[label][1]
+        assert trees_equal(alone.params, fit.params)
+        assert [r["train/loss"] for r in alone.history] == [r["train/loss"] for r in fit.history]
+        took = [record["seconds"] for record in read_metrics(shared[1])]
+        assert took == [record["seconds"] for record in fit.history[:2]]
 
 
 def test_methods_meet_the_same_clients(tmp_path):
@@ -296,6 +296,19 @@ def test_a_function_of_the_parameters_alone_can_be_what_is_compared():
     norms = [record["eval/norm"] for record in found.fits["FedAvg"][0].history]
     assert found.table[0]["norm"] == pytest.approx(np.mean(norms))
     assert "mean of the evaluations in" in repr(found)
+
+
+def test_what_is_better_can_be_said():
+    found = brief(
+        {"FedAvg": FIXED["FedAvg"]},
+        evaluate=lambda w: {"norm": float(jnp.linalg.norm(w))},
+        by=fedpa.Best("norm", lower=True),
+        targets=[100.0],
+        rounds=10,
+    )
+    assert found.table[0]["rounds_to_100"] == 10  # from above, as soon as there is an average
+    assert found.fits["FedAvg"][0].best["metric"] == "eval/norm"
+    assert found.fits["FedAvg"][0].best["round"] == 1
 
 
 def test_an_objective_weighs_what_is_measured():

@@ -178,7 +178,12 @@ def compare(
     grid = _check_grid(tune or {})
     splits = split_clients(clients, validation, test)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
-    deciding = choose_metric(by, list(metrics or ()), splits, evaluate is not None, bool(grid))
+    names = ["loss", *(metrics or ())]
+    deciding = choose_metric(by, names, splits, evaluate is not None, bool(grid))
+    best = None
+    if deciding is not None:
+        is_judged = splits.validation is not None and deciding.metric in names
+        best = deciding._replace(metric=f"{'valid' if is_judged else 'eval'}/{deciding.metric}")
     setup = Setup(
         objective,
         params,
@@ -189,8 +194,8 @@ def compare(
         min_success,
         make_evaluation(objective, params, splits, metrics or {}, evaluate, deciding),
         eval_every,
-        None if deciding is None else deciding._replace(metric=f"{splits.judge}/{deciding.metric}"),
-        ["loss", *(metrics or ())],
+        best,
+        names,
     )
     entries = make_entries(setup, methods, grid, seed + SEED)
     if reference is not None and reference not in methods:

@@ -31,11 +31,6 @@ class Splits(NamedTuple):
     validation: FederatedData | None
     test: FederatedData | None
 
-    @property
-    def judge(self) -> str:
-        """The split, as records name it, by which a run's best round is chosen."""
-        return "eval" if self.validation is None else "valid"
-
 
 def split_clients(clients: Any, validation: Any, test: Any) -> Splits:
     train = _as_federation("clients", clients)
@@ -63,20 +58,23 @@ def _as_federation(field: str, clients: Any) -> FederatedData:
 
 
 def choose_metric(
-    by: str | Best | None, metrics: Sequence[str], splits: Splits, evaluates: bool, tunes: bool
+    by: str | Best | None, names: Sequence[str], splits: Splits, evaluates: bool, tunes: bool
 ) -> Best | None:
-    """The metric that decides, without its split; None if `evaluate` is to tell its name."""
+    """The metric that decides, without its split; None if `evaluate` is to tell its name.
+
+    names: what is measured on clients: the loss, then the user's metrics.
+    """
     if tunes and splits.validation is None:
         raise refuse("validation", None, "tune needs validation clients: give a share, as 0.2")
-    known = ["loss", *metrics]
+    known = names
     if splits.validation is None and splits.test is None:
         known = []
-        if metrics:
-            raise refuse("metrics", list(metrics), "need validation or test clients to measure on")
+        if len(names) > 1:
+            raise refuse("metrics", names[1:], "need validation or test clients to measure on")
         if not evaluates:
             raise refuse("validation", None, "there is nothing to compare by: give validation=0.2")
     if by is None:
-        return Best(known[1] if len(known) > 1 else known[0]) if known else None
+        return Best(known[:2][-1]) if known else None
     best = by if isinstance(by, Best) else Best(by)
     if best.metric not in known and (tunes or not evaluates):
         raise refuse("by", best.metric, f"is not measured. Choose from {', '.join(known)}")
