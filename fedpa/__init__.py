@@ -1,6 +1,7 @@
 """Federated learning as posterior inference: Federated Posterior Averaging (FedPA) on JAX."""
 
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fedpa.lazy import make_lazy
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fedpa.deltas import Delta, posterior_delta
     from fedpa.engines import Engine, configure
     from fedpa.errors import FedpaError
+    from fedpa.experiments.comparison.own_model import compare
     from fedpa.objectives import (
         Objective,
         convolution_input,
@@ -71,6 +73,20 @@ if TYPE_CHECKING:
     from fedpa.training.fit import fit
     from fedpa.training.simulate import Simulation, simulate
 
+
+def _check_installed(home: str) -> None:
+    """Say what installs the laboratory's packages, if one is missing."""
+    if home.startswith("fedpa.experiments"):
+        from fedpa.__main__ import EXTRA
+
+        missing = [name for name in EXTRA if find_spec(name) is None]
+        if missing:
+            raise ModuleNotFoundError(
+                f"{missing[0]} is not installed: pip install 'fedpa[experiments]' installs it",
+                name=missing[0],
+            )
+
+
 make_lazy(
     __name__,
     {
@@ -97,6 +113,7 @@ make_lazy(
         "fedpa.deltas": ("Delta", "posterior_delta"),
         "fedpa.engines": ("Engine", "configure"),
         "fedpa.errors": ("FedpaError",),
+        "fedpa.experiments.comparison.own_model": ("compare",),
         "fedpa.objectives": (
             "Objective",
             "convolution_input",
@@ -127,6 +144,7 @@ make_lazy(
         "fedpa.training.estimate": ("Estimate", "estimate"),
         "fedpa.training.simulate": ("Simulation", "simulate"),
     },
+    _check_installed,
 )
 
 __version__ = version("fedpa")
@@ -154,6 +172,7 @@ __all__ = [
     "algorithms",
     "centralized",
     "client_update",
+    "compare",
     "configure",
     "convolution_input",
     "data",

@@ -13,14 +13,16 @@ from typing import Any
 
 
 def make_lazy(
-    package: str, names: Mapping[str, Sequence[str]], check: Callable[[], None] = lambda: None
+    package: str,
+    names: Mapping[str, Sequence[str]],
+    check: Callable[[str], None] = lambda module: None,
 ) -> None:
     """Give a package public names that are imported on first use, as are its submodules.
 
     Args:
         package: The package's `__name__`.
         names: Module → the names in it that are the package's, too.
-        check: Called before one of them is imported: may refuse it.
+        check: Called with the module before one of them is imported: may refuse it.
     """
     module = sys.modules[package]
     module.__dict__["_homes"] = {name: home for home, here in names.items() for name in here}
@@ -30,11 +32,11 @@ def make_lazy(
 
 class _LazyPackage(ModuleType):
     _homes: dict[str, str]
-    _check: Callable[[], None]
+    _check: Callable[[str], None]
 
     def __getattr__(self, name: str) -> Any:
         if name in self._homes:
-            self._check()
+            self._check(self._homes[name])
             value = getattr(importlib.import_module(self._homes[name]), name)
         else:
             try:

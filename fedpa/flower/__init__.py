@@ -44,7 +44,7 @@ make_lazy(
         "fedpa.flower.server": ("Served", "make_run", "server_app"),
         "fedpa.flower.strategy": ("FedPA",),
     },
-    check_version,
+    lambda module: check_version(),
 )
 
 __all__ = ["FedPA", "Served", "client_app", "make_node", "make_run", "server_app"]

@@ -127,14 +127,16 @@ def arrays_fingerprint(tree: Any) -> str:
     return digest.hexdigest()
 
 
-def describe_program(method: Any, prepared: Prepared) -> str:
+def describe_program(method: Any, prepared: Prepared, loss: str | None = None) -> str:
     """Describe the functions of a run: the loss, and those that the method is made of.
 
     The settings of fedpa's own methods are recorded as values beside it; of another method nothing
     is known, so it is tried.
+
+    loss: what `probe_objective` says of it, if that is known.
     """
     algorithm, theta, _, objective = prepared
-    loss = probe_objective(objective, theta)
+    loss = probe_objective(objective, theta) if loss is None else loss
     if not isinstance(method, Described):
         return f"{loss} {probe_algorithm(algorithm, theta, objective.like)}"
     functions = repr(sample_functions(method.arguments)).encode()

@@ -44,6 +44,8 @@ TRIALS = "trials"
 """Where a sweep has its runs."""
 BURN_IN = "burn-in"
 """Where a comparison has the rounds that several of its runs share, by seed."""
+TUNING = "tuning"
+"""Where it has the runs by which it chooses settings."""
 CLIENTS = "clients.json"
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS)
 _DIRECTORIES = (CHECKPOINTS, *LIBRARIES)
@@ -178,9 +180,10 @@ def _of_a_run(run: Path) -> list[Path]:
 
 
 def _runs_below(out: Path) -> list[Path]:
-    """The runs of a comparison, and the rounds that some of them share."""
-    found = [*sorted(out.glob(f"*/{CONFIG}")), *sorted(out.glob(f"{BURN_IN}/*/{CONFIG}"))]
-    return [path.parent for path in found if is_run(path.parent)]
+    """The runs of a comparison, the rounds that some share, and the runs that chose settings."""
+    below = ("*", f"{BURN_IN}/*", f"{TUNING}/{BURN_IN}/*", f"{TUNING}/*")
+    found = [path.parent for place in below for path in sorted(out.glob(f"{place}/{CONFIG}"))]
+    return [place for place in found if is_run(place)]
 
 
 def _has_comparison(out: Path) -> bool:

@@ -10,7 +10,7 @@ import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.data import from_mapping
 from fedpa.engines.engine import num_bytes
-from fedpa.experiments.comparison import find_burn_in
+from fedpa.experiments.comparison.tasks import find_burn_in
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method

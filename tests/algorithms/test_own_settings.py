@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedpa import FedpaError
-from fedpa.experiments.comparison import as_burn_in
+from fedpa.experiments.comparison.tasks import as_burn_in
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters
 from fedpa.experiments.methods import METHODS, check_own, drop_others, list_own_fields

@@ -30,6 +30,7 @@ from fedpa.experiments.report.curves import (
 )
 from fedpa.experiments.report.runs import Group
 from fedpa.experiments.tasks.task import tasks
+from fedpa.metrics.metric import lower_is_better
 
 COHORTS = ("clients_per_round", "task_options")
 """Settings, or tables of them, that with the seed decide which clients take part in a round and
@@ -161,7 +162,8 @@ def choose_scale(groups: Sequence[Group]) -> Scale:
     if task is None:
         keys = dict.fromkeys(key for run in runs for record in run.history for key in record)
         metrics = [key.removeprefix("eval/") for key in keys if key.startswith("eval/")]
-        return Scale(next((name for name in metrics if name != "loss"), "loss"), (), WINDOW)
+        metric = next((name for name in metrics if name != "loss"), "loss")
+        return Scale(metric, (), WINDOW, lower_is_better(metric))
     first = next(iter(task.presets.values()))
     presets = [task.presets.get(str(run.settings.get("preset")), first) for run in runs]
     targets = sorted({target for preset in presets for target in preset.targets})
@@ -189,7 +191,10 @@ def _compute_row(group: Group, reference: Group | None, scale: Scale) -> Row:
         None if reference is None else _subtract(group, reference, scale),
         float(np.mean(tests)),
         (min(lengths), max(lengths)),
-        {target: [find_rounds_to(curve, target) for curve in curves] for target in scale.targets},
+        {
+            target: [find_rounds_to(curve, target, scale.lower) for curve in curves]
+            for target in scale.targets
+        },
         average_total("seconds"),
         average_total("comm/bytes_up"),
         average_total("comm/bytes_down"),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpa.algorithms.fedopt import SAMPLING, stage
-from fedpa.experiments.report.runs import Group
+from fedpa.experiments.report.runs import OWN, Group
 from fedpa.metrics.streaming import PERCENTILES
 
 Records = Sequence[Mapping[str, Any]]
@@ -89,12 +89,14 @@ class Panel(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """How a task's numbers are reported."""
+    """How numbers are reported."""
 
     metric: str
     targets: tuple[float, ...]
     last: int
     """Rounds whose evaluations make the final value."""
+    lower: bool = False
+    """Whether targets are reached from above."""
 
 
 def read_curve(history: Records, key: str) -> Curve:
@@ -136,10 +138,13 @@ def compute_running_average(curve: Curve, window: int = WINDOW) -> Curve:
     return Curve(rounds, np.array(means, float))
 
 
-def find_rounds_to(curve: Curve, target: float) -> int | None:
-    """Find the first round at which the running average reaches `target`; None if it never does."""
+def find_rounds_to(curve: Curve, target: float, lower: bool = False) -> int | None:
+    """Find the first round at which the running average reaches `target`; None if it never does.
+
+    lower: from above.
+    """
     smooth = compute_running_average(curve)
-    reached = smooth.rounds[smooth.values >= target]
+    reached = smooth.rounds[smooth.values <= target if lower else smooth.values >= target]
     return int(reached[0]) if len(reached) else None
 
 
@@ -150,11 +155,23 @@ def find_first_sampling(history: Records) -> int | None:
 
 
 def find_split(groups: Sequence[Group], metric: str) -> str:
-    """Find whose examples the curves are of: `validation` or `test`."""
+    """Find whose examples the curves are of: `validation` or `test`.
+
+    Empty where it is not known, as for metrics of a user's own function.
+    """
     history = next((history for group in groups for history in group.histories if history), ())
     evaluated = [record for record in history if f"eval/{metric}" in record]
     same = [record.get(f"valid/{metric}") == record[f"eval/{metric}"] for record in evaluated]
-    return "validation" if same and all(same) else "test"
+    if same and all(same):
+        return "validation"
+    return "test" if has_test(groups, metric) else ""
+
+
+def has_test(groups: Sequence[Group], metric: str) -> bool:
+    """Whether there is a test split: tasks have one, a model of one's own may."""
+    histories = [history for group in groups for history in group.histories]
+    ends = any(f"test/{metric}" in history[-1] for history in histories if history)
+    return ends or groups[0].task != OWN
 
 
 def make_learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
@@ -172,7 +189,7 @@ def make_learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
     starts = {find_first_sampling(history) for group in groups for history in group.histories}
     # What samples from the first round on has no burn-in to switch from.
     switches = tuple(sorted(t for t in starts if t is not None and t > 1))
-    y = f"{find_split(groups, scale.metric)} {scale.metric}"
+    y = f"{find_split(groups, scale.metric)} {scale.metric}".strip()
     return Panel("curves", groups[0].task, y, note, series, scale.targets, switches)
 
 

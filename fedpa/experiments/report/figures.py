@@ -142,6 +142,7 @@ def _draw_surroundings(axes: Axes, panel: Panel) -> None:
             color="0.35",
         )
     tidy(axes, panel.title, "round", panel.y)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _draw_series(axes: Axes, series: Series, index: int) -> Any:

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box, filesize
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedpa.experiments.report.bootstrap import LEVEL, Interval
 from fedpa.experiments.report.comparison import Comparison, Difference, Row
-from fedpa.experiments.report.curves import WINDOW, find_split
+from fedpa.experiments.report.curves import WINDOW, find_split, has_test
 
 _LATEX: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -84,12 +84,13 @@ class Results(NamedTuple):
 def make_results(comparison: Comparison) -> Results:
     """Make a row per method: means over seeds."""
     scale, reference, most = comparison.scale, comparison.reference, comparison.rounds
+    tested = has_test(comparison.groups, scale.metric)
     header = [
         "method",
         "seeds",
         f"final\n{scale.metric}",
         *([f"Δ vs\n{_break_label(reference)}"] if reference is not None else []),
-        f"test\n{scale.metric}",
+        *([f"test\n{scale.metric}"] if tested else []),
         *(f"rounds\nto {target:g}" for target in scale.targets),
         "seconds",
         "bytes\nup",
@@ -109,7 +110,7 @@ def make_results(comparison: Comparison) -> Results:
                 str(row.seeds),
                 _format_interval(row.final, ".4f", row.interval),
                 *([format_difference(row)] if reference is not None else []),
-                format_test(row),
+                *([format_test(row)] if tested else []),
                 *(_format_reached(numbers) for numbers in row.rounds_to.values()),
                 format_number(row.seconds, ".1f"),
                 filesize.decimal(round(row.bytes_up)),
@@ -160,44 +161,59 @@ def make_table(
     return table
 
 
-def format_csv(comparison: Comparison) -> str:
-    """Format the comparison as `table.csv`."""
+def make_records(comparison: Comparison) -> list[dict[str, Any]]:
+    """Make a record per method, as `table.csv` has them; None for what there is none of."""
     metric, records = comparison.scale.metric, []
     for row in comparison.rows:
         gap = row.difference if isinstance(row.difference, Difference) else None
-        record = {"method": row.method, "seeds": row.seeds, "round": row.round}
-        record |= {metric: f"{row.final:.6f}", **_format_ends(metric, row.interval)}
-        record |= {"difference": f"{gap.mean:.6f}" if gap else ""}
-        record |= _format_ends("difference", gap.interval if gap else None)
-        record |= {
-            "difference_round": gap.round if gap else "",
-            f"test_{metric}": f"{row.test:.6f}",
-        }
+        record: dict[str, Any] = {"method": row.method, "seeds": row.seeds, "round": row.round}
+        record |= {metric: row.final, **_list_ends(metric, row.interval)}
+        record |= {"difference": gap.mean if gap else None}
+        record |= _list_ends("difference", gap.interval if gap else None)
+        record |= {"difference_round": gap.round if gap else None}
+        if has_test(comparison.groups, metric):
+            record |= {f"test_{metric}": row.test}
         for target, numbers in row.rounds_to.items():
-            # The mean, empty unless every seed got there, and all of them.
-            mean = "" if None in numbers else f"{np.mean(np.array(numbers, float)):g}"
-            by_seed = ";".join("–" if n is None else str(n) for n in numbers)
-            record |= {f"rounds_to_{target:g}": mean, f"rounds_to_{target:g}_by_seed": by_seed}
-        record["seconds"] = f"{row.seconds:.2f}"
-        record |= {"bytes_up": f"{row.bytes_up:.0f}", "bytes_down": f"{row.bytes_down:.0f}"}
+            # The mean, none unless every seed got there, and all of them.
+            reached = [n for n in numbers if n is not None]
+            mean = float(np.mean(reached)) if len(reached) == len(numbers) else None
+            record |= {f"rounds_to_{target:g}": mean, f"rounds_to_{target:g}_by_seed": numbers}
+        record |= {"seconds": row.seconds, "bytes_up": row.bytes_up, "bytes_down": row.bytes_down}
         records.append(record)
+    return records
+
+
+def _list_ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    low, high = (None, None) if interval is None else interval
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def format_csv(comparison: Comparison) -> str:
+    """Format the comparison as `table.csv`."""
+    records = make_records(comparison)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({k: _format_cell(k, v) for k, v in record.items()} for record in records)
     return out.getvalue()
 
 
-def _format_ends(name: str, interval: Interval | None) -> dict[str, str]:
-    low, high = ("", "") if interval is None else (f"{end:.6f}" for end in interval)
-    return {f"{name}_low": low, f"{name}_high": high}
+def _format_cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ";".join("–" if n is None else str(n) for n in value)
+    if not isinstance(value, float):
+        return str(value)
+    forms = {"seconds": ".2f", "bytes_up": ".0f", "bytes_down": ".0f"}
+    return format(value, "g" if name.startswith("rounds_to_") else forms.get(name, ".6f"))
 
 
 def _explain(comparison: Comparison) -> str:
     """Explain what the columns are."""
     rows, scale, rounds = comparison.rows, comparison.scale, comparison.rounds
     split, last = find_split(comparison.groups, scale.metric), min(scale.last, rounds)
-    final = f"final: mean of the {split} evaluations in the last {last} rounds"
+    final = f"final: mean of the {split} evaluations in the last {last} rounds".replace("  ", " ")
     seeds = {row.seeds for row in rows if row.interval is not None}
     if not seeds:
         final += " (one seed: no interval)"
@@ -208,7 +224,8 @@ def _explain(comparison: Comparison) -> str:
     parts = [final]
     if any(isinstance(row.difference, Difference) for row in rows):
         parts.append(f"Δ vs {comparison.reference}: paired by seed, at the same rounds")
-    parts.append("test: after each run's last round, on all of the test split")
+    if has_test(comparison.groups, scale.metric):
+        parts.append("test: after each run's last round, on all of the test split")
     if scale.targets:
         parts.append(
             f"rounds to: until the {WINDOW}-round average gets there, – if it has not so far"

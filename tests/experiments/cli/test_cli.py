@@ -248,7 +248,7 @@ def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatc
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # the first would wait for the end of a round
 
-    monkeypatch.setattr("fedpa.experiments.comparison.run", signalled)
+    monkeypatch.setattr("fedpa.experiments.comparison.tasks.run", signalled)
     with pytest.raises(SystemExit, match="143"):
         main(["compare", "digits", *QUICK, "--out", "cmp"])
     said = capsys.readouterr().err

@@ -5,35 +5,61 @@ import errno
 import math
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fedpa.errors import FedpaError
-from fedpa.experiments import comparison
-from fedpa.experiments.cli.commands import compare
 from fedpa.experiments.cli.main import main
-from fedpa.experiments.sweeps.search import Trial
+from fedpa.experiments.comparison import comparison, tasks
+from fedpa.experiments.comparison.comparison import Trial
+from fedpa.experiments.config import default_config, resolve
+from fedpa.experiments.methods import reads_setting
+from fedpa.training.history import History
+from fedpa.training.loop import Fit
 from tests.experiments.report.made_runs import made_run
 
 WORDS = ["compare", "digits", "--methods", "fedavg,fedpa", "--seeds", "2", "--rounds", "12"]
 WORDS += ["--burn-in-rounds", "5"]
+TRAINING = {name: getattr(tasks.TaskRun, name) for name in ("perform", "check")}
 
 
 @pytest.fixture(autouse=True)
 def no_training(tmp_path, monkeypatch):
-    """Its runs are there at once; FedPA's second seed ended after 8 rounds."""
+    """Its runs are there at once; FedPA's second seed ended after 8 rounds.
+
+    Those that choose rates find MIME best at a client rate of 0.5, the others where they are.
+    """
     monkeypatch.chdir(tmp_path)
+    ran = {}
 
-    def carry_out(compared, *_):
-        for plan in comparison.plan_runs(compared)[1]:
-            short = (plan.config.method, plan.config.seed) == ("fedpa", 1)
-            rounds = 8 if short else plan.config.rounds
-            if not plan.out.exists():
-                made_run(plan.out, plan.config.method, plan.config.seed, rounds)
+    def perform(self, out, callbacks, branch):
+        config = ran[out.name] = self.config
+        short = (config.method, config.seed) == ("fedpa", 1)
+        if not out.exists():
+            more = {}
+            if out.parent.name == "tuning":
+                rate = next(name for name in tasks.RATES if name in _rates(config))
+                wanted = 0.5 if config.method == "mime" else _rates(config)[rate]
+                value = getattr(config.hyperparameters, rate)
+                more = {"valid/accuracy": 1 - abs(math.log(value / wanted)) / 9}
+            made_run(out, config.method, config.seed, 8 if short else config.rounds, more=more)
+        return Fit(None, History(), None)
 
-    monkeypatch.setattr(compare, "carry_out", carry_out)
-    monkeypatch.setattr(compare, "check_runs", lambda *_: None)  # what is there is made up
+    monkeypatch.setattr(tasks.TaskRun, "perform", perform)
+    monkeypatch.setattr(tasks.TaskRun, "check", lambda *_: None)  # what is there is made up
+    return ran
+
+
+def _rates(config):
+    """The rate that is chosen, at the method's own value."""
+    own = resolve(default_config("digits", config.method)).hyperparameters
+    return {
+        name: getattr(own, name)
+        for name in tasks.RATES
+        if reads_setting(config.method, own, name, [1.2345])
+    }
 
 
 def page_words():
@@ -79,52 +105,33 @@ def test_a_full_disk_is_one_line(name, capsys, monkeypatch):
     assert not list(Path("cmp").glob(f"{name}*"))
 
 
-@pytest.fixture(name="pretended")
-def _pretended(monkeypatch):
-    """Sweeps that end at once: MIME is best at a client rate of 0.5, the others where they are."""
-    seen = {}
-
-    def sweep(settings, out, problem, *, jobs, watch):
-        ((rate, values),) = settings.space.items()
-        seen.setdefault(out.name, settings)
-        wanted = 0.5 if out.name.startswith("mime") else settings.base.hyperparameters
-        wanted = wanted if isinstance(wanted, float) else getattr(wanted, rate)
-        trials = [
-            Trial(n, {rate: value}, "finished", 1 - abs(math.log(value / wanted)) / 9, {})
-            for n, value in enumerate(values)
-        ]
-        watch.begin(trials[0], False)
-        return trials
-
-    monkeypatch.setattr(comparison, "sweep", sweep)
-    return seen
-
-
-def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
-    ran = {}
-    carried_out = compare.carry_out
-
-    def remembered(compared, *rest):
-        ran.update({config.method: config for config in compared.configs.values()})
-        return carried_out(compared, *rest)
-
-    monkeypatch.setattr(compare, "carry_out", remembered)
+def test_each_method_runs_at_a_rate_of_its_own(no_training, capsys):
     words = ["compare", "digits", "--methods", "fedavg,fedadam,mime", "--rounds", "12"]
     words += ["--validation-share", "0.1"]
     main([*words, "--tune", "3,0.5,1", "--tune-rounds", "7", "--out", "cmp"])
-    assert {s.base.seed for s in pretended.values()} == {comparison.SEED}
-    assert {s.base.rounds for s in pretended.values()} == {7}
-    assert {method: dict(s.space) for method, s in pretended.items()} == {
-        "fedavg": {"server_learning_rate": (0.5, 1.0, 3.0)},
-        "fedadam": {"server_learning_rate": (0.005, 0.01, 0.03)},
-        "mime": {"client_learning_rate": (0.025, 0.05, 0.15)},
-        "mime+1": {"client_learning_rate": (0.45,)},
-        "mime+2": {"client_learning_rate": (1.35,)},
+    runs = {"fedavg-0", "fedadam-0", "mime-0"}
+    chosen = {Path(f"cmp/{name}") for name in runs}
+    assert all(path.is_dir() for path in chosen)
+    compared = {config.method: config for config in no_training.values() if config.seed == 0}
+    trials = sorted(path.name for path in Path("cmp/tuning").iterdir())
+    assert trials == sorted(
+        [f"{name}-{k}" for name in ("fedavg", "fedadam") for k in range(3)]
+        + [f"mime-{k}" for k in range(5)]
+    )
+    tried = [
+        tomllib.loads((Path("cmp/tuning") / name / "config.toml").read_text()) for name in trials
+    ]
+    assert {own["seed"] for own in tried} == {comparison.SEED}
+    assert {own["rounds"] for own in tried} == {7}
+    assert tomllib.loads(Path("cmp/comparison.toml").read_text())["tuning"] == {
+        "fedavg": {"server_learning_rate": [0.5, 1.0, 3.0]},
+        "fedadam": {"server_learning_rate": [0.005, 0.01, 0.03]},
+        "mime": {"client_learning_rate": [0.025, 0.05, 0.15]},
     }
-    assert ran["fedadam"].hyperparameters.server_learning_rate == 0.01
-    assert ran["mime"].hyperparameters.client_learning_rate == 0.45
-    assert (ran["mime"].seed, ran["mime"].rounds) == (0, 12)
-    assert ran["mime"].task_options.eval_split == "test"
+    assert compared["fedadam"].hyperparameters.server_learning_rate == 0.01
+    assert compared["mime"].hyperparameters.client_learning_rate == 0.45
+    assert (compared["mime"].seed, compared["mime"].rounds) == (0, 12)
+    assert compared["mime"].task_options.eval_split == "test"
     said = capsys.readouterr().out
     said = " ".join(said.replace("\u00a0", " ").split())
     assert "FedAvg[5] server 0.5: 0.9230 1: 1.0000* 3: 0.8779" in said
@@ -132,7 +139,9 @@ def test_each_method_runs_at_a_rate_of_its_own(pretended, capsys, monkeypatch):
     assert "*!" not in said
 
 
-def test_rates_are_chosen_by_the_loss_if_told(capsys):
+def test_rates_are_chosen_by_the_loss_if_told(capsys, monkeypatch):
+    for name, function in TRAINING.items():
+        monkeypatch.setattr(tasks.TaskRun, name, function)
     words = ["compare", "digits", "--methods", "fedavg", "--rounds", "3", "--epochs", "1"]
     words += ["--validation-share", "0.1", "--tune", "1,3,1e5", "--tune-by", "loss"]
     main([*words, "--out", "cmp", "--quiet"])
@@ -143,24 +152,38 @@ def test_rates_are_chosen_by_the_loss_if_told(capsys):
     assert 1 < float(values["3"]) < 2.3
     with pytest.raises(SystemExit):  # a choice by another metric is another comparison
         main([*words[:-1], "accuracy", "--out", "cmp"])
-    assert "by was 'loss' and is not set" in capsys.readouterr().err
-    main(["sweep", "--out", "cmp/tuning/fedavg"])
-    assert "−valid/loss by hyperparameter" in capsys.readouterr().out
+    assert "by was 'valid/loss' and is 'valid/accuracy'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words[:-3], "1,2", *words[-2:], "--out", "cmp"])
+    assert "tuning.fedavg.server_learning_rate was" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words[:-1], "f1", "--out", "other"])
     assert "tune_by = 'f1': choose from accuracy, loss" in capsys.readouterr().err
 
 
 def test_where_all_rates_diverge_lower_ones_are_tried():
-    trials = [Trial(n, {"r": v}, "finished", None, {}) for n, v in enumerate((1.0, 3.0, 9.0))]
-    assert comparison.find_next_rate(trials, "r") == pytest.approx(0.333)
-    found = Trial(3, {"r": 0.333}, "finished", 0.2, {})
-    assert comparison.find_next_rate([found, *trials], "r") == pytest.approx(0.111)
-    better = Trial(4, {"r": 0.111}, "finished", 0.1, {})
-    assert comparison.find_next_rate([better, found, *trials], "r") is None
+    trials = [Trial(n, {"r": v}, None) for n, v in enumerate((1.0, 3.0, 9.0))]
+    (further,) = comparison.find_next(trials, False).values()
+    assert further == pytest.approx(0.333)
+    trials.append(Trial(3, {"r": 0.333}, 0.2))
+    (further,) = comparison.find_next(trials, False).values()
+    assert further == pytest.approx(0.111)
+    assert comparison.find_next([*trials, Trial(4, {"r": 0.111}, 0.1)], False) is None
+    lower = [*trials, Trial(4, {"r": 0.111}, 0.1)]
+    assert comparison.find_next(lower, True) == {"r": pytest.approx(0.037)}
 
 
-def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
+def test_what_has_no_next_value_ends_where_it_is():
+    whole = [Trial(n, {"epochs": v}, v) for n, v in enumerate((1, 5))]
+    assert comparison.find_next(whole, False) == {"epochs": 25}
+    assert comparison.find_next(whole, True) is None  # 0 epochs are none
+    several = [Trial(0, {"a": 1.0, "b": 1.0}, 1.0), Trial(1, {"a": 2.0, "b": 1.0}, 2.0)]
+    assert comparison.find_next(several, False) is None
+    texts = [Trial(0, {"rho": "oas"}, 1.0), Trial(1, {"rho": 0.1}, 2.0)]
+    assert comparison.find_next(texts, False) is None
+
+
+def test_rates_are_not_chosen_on_test_nor_without_sampling(no_training, capsys):
     for words, says in [
         (["--tune", "0.5,1"], "no validation clients to choose on: give --validation-share 0.1"),
         (["--tune-rounds", "9"], "tune_rounds = 9: needs --tune"),
@@ -173,7 +196,10 @@ def test_rates_are_not_chosen_on_test_nor_without_sampling(pretended, capsys):
             main([*WORDS, "--burn-in-rounds", "10", *words, "--out", "cmp"])
         assert says in capsys.readouterr().err
     main([*WORDS, "--tune", "1,2,3", "--tune-rounds", "6", "--validation-share", "0.1"])
-    assert pretended["fedpa"].base.hyperparameters.burn_in_rounds == 2  # of 6, as 5 of 12
+    tried = [config for config in no_training.values() if config.seed == comparison.SEED]
+    assert {
+        config.hyperparameters.burn_in_rounds for config in tried if config.method == "fedpa"
+    } == {2}  # of 6, as 5 of 12
 
 
 def test_a_directory_alone_goes_on_with_its_comparison(capsys):
@@ -190,4 +216,4 @@ def test_a_directory_alone_goes_on_with_its_comparison(capsys):
 @pytest.mark.parametrize("text", ["", "1", "0.3,1,x", "1,1", "0,1", "-1,2", "nan,1", "inf,1"])
 def test_multiples_that_are_none_are_refused(text):
     with pytest.raises(FedpaError, match="tune = "):
-        comparison.read_multiples(text)
+        tasks.read_multiples(text)

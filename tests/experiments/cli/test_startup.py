@@ -61,6 +61,14 @@ def test_missing_packages_are_one_line_that_says_what_installs_them(words, tmp_p
     assert "pip install 'fedpa[experiments]'" in child.stderr
 
 
+def test_a_comparison_in_code_says_what_installs_them():
+    child = run(WITHOUT + "import fedpa\nfedpa.fit\nfedpa.compare")
+    assert child.returncode == 1
+    last = child.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: filelock is not installed")
+    assert "pip install 'fedpa[experiments]'" in last
+
+
 @pytest.mark.parametrize(
     "words", [["--help"], ["methods"], ["data", "list"], ["run", "digits", "--help"]]
 )

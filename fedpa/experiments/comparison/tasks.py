@@ -1,0 +1,228 @@
+"""The methods of `fedpa compare`: runs of a task by their configurations.
+
+Rates are chosen from multiples of each method's own. The same multiples for each, of the server's
+rate, or of the client's where the method fixes the server's.
+"""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, final
+
+from fedpa.errors import FedpaError, refuse
+from fedpa.experiments.comparison.comparison import (
+    SEED,
+    Deciding,
+    Entry,
+    Planned,
+    Run,
+    Settings,
+    perform,
+)
+from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve
+from fedpa.experiments.hyperparameters import replace_fields
+from fedpa.experiments.methods import METHODS, drop_others, reads_setting
+from fedpa.experiments.run import check_resumable, run
+from fedpa.experiments.sweeps.space import check_space, configure
+from fedpa.experiments.tasks.task import preset_named, task_named
+from fedpa.experiments.workers import workers
+from fedpa.metrics.metric import lower_is_better
+from fedpa.training.callbacks import Callback
+from fedpa.training.loop import Fit
+from fedpa.training.problem import Problem
+
+BEGINS_AS = "fedavg"
+RATES = ("server_learning_rate", "client_learning_rate")
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class TaskRun(Run):
+    """A run of a task."""
+
+    config: RunConfig
+    """Resolved."""
+    problem: Problem | None
+    """None on its way to another process, which has its own."""
+
+    @property
+    def rounds(self) -> int:
+        return self.config.rounds
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def key(self) -> str:
+        return repr(self.config)
+
+    def find_burn_in(self) -> "TaskRun | None":
+        first = find_burn_in(self.config)
+        return None if first is None else TaskRun(first, self.problem)
+
+    def shorten(self, rounds: int) -> "TaskRun | None":
+        if self.config.method != BEGINS_AS:
+            return None
+        return TaskRun(as_burn_in(self.config, rounds), self.problem)
+
+    def check(self, out: Path) -> None:
+        assert self.problem is not None
+        check_resumable(self.config, out, self.problem)
+
+    def perform(self, out: Path, callbacks: Sequence[Callback], branch: Path | None) -> Fit:
+        return run(
+            self.config,
+            out,
+            resuming=True,
+            callbacks=callbacks,
+            problem=self.problem,
+            branch=branch,
+        )
+
+
+def find_burn_in(config: RunConfig) -> RunConfig | None:
+    """The run that is this one's burn-in; None if it has none, or nothing after it."""
+    rounds = config.hyperparameters.burn_in_rounds
+    method = METHODS[config.method]
+    if not (method.samples and method.begins_as_fedavg and 0 < rounds < config.rounds):
+        return None
+    return as_burn_in(config, rounds)
+
+
+def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
+    """`rounds` rounds of FedAvg with these settings."""
+    h = drop_others(BEGINS_AS, config.hyperparameters, among=[config.method])
+    return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
+
+
+# Choosing rates
+
+
+class Tuning(NamedTuple):
+    """How each method's rate is chosen."""
+
+    multiples: Sequence[float]
+    """What its rate is multiplied with."""
+    rounds: int | None = None
+    """Of the runs that choose; default: as many as are compared."""
+    by: str | None = None
+    """The metric that decides; default: the task's."""
+
+
+class Search(NamedTuple):
+    """What is tried to choose a method's rate."""
+
+    base: RunConfig
+    """What the runs have in common; not resolved, since a field may follow from the rate."""
+    grid: Mapping[str, Sequence[float]]
+
+
+def read_multiples(text: str) -> tuple[float, ...]:
+    """`0.3,1,3` as numbers."""
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise refuse("tune", text, "must be numbers with commas, as 0.3,1,3") from None
+    if len(found) < 2 or len(set(found)) < len(found) or not all(0 < x < 1e9 for x in found):
+        raise refuse("tune", text, "must be at least two different multiples > 0, as 0.3,1,3")
+    return tuple(sorted(found))
+
+
+def choose_deciding(task: str, preset: str | None, tuning: Tuning) -> Deciding:
+    """By what rates are chosen, on the task's validation clients."""
+    own = task_named(task).metric
+    if tuning.by not in (None, own, "loss"):
+        raise refuse("tune_by", tuning.by, f"choose from {', '.join(sorted({own, 'loss'}))}")
+    metric = f"valid/{tuning.by or own}"
+    return Deciding(metric, lower_is_better(metric), preset_named(task, preset)[1].last)
+
+
+def check_validation(task: str, problem: Problem) -> None:
+    """Refuse to choose on the test split."""
+    if problem.validation is None:
+        takes = "validation_share" in task_named(task).takes
+        hint = "give --validation-share 0.1" if takes else f"task {task} has none"
+        raise FedpaError(f"tune: there are no validation clients to choose on: {hint}")
+
+
+def plan_search(config: RunConfig, tuning: Tuning) -> Search:
+    """Plan what is tried to choose a method's rate; refuses what can't be run.
+
+    Args:
+        config: The method's run, not resolved.
+        tuning: What is the same for all methods.
+    """
+    own, rounds = resolve(config).hyperparameters, tuning.rounds
+    free = [name for name in RATES if reads_setting(config.method, own, name, [1.2345])]
+    if not free:
+        raise refuse("tune", config.method, f"method {config.method} has no rate to choose")
+    # Three digits are enough for a rate, and 0.30000000000000004 is none.
+    grid = {free[0]: tuple(float(f"{getattr(own, free[0]) * x:.3g}") for x in tuning.multiples)}
+    # What is chosen on validation does not see the test split, which takes a while to see.
+    base = replace_fields(
+        config, seed=config.seed + SEED, eval_split="validation", test_at_end=False
+    )
+    if rounds is not None:  # the same share of them is burn-in: a rate is chosen for sampling, too
+        share = round(own.burn_in_rounds * rounds / config.rounds)
+        base = replace_fields(base, rounds=rounds, burn_in_rounds=share)
+    if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
+        raise refuse(
+            "tune_rounds", rounds, f"none of them would sample for {config.method}: give more"
+        )
+    check_space(grid, base)
+    return Search(base, grid)
+
+
+def make_entry(
+    config: RunConfig, label: str, problem: Problem, search: Search | None = None
+) -> Entry:
+    """A method of the comparison.
+
+    Args:
+        config: Its run, not resolved, with any seed.
+        label: What tables call it.
+        problem: The task.
+        search: How its rate is chosen.
+    """
+
+    def make(settings: Settings, seed: int | None) -> TaskRun:
+        if seed is None:
+            assert search is not None
+            return TaskRun(configure(search.base, settings), problem)
+        own = resolve(dataclasses.replace(config, seed=seed))
+        return TaskRun(resolve(replace_fields(own, **settings)) if settings else own, problem)
+
+    return Entry(config.method, label, make, {} if search is None else search.grid)
+
+
+# Several at a time
+
+
+def run_side_by_side(stage: Sequence[Planned], jobs: int, tell: Callable[[Planned], None]) -> None:
+    """Carry out `jobs` at a time, in processes that load the task for themselves.
+
+    tell: called with each run that ended.
+    """
+    with workers(jobs) as submit:
+        pending = {}
+        for own in stage:
+            assert isinstance(own.run, TaskRun)
+            config = own.run.config
+            pending[submit(_perform, own._replace(run=TaskRun(config, None)), config)] = own
+        for future in concurrent.futures.as_completed(pending):
+            planned = pending[future]
+            try:
+                finished = future.result()
+            except FedpaError as error:
+                raise FedpaError(f"{planned.label}: {error}") from None
+            if not finished:
+                raise KeyboardInterrupt
+            tell(planned)
+
+
+def _perform(planned: Planned, problem: Problem, *callbacks: Callback) -> bool:
+    """In another process."""
+    assert isinstance(planned.run, TaskRun)
+    return perform(planned._replace(run=TaskRun(planned.run.config, problem)), callbacks)
