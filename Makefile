@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-config --system-certs --no-deps
 # Two workers on two cores: linear algebra with threads of its own would only get in their way.
 # worksteal: neighbouring tests, which share compiled programs and fixtures, run in one worker.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
@@ -21,9 +23,15 @@ $(READY): requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# The lock file is complete; with --no-deps pip resolves nothing, so a later release can't break it.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@# The lock file is complete; with --no-deps nothing is resolved, so a later release can't break it.
+	@# uv downloads and unpacks in parallel. It does not read pip's settings; where it finds no packages,
+	@# pip does.
+	sed -n '/^uv==/,/# via/p' requirements.lock > $(VENV)/uv.txt
+	$(PIP) --require-hashes -r $(VENV)/uv.txt
+	index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2> /dev/null)}"; \
+		$(UV) $${index:+--default-index "$$index"} --require-hashes -r requirements.lock \
+		|| $(PIP) --require-hashes -r requirements.lock
+	$(PIP) --no-build-isolation --editable .
 	touch $(READY)
 
 test: $(READY)  ## the test suite
@@ -40,8 +48,8 @@ lint: $(READY)  ## format, style, types
 bench: $(READY)  ## ours and the peers on the same work, in turns; QUICK=1 for a few minutes
 	$(BIN)/python -m benchmarks.run $(if $(QUICK),--quick) $(ARGS)
 
-lock: $(READY)  ## resolve the dependencies again (needs uv)
-	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
+lock: $(READY)  ## resolve the dependencies again
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 
 clean:
