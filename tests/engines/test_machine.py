@@ -1,6 +1,5 @@
 """What engines ask of the machine, and what they refuse."""
 
-import os
 import re
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.engines import EngineOptions, machine
 from fedpa.engines.distributed import Processes, join
-from fedpa.engines.machine import count_cores
 from tests.engines.federation import built, train
 
 HERE = len(jax.devices())
@@ -124,10 +122,6 @@ def test_configure_keeps_programs_in_the_users_directory(monkeypatch, tmp_path):
 def test_processes_are_checked(given, says):
     with pytest.raises(FedpaError, match=says):
         join(Processes(*given))
-
-
-def test_cores():
-    assert 1 <= count_cores() <= os.cpu_count()
 
 
 INTERRUPTED = """
