@@ -9,6 +9,10 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-config --system-
 # worksteal: neighbouring tests, which share compiled programs and fixtures, run in one worker.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
+# Half of the suite's time is XLA's: with its older emitters and in one piece a program is compiled in
+# less than half of the time, and optimized alike. `make test-all` has programs as users get them.
+COMPILING := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+
 # Packages are installed uncompiled, and many tests start processes: what one compiles serves all.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,7 +39,7 @@ $(READY): requirements.lock
 	touch $(READY)
 
 test: $(READY)  ## the test suite
-	$(PYTEST) -m "not long" $(ARGS)
+	XLA_FLAGS="$(COMPILING) $(XLA_FLAGS)" $(PYTEST) -m "not long" $(ARGS)
 
 test-all: $(READY)  ## with the longer versions, and many more examples of every property
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --jaxtyping-packages=fedpa,beartype.beartype $(ARGS)
