@@ -3,9 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-config --system-certs --no-deps
 # Two workers on two cores: linear algebra with threads of its own would only get in their way.
 # worksteal: neighbouring tests, which share compiled programs and fixtures, run in one worker.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# Half of the suite's time is XLA's: with its older emitters and in one piece a program is compiled in
+# less than half of the time, and optimized alike. `make test-all` has programs as users get them.
+COMPILING := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 
 # Packages are installed uncompiled, and many tests start processes: what one compiles serves all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,13 +27,19 @@ $(READY): requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# The lock file is complete; with --no-deps pip resolves nothing, so a later release can't break it.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@# The lock file is complete; with --no-deps nothing is resolved, so a later release can't break it.
+	@# uv downloads and unpacks in parallel. It does not read pip's settings; where it finds no packages,
+	@# pip does.
+	sed -n '/^uv==/,/# via/p' requirements.lock > $(VENV)/uv.txt
+	$(PIP) --require-hashes -r $(VENV)/uv.txt
+	index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2> /dev/null)}"; \
+		$(UV) $${index:+--default-index "$$index"} --require-hashes -r requirements.lock \
+		|| $(PIP) --require-hashes -r requirements.lock
+	$(PIP) --no-build-isolation --editable .
 	touch $(READY)
 
 test: $(READY)  ## the test suite
-	$(PYTEST) -m "not long" $(ARGS)
+	XLA_FLAGS="$(COMPILING) $(XLA_FLAGS)" $(PYTEST) -m "not long" $(ARGS)
 
 test-all: $(READY)  ## with the longer versions, and many more examples of every property
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --jaxtyping-packages=fedpa,tests.typecheck.check_all $(ARGS)
@@ -40,8 +52,8 @@ lint: $(READY)  ## format, style, types
 bench: $(READY)  ## ours and the peers on the same work, in turns; QUICK=1 for a few minutes
 	$(BIN)/python -m benchmarks.run $(if $(QUICK),--quick) $(ARGS)
 
-lock: $(READY)  ## resolve the dependencies again (needs uv)
-	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
+lock: $(READY)  ## resolve the dependencies again
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 
 clean:

@@ -120,6 +120,7 @@ def test_fedpa_crosses_the_switch_and_beats_fedavg_with_the_same_local_steps():
             rounds=160,
             clients_per_round=2,
             seed=3,
+            engine=ENGINE,
             callbacks=[lambda e: seen.append((e.state, distance(e.params, mode)))],
         )
         return fit.history, seen

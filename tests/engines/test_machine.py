@@ -1,7 +1,6 @@
 """What engines ask of the machine, and what they refuse."""
 
 import ctypes
-import os
 import platform
 import re
 import resource
@@ -20,7 +19,6 @@ import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.engines import EngineOptions, machine
 from fedpa.engines.distributed import Processes, join
-from fedpa.engines.machine import count_cores
 from tests.engines.federation import built, train
 
 HERE = len(jax.devices())
@@ -145,10 +143,6 @@ def test_configure_keeps_freed_memory_for_the_next_program():
 def test_processes_are_checked(given, says):
     with pytest.raises(FedpaError, match=says):
         join(Processes(*given))
-
-
-def test_cores():
-    assert 1 <= count_cores() <= os.cpu_count()
 
 
 INTERRUPTED = """
