@@ -91,6 +91,16 @@ def test_a_run_that_is_not_what_it_was_is_refused(unfinished, capsys, edit, word
     assert not (unfinished / "summary.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("edit", "code"), [(("seed = 0", "seed = 3"), 2), (('optax = "', 'optax = "9.'), 0)]
+)
+def test_force_resumes_under_other_versions_but_not_other_settings(unfinished, capsys, edit, code):
+    config = unfinished / "config.toml"
+    config.write_text(config.read_text().replace(*edit))
+    said(capsys, "resume", unfinished, "--force", "--quiet", code=code)
+    assert (unfinished / "summary.json").exists() == (code == 0)
+
+
 def test_further_refusals(finished, unfinished, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for words, complaint in [
@@ -100,7 +110,7 @@ def test_further_refusals(finished, unfinished, tmp_path, capsys):
         (["resume", unfinished, "--round", "9"], "unknown option --round: did you mean --rounds"),
         (["eval", finished, "--split", "validation"], "split = 'validation': the task has no"),
         (["eval", finished, "--params", "first"], "params = 'first': must be last, best or the"),
-        (["eval", finished, "--params", "3"], "no checkpoint of round 3: there are .*4"),
+        (["eval", finished, "--params", "3"], "no checkpoint of round 3: available: .*4"),
         (["export", finished, tmp_path / "x.pt"], r"must end in \.npz or \.safetensors"),
         (["run", *QUICK, "--out", finished], "already contains a run: `fedpa resume .*run`"),
         (["run", *QUICK, "--patience", "0"], "patience = 0: must be a whole number, at least 1"),
