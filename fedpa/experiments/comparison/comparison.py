@@ -139,7 +139,7 @@ class Planned(NamedTuple):
 
 
 Carry = Callable[[Sequence[Planned]], None]
-"""Carry out runs of which none needs another, what is not finished of them."""
+"""Carry out runs of which none needs another."""
 Show = Callable[[Planned, int], contextlib.AbstractContextManager[Sequence[Callback]]]
 """(a run, the longest label) → a context with callbacks for its rounds."""
 
@@ -354,7 +354,6 @@ def carry_out(
     if chosen:
         tell(chosen)
     planned = _plan_runs(plan, chosen)
-    _check(planned, plan.out / BURN_IN)
     _carry_out(planned, plan.out / BURN_IN, carry)
     keys = [(entry.name, seed) for entry in plan.entries for seed in plan.seeds]
     return {key: own.run for key, own in zip(keys, planned, strict=True)}, chosen
@@ -373,13 +372,20 @@ def _plan_runs(plan: Plan, chosen: Mapping[str, Choice]) -> list[Planned]:
 
 
 def _check(planned: Sequence[Planned], place: Path) -> None:
+    """Refuse directories that contain runs of other settings."""
     for own in itertools.chain(*share_burn_in(planned, place)):
         own.run.check(own.out)
 
 
 def _carry_out(planned: Sequence[Planned], place: Path, carry: Carry) -> None:
+    _check(planned, place)
     for stage in share_burn_in(planned, place):
-        carry(stage)
+        carry([own for own in stage if not _is_finished(own)])
+
+
+def _is_finished(planned: Planned) -> bool:
+    out = planned.out
+    return run_directory.is_run(out) and run_directory.read_run(out).is_finished(planned.run.rounds)
 
 
 def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned], list[Planned]]:

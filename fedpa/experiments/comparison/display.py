@@ -37,20 +37,18 @@ def show_runs(
 
     @contextlib.contextmanager
     def show(planned: Planned, width: int) -> Iterator[list[Callback]]:
-        out, rounds = planned.out, planned.run.rounds
-        over = run_directory.is_run(out) and run_directory.read_run(out).is_finished(rounds)
         if planned.is_trial:
-            if not (quiet or over):
+            if not quiet:
                 console.print(planned.label, soft_wrap=True, markup=False, highlight=False)
             yield list(callbacks)
             return
         with watch_run(
             console,
             f"{planned.label:<{width}}",
-            rounds,
+            planned.run.rounds,
             metric=metric,
-            past=run_directory.past(out, planned.branch),
-            quiet=quiet or over,
+            past=run_directory.past(planned.out, planned.branch),
+            quiet=quiet,
         ) as progress:
             yield [progress, *callbacks]
 

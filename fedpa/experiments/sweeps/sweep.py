@@ -68,8 +68,6 @@ class Sweep(NamedTuple):
     """What the trials have in common; not resolved, since a field may follow from a swept one."""
     space: Space
     search: Search
-    by: str | None = None
-    """The metric that decides, loss say; the task's own if not given."""
 
 
 class Stages(NamedTuple):
@@ -96,7 +94,6 @@ def as_table(settings: Sweep | Stages) -> dict[str, Any]:
     run = run_table(settings.base)
     kept = {k: v for k, v in run["hyperparameters"].items() if k not in settings.space}
     return {
-        **({} if settings.by is None else {"by": settings.by}),
         "search": settings.search._asdict(),
         "space": spaces.as_table(settings.space),
         "run": run | {"hyperparameters": kept},
@@ -127,8 +124,7 @@ def _parse_sweep(values: Mapping[str, Any], path: Path) -> Sweep:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise FedpaError(f"{path} is not of a sweep: {error} is missing or wrong") from None
-    by = None if values.get("by") is None else str(values["by"])
-    return Sweep(base, space, search, by)
+    return Sweep(base, space, search)
 
 
 def check_place(out: Path, settings: Sweep | Stages) -> None:
@@ -206,9 +202,9 @@ class Job(NamedTuple):
     """Resume an interrupted trial although versions or data have changed."""
 
 
-def find_metric(task: str, problem: Problem, by: str | None = None) -> str:
-    """The metric that decides, by default the task's: on validation clients, if there are any."""
-    return f"{'eval' if problem.validation is None else 'valid'}/{by or task_named(task).metric}"
+def find_metric(task: str, problem: Problem) -> str:
+    """The metric that decides, the task's: on validation clients, if there are any."""
+    return f"{'eval' if problem.validation is None else 'valid'}/{task_named(task).metric}"
 
 
 def goal(metric: str) -> str:
@@ -285,7 +281,7 @@ def sweep(
     last checkpoint.
     """
     check_integer("jobs", jobs, 1)
-    metric = find_metric(settings.base.task, problem, settings.by)
+    metric = find_metric(settings.base.task, problem)
 
     with hold_directory(out, settings), contextlib.ExitStack() as stack:
         pool = stack.enter_context(workers(jobs)) if jobs > 1 else None

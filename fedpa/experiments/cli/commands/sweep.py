@@ -229,7 +229,7 @@ def _watch(
 ) -> Iterator[Watch]:
     """A line for each trial that has ended; on a terminal, below them, the present one's rounds."""
     total = settings.search.trials
-    metric = find_metric(settings.base.task, problem, settings.by)
+    metric = find_metric(settings.base.task, problem)
     width = len(str(total))
     live = console.is_terminal and console.is_interactive and not console.quiet
     status = console.status("", spinner="dots") if live else None
@@ -275,7 +275,7 @@ def _report(
     trials: Sequence[Trial],
 ) -> None:
     base = settings.base
-    metric = goal(find_metric(base.task, problem, settings.by))
+    metric = goal(find_metric(base.task, problem))
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
     picture = draw_sensitivity(settings.space, trials, metric, title)
     with run_directory.writing(out):
