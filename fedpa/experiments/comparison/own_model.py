@@ -260,7 +260,8 @@ def _run(
         raise KeyboardInterrupt(kept) from None
     fits: dict[str, dict[int, Fit]] = {label: {} for label in labels.values()}
     for (name, seed), run in runs.items():  # finished: read, not run
-        fits[labels[name]][seed] = run.perform(plan.place(name, seed), (), None)
+        fit = run.perform(plan.place(name, seed), (), None)
+        fits[labels[name]][seed] = fit if is_kept else fit._replace(out=None)
     return fits, by_label(chosen)
 
 

@@ -215,6 +215,7 @@ class OwnRun(Run):
             callbacks=callbacks,
             best=setup.best,
             test=None if setup.splits.test is None else self._name_test,
+            label=self.label or "",
         )
         place = Place(
             out=out,
