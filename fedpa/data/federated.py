@@ -244,7 +244,8 @@ def _blame(clients: Mapping[Any, Any], ids: Sequence[str], keys: Sequence[Any]) 
 
 def _row_bytes(column: Sequence[np.ndarray]) -> int:
     """Of one example, in a packed copy."""
-    return int(np.prod(column[0].shape[1:])) * max(d.itemsize for d in set(map(_DTYPE, column)))
+    widest: int = max(dtype.itemsize for dtype in set(map(_DTYPE, column)))
+    return int(np.prod(column[0].shape[1:])) * widest
 
 
 def _blocks(column: Sequence[np.ndarray], start: np.ndarray) -> Iterator[np.ndarray]:

@@ -171,7 +171,8 @@ def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) 
 
 
 def _cut(batch: Batch, rows: slice) -> Batch:
-    return jax.tree.map(lambda x: x[rows], batch)
+    cut: Batch = jax.tree.map(lambda x: x[rows], batch)
+    return cut
 
 
 def _read(data: FederatedData, chosen: Sequence[tuple[str, int]]) -> Iterator[tuple[int, Any]]:

@@ -432,6 +432,6 @@ def _count_rows(
 
 def _together(one: Rows | Squares, other: Rows | Squares) -> Rows | Squares:
     """A layer that is run twice has the inputs of both."""
-    if isinstance(one, Rows):
-        return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
-    return jax.tree.map(jnp.add, one, other)
+    join = (lambda a, b: jnp.concatenate([a, b])) if isinstance(one, Rows) else jnp.add
+    both: Rows | Squares = jax.tree.map(join, one, other)
+    return both

@@ -172,7 +172,8 @@ def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _compute(statistic: str, block: jax.Array) -> jax.Array:
-    return getattr(import_blackjax("diagnostics"), statistic)(block)
+    compute: Callable[[jax.Array], jax.Array] = getattr(import_blackjax("diagnostics"), statistic)
+    return compute(block)
 
 
 def _in_blocks(statistic: str, draws: Any) -> np.ndarray:

@@ -129,7 +129,8 @@ def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tup
         ((3, 2), (3,))
     """
     _check(sampler, theta0, key, num)
-    return _draw(sampler, int(num), theta0, _client_data(data), key)
+    samples, infos = _draw(sampler, int(num), theta0, _client_data(data), key)
+    return samples, infos
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -165,14 +166,18 @@ def draw_chains(sampler: Sampler, starts: Params, data: Any, key: Key, num: int)
     """
     _check(sampler, starts, key, num)
     keys = jax.random.split(key, _num_chains(starts))
-    return _draw_chains(sampler, int(num), starts, _client_data(data), keys)
+    samples, infos = _draw_chains(sampler, int(num), starts, _client_data(data), keys)
+    return samples, infos
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _draw_chains(
     sampler: Sampler, num: int, starts: Params, data: ClientData, keys: Any
 ) -> tuple[Any, Any]:
-    return jax.vmap(lambda theta0, key: _draw(sampler, num, theta0, data, key))(starts, keys)
+    samples, infos = jax.vmap(lambda theta0, key: _draw(sampler, num, theta0, data, key))(
+        starts, keys
+    )
+    return samples, infos
 
 
 def _check(sampler: Sampler, theta0: Params, key: Key, num: int) -> None:
@@ -231,7 +236,7 @@ def check_rate(learning_rate: Rate) -> None:
         _check_positive("learning_rate", learning_rate, "must be a finite number > 0")
 
 
-def check_temperature(temperature: Any) -> Temperature:
+def check_temperature(temperature: Temperature | None) -> Temperature:
     """T, if it is one; there is no default that suits both FedPA and a posterior by itself."""
     if temperature is None:
         raise refuse(

@@ -106,7 +106,8 @@ def weighted_mean() -> Aggregation:
         return Aggregate(sums, weights), accepted
 
     def merge(one: Aggregate, other: Aggregate) -> Aggregate:
-        return jax.tree.map(jnp.add, one, other)
+        both: Aggregate = jax.tree.map(jnp.add, one, other)
+        return both
 
     def value(total: Aggregate) -> Aggregate:
         def divide(q: Array, sums: Result) -> Result:

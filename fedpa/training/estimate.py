@@ -242,8 +242,9 @@ def _find_local(method: Any, phase: str = "") -> LocalTraining | None:
         arguments = method.arguments
         if stage(phase) == SAMPLING and arguments.get("sampler") is not None:
             return None
-        if isinstance(arguments.get("local"), LocalTraining):
-            return arguments["local"]
+        local = arguments.get("local")
+        if isinstance(local, LocalTraining):
+            return local
         method = arguments.get("numerator")
     return None
 

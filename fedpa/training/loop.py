@@ -492,7 +492,8 @@ def select_cohort(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]
 
 def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
     """One key for each client of the round."""
-    return _keys_at(_root(seed), np.int32(t), client_hashes(ids))
+    keys: Keys = _keys_at(_root(seed), np.int32(t), client_hashes(ids))
+    return keys
 
 
 _root = functools.lru_cache(maxsize=64)(jax.random.key)
