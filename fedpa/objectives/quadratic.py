@@ -22,7 +22,7 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.types import Key, Params, Scalar
 
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 Vector = Float[Array, " d"]
 """θ as one vector."""
 Matrix = Float[Array, "d d"]
@@ -272,7 +272,7 @@ def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Q
     return Quadratic(flat, 0.5 * (hessian + hessian.T), data.n.astype(flat.dtype))
 
 
-_one_by_one: Callable[[F], F] = jax.custom_batching.sequential_vmap
+_one_by_one: Callable[[_F], _F] = jax.custom_batching.sequential_vmap
 
 
 @_one_by_one
