@@ -1,8 +1,9 @@
 """The few types every layer shares, with array shapes in them (jaxtyping)."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray, PyTree, Shaped
 from jaxtyping import Key as KeyArray
 
@@ -15,6 +16,9 @@ Params: TypeAlias = PyTree[Inexact[Array, "..."]]
 Examples: TypeAlias = PyTree[Shaped[Array, "n ..."]]
 """A client's or a batch's examples: a pytree of arrays with one leading axis in common."""
 
+ClientArrays: TypeAlias = PyTree[Array | np.ndarray]
+"""A client's examples as they are read: a pytree of NumPy or JAX arrays, as in `Examples`."""
+
 Key: TypeAlias = PRNGKeyArray
 """A random key, as `jax.random.key(0)` gives it."""
 Keys: TypeAlias = KeyArray[Array, " m"]
@@ -26,8 +30,8 @@ Count = Int[Array, ""]
 Losses = Inexact[Array, " b"]
 """One number per example of a batch."""
 
-Loss = Callable[[Any, Examples, Key], Losses]
+Loss = Callable[[Model, Examples, Key], Losses]
 """`loss(params, batch, key)`: one number per example of the batch."""
 
-Regularizer = Callable[[Any], Inexact[Array, ""]]
+Regularizer = Callable[[Model], Inexact[Array, ""]]
 """`regularizer(params)`: a number that is added to the mean loss."""

@@ -13,11 +13,11 @@ it runs.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PyTree
 
 from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
@@ -34,9 +34,9 @@ from fedpa.server.schedules import Schedule, constant
 from fedpa.server.update import Server, ServerInfo, ServerState, check_server
 from fedpa.types import Key, Keys, Params, Scalar
 
-State = Any
-Message = Any
-ClientState = Any
+State: TypeAlias = PyTree
+Message: TypeAlias = PyTree
+ClientState: TypeAlias = PyTree
 BURN_IN = "burn-in"
 SAMPLING = "sampling"
 TRAINING = "training"
@@ -55,7 +55,7 @@ class Broadcast(NamedTuple):
     theta: Params
     rate: Scalar
     """Multiplies the client's learning rate this round."""
-    shared: Any = ()
+    shared: PyTree = ()
     """See `Shared`."""
 
 
@@ -63,7 +63,7 @@ class Sent(NamedTuple):
     """What a client sends where that is more than Δ."""
 
     delta: Params
-    more: Any
+    more: PyTree
 
 
 class Shared(NamedTuple):
@@ -72,9 +72,9 @@ class Shared(NamedTuple):
     Clients' results are then `Sent`.
     """
 
-    init: Callable[[Params], Any]
+    init: Callable[[Params], PyTree]
     """θ → before the first round."""
-    update: Callable[[ServerState, Aggregate], Any]
+    update: Callable[[ServerState, Aggregate], PyTree]
     """(the server's state before the round, what clients sent) → after it. As it was where that is
     not finite, or θ stays as it was."""
 
@@ -95,7 +95,7 @@ class ClientResult(NamedTuple):
     """q_i, or a tree prefix of the result: each subtree is averaged by its own weight."""
     state: ClientState
     """What the client keeps for the next round it takes part in."""
-    info: Any
+    info: PyTree
     """A NamedTuple of scalars for people to see; averaged over clients as `train/<name>`."""
 
 
@@ -131,7 +131,7 @@ class Algorithm(NamedTuple):
     """θ → server state."""
     phase: Callable[[int], str]
     """round → the name of the phase it belongs to."""
-    broadcast: Callable[[State, Any], Message]
+    broadcast: Callable[[State, RoundNumber], Message]
     """What clients are sent."""
     clients: Mapping[str, ClientUpdate]
     """The client update of each phase: one program each."""
@@ -139,7 +139,7 @@ class Algorithm(NamedTuple):
     """θ → the state of a client that takes part for the first time; () if it keeps none."""
     aggregation: Aggregation
     """How results become one."""
-    server: Callable[[State, Aggregate, Any], tuple[State, Any]]
+    server: Callable[[State, Aggregate, RoundNumber], tuple[State, PyTree]]
     """ServerUpdate. Its info is `ServerInfo`, or a NamedTuple of that and more scalars for people
     to see, as `train/<name>`."""
     parameters: Callable[[State], Params]
@@ -161,7 +161,7 @@ class Cohort(NamedTuple):
     """Examples with a first axis over clients; n of each, or one n for all."""
     keys: Keys
     """One for each."""
-    states: Any = ()
+    states: ClientState = ()
     """What each has kept, stacked; () if the algorithm's clients keep nothing."""
 
 

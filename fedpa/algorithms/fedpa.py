@@ -7,6 +7,7 @@ server:          θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i)
 
 import functools
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +70,7 @@ def fedpa(
     check_server(server)
     phase = phase_after(burn_in_rounds)
     samples = local_work(local).samples
+    delta_of: Callable[..., Delta]
     if delta is not None:
         check_type("delta", delta, Delta, "fedpa.deltas.mean()")
         if rho is not None or (target, sample_scale, form) != ("identity", "auto", "auto"):

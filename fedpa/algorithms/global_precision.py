@@ -249,7 +249,9 @@ def update_precision(
 
     new = tuple(map(update, precision, fresh, layers))
     ok = all_finite(new) & (weight > 0)
-    return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, precision)
+    kept: tuple[LayerPrecision, ...]
+    kept = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, precision)
+    return kept
 
 
 def precondition(

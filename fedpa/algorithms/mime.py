@@ -184,9 +184,10 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
         )
 
     def update(state: ServerState, aggregate: Aggregate) -> MimeShared:
-        gradient = state.shared.gradient if control_variates else aggregate.mean.more
-        tracked = base.track(narrow(gradient, state.theta), state.shared.statistics)
-        return state.shared._replace(statistics=tracked)
+        shared: MimeShared = state.shared
+        gradient = shared.gradient if control_variates else aggregate.mean.more
+        tracked = base.track(narrow(gradient, state.theta), shared.statistics)
+        return shared._replace(statistics=tracked)
 
     def receive(state: ServerState, answer: Aggregate) -> ServerState:
         old = state.shared.gradient

@@ -5,7 +5,7 @@ import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from fedpa.engines.engine import Packed
 from fedpa.errors import DataError, FedpaError
 from fedpa.objectives.client_data import Kind, check_examples, find_bad_value, is_real
+from fedpa.types import ClientArrays
 
 PACKED_UP_TO = 2**28
 """Bytes of examples up to which a packed copy of them is kept: rounds of many small clients begin
@@ -41,12 +42,17 @@ class FederatedData(NamedTuple):
     """Text, each once."""
     num_examples: Callable[[str], int]
     """id → n_i."""
-    examples: Callable[[str], Any]
+    examples: Callable[[str], ClientArrays]
     """id → a pytree of arrays with one leading axis in common."""
     packed: Packed | None = None
     """All examples in few arrays, where they are in memory."""
     locate: Callable[[str, int | None], str] = _name_client
     """(id, one of its rows or None) → where that is, as messages begin: file, client."""
+
+
+Clients: TypeAlias = Mapping[Any, ClientArrays] | FederatedData
+"""Client id → a pytree of arrays whose first axis counts examples; or a federation that is read
+lazily."""
 
 
 class Splits(NamedTuple):
@@ -89,7 +95,7 @@ def check_when_read(data: FederatedData) -> FederatedData:
     return data._replace(examples=examples, packed=None)
 
 
-def from_mapping(clients: Mapping[Any, Any]) -> FederatedData:
+def from_mapping(clients: Mapping[Any, ClientArrays]) -> FederatedData:
     """Make a federation of arrays in memory. All of them are checked here, before any work starts.
 
     Args:
@@ -244,7 +250,8 @@ def _blame(clients: Mapping[Any, Any], ids: Sequence[str], keys: Sequence[Any]) 
 
 def _row_bytes(column: Sequence[np.ndarray]) -> int:
     """Of one example, in a packed copy."""
-    return int(np.prod(column[0].shape[1:])) * max(d.itemsize for d in set(map(_DTYPE, column)))
+    widest: int = max(dtype.itemsize for dtype in set(map(_DTYPE, column)))
+    return int(np.prod(column[0].shape[1:])) * widest
 
 
 def _blocks(column: Sequence[np.ndarray], start: np.ndarray) -> Iterator[np.ndarray]:

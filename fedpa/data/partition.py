@@ -74,7 +74,7 @@ def by_quantity(
 def _rounded(shares: np.ndarray, total: int) -> np.ndarray:
     """Whole numbers close to shares · total that add up to it: largest remainders go up."""
     exact = shares * total
-    sizes = np.floor(exact).astype(np.int64)
+    sizes: np.ndarray = np.floor(exact).astype(np.int64)
     short = total - int(sizes.sum())
     sizes[np.argsort(sizes - exact, kind="stable")[:short]] += 1
     return sizes

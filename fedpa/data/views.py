@@ -11,10 +11,13 @@ import numpy as np
 
 from fedpa.data.federated import FederatedData
 from fedpa.errors import check_integer
+from fedpa.types import ClientArrays
 
 
 def map_examples(
-    data: FederatedData, function: Callable[[str, Any], Any], most: int | None = None
+    data: FederatedData,
+    function: Callable[[str, ClientArrays], ClientArrays],
+    most: int | None = None,
 ) -> FederatedData:
     """Map every client's examples by a function, when they are read.
 

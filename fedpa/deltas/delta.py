@@ -5,16 +5,16 @@ samples seen so far.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Params, Scalar
 
-State = Any
+State: TypeAlias = PyTree
 
 
 class DeltaInfo(NamedTuple):

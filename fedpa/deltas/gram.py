@@ -71,7 +71,7 @@ def solve(
         return _solve(theta0, samples, shrink, scale, count)
     import jax
 
-    @jax.custom_batching.sequential_vmap
+    @jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
     def one_by_one(theta0: Any, samples: Any, scale: Any, count: Any) -> Result:
         return _solve(theta0, samples, shrink, scale, count)
 

@@ -62,4 +62,5 @@ def mean() -> Delta:
 
 
 def _squared(tree: Params) -> Scalar:
-    return optax.tree.norm(tree, squared=True).astype(jnp.float32)
+    squared: Scalar = optax.tree.norm(tree, squared=True).astype(jnp.float32)
+    return squared

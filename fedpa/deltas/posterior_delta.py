@@ -1,10 +1,11 @@
 """Δ̂ as a function of arrays, without a client around it (eq. 4)."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from fedpa.deltas import gram
 from fedpa.deltas.delta import ravel, unravel
@@ -12,15 +13,17 @@ from fedpa.deltas.shrinkage import Rho, Target, shrinkage
 from fedpa.errors import FedpaError, check_number
 from fedpa.precision import accumulation_dtype
 
+Tree = TypeVar("Tree")
+
 
 def posterior_delta(
-    theta0: Any,
-    samples: Any,
+    theta0: Tree,
+    samples: PyTree[Array | np.ndarray],
     rho: Rho,
     *,
     target: Target = "identity",
     sample_scale: float = 1.0,
-) -> Any:
+) -> Tree:
     """Compute FedPA's client update Δ̂ = Σ̂⁻¹(θ₀ − x̄) from posterior samples (eq. 4, Theorem 3).
 
     Runs in O(ℓ²d) time and O(ℓd) memory; no d×d matrix is formed. Works inside `jax.jit` too;
@@ -55,7 +58,8 @@ def posterior_delta(
     if any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, *stacked]):
         rows, scale = jax.vmap(ravel)(samples).astype(dtype), jnp.asarray(sample_scale, dtype)
         delta = gram.solve(ravel(theta0).astype(dtype), rows, shrink, scale).delta
-        return unravel(delta, theta0, True)
+        found: Tree = unravel(delta, theta0, True)
+        return found
 
     if ell * sum(leaf.size for leaf in leaves) <= 1 << 20:  # wider costs nothing to speak of
         dtype = np.dtype(np.float64)
@@ -71,7 +75,8 @@ def posterior_delta(
                 raise FedpaError(
                     f"{name} holds a value that is not finite: all must be finite numbers"
                 )
-    return _restore(values, leaves, structure)
+    found = _restore(values, leaves, structure)
+    return found
 
 
 def _num_samples(leaves: list[Any], stacked: list[Any]) -> int:

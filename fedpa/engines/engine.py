@@ -11,13 +11,13 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import Algorithm, ClientState, ClientUpdate, Message
 from fedpa.server.aggregation import Aggregate, Aggregation
-from fedpa.types import Keys, Params
+from fedpa.types import ClientArrays, Keys, Params
 
 
 class Packed(NamedTuple):
     """Many clients' examples one after the other, in few arrays: an engine moves them once."""
 
-    load: Callable[[str], Any]
+    load: Callable[[str], ClientArrays]
     """The function by which single clients are read; with another one, this is out of date."""
     structure: Any
     arrays: Sequence[np.ndarray]
@@ -39,7 +39,7 @@ class Cohort(NamedTuple):
 
     ids: Sequence[str]
     """The clients' ids, each once."""
-    load: Callable[[str], Any]
+    load: Callable[[str], ClientArrays]
     """id → the client's examples; read when its turn comes, not before."""
     keys: Keys
     """One key per client, in the order of `ids`."""

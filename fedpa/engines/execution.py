@@ -351,7 +351,7 @@ def line(error: BaseException) -> str:
     """An error in one line; of one that quotes another's traceback, what that one says."""
     if isinstance(error, ClientError):
         return str(error)
-    quoted = re.findall(r"^[\w.]*(?:Error|Exception): .*", str(error), re.MULTILINE)
+    quoted: list[str] = re.findall(r"^[\w.]*(?:Error|Exception): .*", str(error), re.MULTILINE)
     if "Traceback" in str(error) and quoted:
         return quoted[-1][:300]
     text = " ".join(str(error).split()) or "no message"

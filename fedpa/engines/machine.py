@@ -94,7 +94,7 @@ def available(device: jax.Device) -> int | None:
         stats = device.memory_stats() or {}
         if "bytes_limit" not in stats:
             return None
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     amounts = [amount for amount in (_free_in_machine(), _free_in_group()) if amount is not None]
     return min(amounts, default=None)
 

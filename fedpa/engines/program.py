@@ -105,7 +105,7 @@ def run_lanes(client: ClientUpdate, aggregation: Aggregation) -> Run:
     def run(shared: Shared, lanes: Lanes) -> Outcome:
         if lanes.keys.shape[0] == 1:
             out = run_one(shared, *jax.tree.map(lambda x: x[0], lanes))
-            rest = jax.tree.map(lambda x: jnp.asarray(x)[None], out._replace(total=()))
+            rest: Outcome = jax.tree.map(lambda x: jnp.asarray(x)[None], out._replace(total=()))
             return rest._replace(total=out.total)
         out = jax.vmap(run_one, in_axes=(None, 0, 0, 0))(shared, *lanes)
         return out._replace(total=merge_pairwise(aggregation, out.total))
@@ -141,7 +141,7 @@ def merge_pairwise(aggregation: Aggregation, totals: Any) -> Any:
 
 def compile_ahead(run: Run, check: Check, **shardings: Any) -> Callable[[Shared, Lanes], Run]:
     """`Program.find`: compile `run` before it is called, once for each shape."""
-    executables: dict[Any, Any] = {}
+    executables: dict[Any, Run] = {}
     compiling = threading.Lock()
     jitted = jax.jit(run, **shardings)
 

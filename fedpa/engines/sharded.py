@@ -139,7 +139,8 @@ def place_on_mesh(mesh: Mesh, sharding: NamedSharding) -> Placement:
             host = np.asarray(x)
             host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype))
             shape = (block.lanes, *host.shape[1:])
-            return jax.make_array_from_process_local_data(sharding, host, shape)
+            dealt: jax.Array = jax.make_array_from_process_local_data(sharding, host, shape)
+            return dealt
 
         lanes = jax.tree.map(deal, lanes)
         out = program.find(shared, lanes)(shared, lanes)
@@ -177,4 +178,5 @@ def in_any_process(flags: np.ndarray) -> np.ndarray:
     """Each flag, raised if any process raised it."""
     if jax.process_count() == 1:
         return flags
-    return np.asarray(multihost_utils.process_allgather(flags)).max(axis=0)
+    raised: np.ndarray = np.asarray(multihost_utils.process_allgather(flags)).max(axis=0)
+    return raised

@@ -240,7 +240,7 @@ def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunCo
     base = default_config(
         values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
     )
-    config = _replace(base, values, where)
+    config: RunConfig = _replace(base, values, where)
     # The number of samples is there even where it only follows from the epochs. Then it must not
     # hold against other epochs given on top of the file.
     h = config.hyperparameters

@@ -261,7 +261,8 @@ def build_sampler(h: Hyperparameters) -> "SamplerFactory | None":
     window = local_work(build_local(h)).window
 
     def factory(objective: "Objective", rate: Any) -> "Sampler":
-        return build(objective, h.client_learning_rate * rate, window=window, **own)
+        made: Sampler = build(objective, h.client_learning_rate * rate, window=window, **own)
+        return made
 
     return factory
 

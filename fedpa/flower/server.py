@@ -57,6 +57,7 @@ from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
+from fedpa.training.run import RecordingOptions
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
 from fedpa.types import Params
 
@@ -98,7 +99,10 @@ def make_run(
     clients_per_round: int,
     seed: int = 0,
     weighting: Weighting | None = None,
-    **options: Any,
+    eval_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+    min_success: float = 0.0,
+    recording: RecordingOptions = RecordingOptions(),
 ) -> Served:
     """Make a run of a problem and a method of your own, recorded as `fedpa.fit` does.
 
@@ -108,7 +112,7 @@ def make_run(
         method: As on the nodes, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
         rounds, clients_per_round, seed: As in `fedpa.fit`.
         weighting: q_i, "examples" or "uniform"; default: the method's.
-        options: More of `fedpa.fit`'s: eval_every, min_success, recording, callbacks.
+        eval_every, callbacks, min_success, recording: As in `fedpa.fit`.
     Returns:
         The run, for `server_app`.
     Example:
@@ -120,11 +124,8 @@ def make_run(
         settings = method.settings() if isinstance(method, Described) else {}
         weighting = settings.get("weighting", "examples")
     evaluate = make_evaluator(problem.metric, problem.test, problem.eval_batch_size)
-    more = options.pop("callbacks", ())
 
-    def train(
-        problem: Problem, engine: OfAlgorithm, out: Path, callbacks: Sequence[Callback]
-    ) -> Fit:
+    def train(problem: Problem, engine: OfAlgorithm, out: Path, more: Sequence[Callback]) -> Fit:
         return fit(
             problem.objective,
             problem.init(jax.random.key(seed)),
@@ -134,11 +135,13 @@ def make_run(
             clients_per_round=clients_per_round,
             seed=seed,
             evaluate=lambda params: evaluate(params).values,
-            callbacks=[*more, *callbacks],
+            eval_every=eval_every,
+            callbacks=[*callbacks, *more],
             engine=engine,
+            min_success=min_success,
             out=out,
+            recording=recording,
             progress=False,
-            **options,
         )
 
     return Served(problem, method, train, weighting)

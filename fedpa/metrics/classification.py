@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpa.data.text import PAD
 from fedpa.metrics.metric import Counts, Metric, ratio
 from fedpa.precision import widen
-from fedpa.types import Examples
+from fedpa.types import Examples, Model
 
 Rows = Float[Array, "n v"]
 Targets = Int[Array, " n"]
@@ -22,7 +22,7 @@ HIGHEST = 5
 """Tags that recall_at_5 looks at."""
 
 
-def classifier(logits: Callable[[Any, jax.Array], jax.Array]) -> Metric:
+def classifier(logits: Callable[[Model, Array], Array]) -> Metric:
     """Measure a classifier's `loss` and `accuracy`.
 
     The loss is the mean of −log softmax(z)_y over examples, accuracy the share with argmax z = y.
@@ -55,7 +55,7 @@ def classifier(logits: Callable[[Any, jax.Array], jax.Array]) -> Metric:
 
 
 def next_words(
-    vocabulary: int, logits: Callable[[Any, Any], Any] = lambda params, x: params(x)
+    vocabulary: int, logits: Callable[[Model, Array], Array] = lambda params, x: params(x)
 ) -> Metric:
     """Measure a language model's `loss`, `perplexity` and `accuracy` of the next word.
 
@@ -122,7 +122,7 @@ def _is_highest(rows: Rows, targets: Targets) -> Bool[Array, " n"]:
 
 
 def tagger(
-    logits: Callable[[Any, Any], Any] = lambda params, batch: params(
+    logits: Callable[[Model, Examples], Array] = lambda params, batch: params(
         batch["ids"], batch["weights"]
     ),
 ) -> Metric:

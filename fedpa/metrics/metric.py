@@ -6,12 +6,12 @@ and the same metric is known for each client and for all.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpa.types import Examples
+from fedpa.types import Examples, Model
 
 
 class Counts(NamedTuple):
@@ -52,7 +52,7 @@ class Metric(NamedTuple):
         {'mse': 2.0}
     """
 
-    measure: Callable[[Any, Examples], Counts]
+    measure: Callable[[Model, Examples], Counts]
     """(params, batch) → counts; compiled by the caller."""
     values: Callable[[Mapping[str, float]], dict[str, float]]
     """Sums of `each` → metrics by name, of a client or of all. Where there is nothing to divide

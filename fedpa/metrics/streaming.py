@@ -16,7 +16,7 @@ import numpy as np
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import DataError
 from fedpa.metrics.metric import Counts, Metric
-from fedpa.types import Examples
+from fedpa.types import Examples, Model
 
 PERCENTILES = (10, 50, 90)
 KEPT_UP_TO = 2**28
@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
 
 def make_evaluator(
     metric: Metric, data: FederatedData, batch_size: int, most: int | None = None
-) -> Callable[[Any], Evaluation]:
+) -> Callable[[Model], Evaluation]:
     """Build the function params → the metric on `most` examples of the federation; default: all.
 
     Those of the first clients, in a shuffled order that is always the same: in the order of their
@@ -171,7 +171,8 @@ def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) 
 
 
 def _cut(batch: Batch, rows: slice) -> Batch:
-    return jax.tree.map(lambda x: x[rows], batch)
+    cut: Batch = jax.tree.map(lambda x: x[rows], batch)
+    return cut
 
 
 def _read(data: FederatedData, chosen: Sequence[tuple[str, int]]) -> Iterator[tuple[int, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedpa.errors import BadValueError, DataError, FedpaError
-from fedpa.types import Count, Examples
+from fedpa.types import ClientArrays, Count, Examples
 
 
 class ClientData(NamedTuple):
@@ -150,7 +150,7 @@ def num_rows(examples: Any) -> int:
     return int(shapes[0][0])
 
 
-def client_data(examples: Any, capacity: int | None = None) -> ClientData:
+def client_data(examples: ClientArrays, capacity: int | None = None) -> ClientData:
     """Make a `ClientData` of arrays, padded with zeros.
 
     Args:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import num_rows
 from fedpa.precision import widen
-from fedpa.types import Examples, Key, Loss, Losses, Params, Scalar
+from fedpa.types import Examples, Key, Loss, Losses, Model, Params, Scalar
 
 T = TypeVar("T")
 Images = Float[Array, "n h w c"]
@@ -95,7 +95,12 @@ def observing() -> bool:
 
 
 def layer_input(
-    x: T, weight: Any, bias: Any = None, *, real: Any = None, out_first: bool = False
+    x: T,
+    weight: Array | tuple[Array, ...],
+    bias: Array | None = None,
+    *,
+    real: Array | None = None,
+    out_first: bool = False,
 ) -> T:
     """Show that x enters the layer x·weight + bias, for methods that use XᵀX of a layer's inputs.
 
@@ -123,7 +128,14 @@ def layer_input(
     return x
 
 
-def table_input(ids: T, table: Any, bias: Any = None, *, shares: Any = None, real: Any = None) -> T:
+def table_input(
+    ids: T,
+    table: Array,
+    bias: Array | None = None,
+    *,
+    shares: Array | None = None,
+    real: Array | None = None,
+) -> T:
     """Show which rows of a table are read, for methods that use XᵀX of a layer's inputs.
 
     Args:
@@ -237,7 +249,7 @@ def over_examples(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def per_example(batch_loss: Callable[[Any, Examples, Key], Scalar]) -> Loss:
+def per_example(batch_loss: Callable[[Model, Examples, Key], Scalar]) -> Loss:
     """Turn a loss that returns one number for a whole batch into one number per example.
 
     `batch_loss` is called on batches of a single example, vectorized over the batch. Its value
@@ -432,6 +444,6 @@ def _count_rows(
 
 def _together(one: Rows | Squares, other: Rows | Squares) -> Rows | Squares:
     """A layer that is run twice has the inputs of both."""
-    if isinstance(one, Rows):
-        return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
-    return jax.tree.map(jnp.add, one, other)
+    join = (lambda a, b: jnp.concatenate([a, b])) if isinstance(one, Rows) else jnp.add
+    both: Rows | Squares = jax.tree.map(join, one, other)
+    return both

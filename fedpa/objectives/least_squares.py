@@ -37,7 +37,8 @@ def loss(theta: Vector, batch: Examples, key: Key) -> Losses:
         [0. 2.]
     """
     del key
-    return 0.5 * (layer_input(batch["x"], theta) @ theta - batch["y"]) ** 2
+    residuals: Losses = layer_input(batch["x"], theta) @ theta - batch["y"]
+    return 0.5 * residuals**2
 
 
 def posterior(data: ClientData, ridge: float | Scalar = 0.0) -> Quadratic:

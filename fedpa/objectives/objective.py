@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Int
+from jaxtyping import Array, Inexact, Int, PyTree
 
 from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData, example_weights
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.precision import widen
-from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer, Scalar
+from fedpa.types import Examples, Key, Loss, Losses, Model, Params, Regularizer, Scalar
 
 Reduction = Literal["mean", "sum"]
 
@@ -39,7 +39,7 @@ class SparseTable(NamedTuple):
         (2,)
     """
 
-    table: Callable[[Any], Inexact[Array, "v d"]]
+    table: Callable[[Model], Inexact[Array, "v d"]]
     """θ → the table, one of its leaves."""
     rows: Callable[[Examples], Int[Array, "*ids"]]
     """A batch → the numbers of the rows it reads, as often as it reads them, in any shape."""
@@ -67,7 +67,7 @@ class Objective(NamedTuple):
     weight: Callable[[Examples], Losses] | None = None
     """A batch → how much each of its examples counts, 1 if not given: the words of a sentence make
     a mean over words of means over sentences. Client weights q_i count examples all the same."""
-    like: Any = None
+    like: PyTree = None
     """Some examples, or arrays' shapes: for methods that look into the model before there are any.
     `fedpa.fit` fills it in."""
 

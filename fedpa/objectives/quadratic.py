@@ -8,8 +8,8 @@ the minimizer of smallest norm, the covariance uses the pseudo-inverse, and draw
 centre's component in the null space. Give a ridge where a proper posterior is wanted instead.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.types import Key, Params, Scalar
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 Vector = Float[Array, " d"]
 """θ as one vector."""
 Matrix = Float[Array, "d d"]
@@ -271,7 +272,10 @@ def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Q
     return Quadratic(flat, 0.5 * (hessian + hessian.T), data.n.astype(flat.dtype))
 
 
-@jax.custom_batching.sequential_vmap
+_one_by_one: Callable[[_F], _F] = jax.custom_batching.sequential_vmap
+
+
+@_one_by_one
 def _spectrum(hessian: Matrix) -> tuple[Vector, Matrix, Array]:
     """Eigenvalues, eigenvectors, and which of them span the row space.
 

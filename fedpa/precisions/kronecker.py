@@ -57,11 +57,11 @@ class Kronecker(NamedTuple):
 
     def add(self, other: "Kronecker") -> "Kronecker":
         """Λ + Λ′, of blocks of the same sizes."""
-        return jax.tree.map(jnp.add, self, other)
+        return Kronecker(jnp.add(self.blocks, other.blocks))
 
     def scale(self, factor: float | Scalar) -> "Kronecker":
         """cΛ."""
-        return jax.tree.map(lambda a: factor * a, self)
+        return Kronecker(factor * self.blocks)
 
     def times(self, v: Matrix) -> Matrix:
         """Λv."""
@@ -291,5 +291,7 @@ def _factor(total: _Sums, s: int | None) -> Factor:
 def signs(key: Key, n: int, s: int, dtype: Any) -> Float[Array, "n s"]:
     """Ω: independent ±1, from one random bit each."""
     words = jax.random.bits(key, (n, -(-s // 32)), jnp.uint32)
-    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & jnp.uint32(1)
+    bits: Array = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & jnp.uint32(
+        1
+    )
     return 1 - 2 * bits.reshape(n, -1)[:, :s].astype(dtype)

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
+from numpy.typing import ArrayLike
 
 from fedpa.errors import FedpaError, refuse
-from fedpa.samplers.sampler import import_blackjax
+from fedpa.samplers.sampler import Info, import_blackjax
+from fedpa.types import Params
 
 LEAST_CHAINS = 2
 """One chain alone would say that it agrees with itself."""
@@ -32,10 +34,10 @@ class Diagnostics(NamedTuple):
         array([1., 1.])
     """
 
-    rhat: Any
+    rhat: PyTree[np.ndarray]
     """Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree, infinite
     where they don't move. NaN where all draws are equal, or one is not finite."""
-    ess: Any
+    ess: PyTree[np.ndarray]
     """Effective sample size by autocorrelation of every parameter, of all chains together: about
     chains · num for independent draws. NaN like R̂; 0 for chains that are constant but differ."""
     acceptance: float | None
@@ -53,7 +55,7 @@ class Worst(NamedTuple):
     """The smallest effective sample size."""
 
 
-def diagnose(samples: Any, infos: Any) -> Diagnostics:
+def diagnose(samples: Params, infos: Info) -> Diagnostics:
     """Diagnose chains: R̂ and autocorrelation effective sample size of every parameter.
 
     Args:
@@ -141,7 +143,7 @@ def bulk_ess(draws: Any) -> np.ndarray:
     return _in_blocks("ess_bulk", draws)
 
 
-def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
+def kish_ess(log_weights: ArrayLike) -> Float[np.ndarray, "..."]:
     """Compute Kish's effective sample size (Σ w)² / Σ w² (appendix B).
 
     The weights are w_j ∝ p(θ_j) = exp(−n f(θ_j)): proportional to the posterior, not to the loss
@@ -172,7 +174,8 @@ def kish_ess(log_weights: Any) -> Float[np.ndarray, "..."]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _compute(statistic: str, block: jax.Array) -> jax.Array:
-    return getattr(import_blackjax("diagnostics"), statistic)(block)
+    compute: Callable[[jax.Array], jax.Array] = getattr(import_blackjax("diagnostics"), statistic)
+    return compute(block)
 
 
 def _in_blocks(statistic: str, draws: Any) -> np.ndarray:

@@ -134,7 +134,8 @@ def hamiltonian(
 
     def warm_up(state: HamiltonianState, data: ClientData) -> HamiltonianState:
         if target_acceptance is None:
-            return jax.lax.fori_loop(0, window.burn_in, lambda _, s: move(s, data)[0], state)
+            state = jax.lax.fori_loop(0, window.burn_in, lambda _, s: move(s, data)[0], state)
+            return state
         averaging = import_blackjax("adaptation.step_size").dual_averaging_adaptation
         start, adapt, final = averaging(target_acceptance)
         dtype = state.step_size.dtype

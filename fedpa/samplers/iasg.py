@@ -182,12 +182,13 @@ def minibatch_chain(
         return state, how.init(state.theta), info
 
     def run_epoch(how: Average, state: ChainState, data: ClientData) -> Carry:
-        return jax.lax.fori_loop(
+        end: Carry = jax.lax.fori_loop(
             0,
             steps_per_epoch(data.n, batch_size),
             lambda index, carry: make_step(how, carry, data, index),
             begin_window(how, begin_epoch(state, data)),
         )
+        return end
 
     def run_steps(how: Average, state: ChainState, data: ClientData, num: int) -> Carry:
         epoch_length = jnp.maximum(steps_per_epoch(data.n, batch_size), 1)
@@ -201,7 +202,8 @@ def minibatch_chain(
             return state._replace(position=(state.position + 1) % epoch_length), mean, seen
 
         trips = jnp.where(data.n > 0, num, 0)
-        return jax.lax.fori_loop(0, trips, body, begin_window(how, state))
+        end: Carry = jax.lax.fori_loop(0, trips, body, begin_window(how, state))
+        return end
 
     def init(theta0: Params, data: ClientData, key: Key) -> ChainState:
         """B steps, or epochs, of burn-in."""
@@ -214,9 +216,10 @@ def minibatch_chain(
             return state
         if isinstance(window, Steps):
             return run_steps(how, state, data, window.burn_in)[0]
-        return jax.lax.fori_loop(
+        start: ChainState = jax.lax.fori_loop(
             0, window.burn_in, lambda _, state: run_epoch(how, state, data)[0], state
         )
+        return start
 
     def sample(state: ChainState, data: ClientData) -> tuple[ChainState, Params, ChainInfo]:
         """K steps, or an epoch; θ_s is the average of their iterates."""

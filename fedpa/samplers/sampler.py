@@ -14,16 +14,17 @@ delta unless T is small: on the digits (ℓ = 5, d = 2,410) at T = 1 as well as 
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData, client_data, num_rows
 from fedpa.precision import widen
-from fedpa.types import Count, Key, Params, Scalar
+from fedpa.types import ClientArrays, Count, Key, Params, Scalar
 
 Temperature = float | Literal["n"]
 """T, or "n" for n_i."""
@@ -32,10 +33,10 @@ COLD = 0.01
 Rate = float | jax.Array
 """A learning rate; an array (traced, too) where it follows a schedule."""
 
-State = Any
+State: TypeAlias = PyTree
 """Whatever the sampler needs to make its next step."""
 
-Info = Any
+Info: TypeAlias = PyTree
 """A NamedTuple of scalars a person wants to see; `loss` is always one of them."""
 
 
@@ -104,7 +105,9 @@ def check_window(window: Window) -> None:
         check_integer("discard_steps", window.discard, 0)
 
 
-def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:
+def draw(
+    sampler: Sampler, theta0: Params, data: ClientArrays | ClientData, key: Key, num: int
+) -> tuple[Params, Info]:
     """Draw `num` samples of a client's posterior.
 
     Compiles once per sampler, shapes and `num`; works inside `jax.jit`, too.
@@ -129,7 +132,8 @@ def draw(sampler: Sampler, theta0: Params, data: Any, key: Key, num: int) -> tup
         ((3, 2), (3,))
     """
     _check(sampler, theta0, key, num)
-    return _draw(sampler, int(num), theta0, _client_data(data), key)
+    samples, infos = _draw(sampler, int(num), theta0, _client_data(data), key)
+    return samples, infos
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -144,7 +148,9 @@ def _draw(
     return samples, infos
 
 
-def draw_chains(sampler: Sampler, starts: Params, data: Any, key: Key, num: int) -> tuple[Any, Any]:
+def draw_chains(
+    sampler: Sampler, starts: Params, data: ClientArrays | ClientData, key: Key, num: int
+) -> tuple[Params, Info]:
     """Draw `num` samples of each of several chains of one client.
 
     Compiles once per sampler, shapes and `num`; works inside `jax.jit`, too.
@@ -165,14 +171,18 @@ def draw_chains(sampler: Sampler, starts: Params, data: Any, key: Key, num: int)
     """
     _check(sampler, starts, key, num)
     keys = jax.random.split(key, _num_chains(starts))
-    return _draw_chains(sampler, int(num), starts, _client_data(data), keys)
+    samples, infos = _draw_chains(sampler, int(num), starts, _client_data(data), keys)
+    return samples, infos
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _draw_chains(
     sampler: Sampler, num: int, starts: Params, data: ClientData, keys: Any
 ) -> tuple[Any, Any]:
-    return jax.vmap(lambda theta0, key: _draw(sampler, num, theta0, data, key))(starts, keys)
+    samples, infos = jax.vmap(lambda theta0, key: _draw(sampler, num, theta0, data, key))(
+        starts, keys
+    )
+    return samples, infos
 
 
 def _check(sampler: Sampler, theta0: Params, key: Key, num: int) -> None:
@@ -231,7 +241,7 @@ def check_rate(learning_rate: Rate) -> None:
         _check_positive("learning_rate", learning_rate, "must be a finite number > 0")
 
 
-def check_temperature(temperature: Any) -> Temperature:
+def check_temperature(temperature: Temperature | None) -> Temperature:
     """T, if it is one; there is no default that suits both FedPA and a posterior by itself."""
     if temperature is None:
         raise refuse(

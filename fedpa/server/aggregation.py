@@ -11,16 +11,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PyTree
 
 from fedpa.errors import refuse
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Scalar
 
-Result: TypeAlias = Any
+Result: TypeAlias = PyTree
 """What a client sends: a pytree of arrays of the algorithm's own choosing."""
 
-Weight: TypeAlias = Any
+Weight: TypeAlias = PyTree
 """A number, or a tree prefix of the result: each subtree is then averaged by its own weight."""
 
 Weighting = Literal["examples", "uniform"]
@@ -58,13 +58,13 @@ class Aggregation(NamedTuple):
         0.25
     """
 
-    init: Callable[[Result, Weight], Any]
+    init: Callable[[Result, Weight], PyTree]
     """Arrays (or their shapes) of one result and weight → empty sum."""
-    add: Callable[[Any, Result, Weight], tuple[Any, Bool[Array, ""]]]
+    add: Callable[[PyTree, Result, Weight], tuple[PyTree, Bool[Array, ""]]]
     """(sum, result, weight) → (sum, accepted)."""
-    merge: Callable[[Any, Any], Any]
+    merge: Callable[[PyTree, PyTree], PyTree]
     """Two partial sums into one, for engines that sum in several places."""
-    value: Callable[[Any], Aggregate]
+    value: Callable[[PyTree], Aggregate]
     """The sum → what the server is given."""
 
 
@@ -106,7 +106,8 @@ def weighted_mean() -> Aggregation:
         return Aggregate(sums, weights), accepted
 
     def merge(one: Aggregate, other: Aggregate) -> Aggregate:
-        return jax.tree.map(jnp.add, one, other)
+        both: Aggregate = jax.tree.map(jnp.add, one, other)
+        return both
 
     def value(total: Aggregate) -> Aggregate:
         def divide(q: Array, sums: Result) -> Result:

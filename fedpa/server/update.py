@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PyTree
 
 from fedpa.errors import check_type
 from fedpa.precision import narrow
@@ -57,9 +57,9 @@ class ServerState(NamedTuple):
     """θ, as clients are sent it."""
     optimizer: optax.OptState
     """What the optimizer keeps."""
-    average: Any
+    average: PyTree
     """What the averaging keeps."""
-    shared: Any = ()
+    shared: PyTree = ()
     """What a method keeps beside θ and sends to clients with it: SCAFFOLD's c."""
 
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from fedpa.algorithms.fedopt import State
 from fedpa.errors import FedpaError, check_integer, check_number, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.history import plain
@@ -43,7 +44,7 @@ class Event(NamedTuple):
     """How many the run is to have."""
     params: Model
     """The model as the user gave it, with the parameters of this round."""
-    state: Any
+    state: State
     """The algorithm's server state."""
     record: dict[str, Any]
     """The round's metrics so far."""

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from fedpa.algorithms.fedopt import SAMPLING, stage
 from fedpa.algorithms.local_training import LocalTraining, local_work
 from fedpa.algorithms.methods import Described, Method
-from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.data.federated import Clients, FederatedData, from_mapping
 from fedpa.engines.blocks import capacities, choose_width
 from fedpa.engines.engine import Cohort, num_bytes
 from fedpa.engines.program import Lanes, Shared, bytes_of_result, compile_client
@@ -24,7 +23,7 @@ from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.samplers.sampler import Epochs
 from fedpa.training.loop import check_counts
 from fedpa.training.problem import Prepared, prepare
-from fedpa.types import Loss, Params
+from fedpa.types import Loss, Model, Params
 
 
 class PhaseCost(NamedTuple):
@@ -115,8 +114,8 @@ def _format(value: int | float | None, unit: str = "") -> str:
 
 def estimate(
     loss: Loss | Objective,
-    params: PyTree,
-    clients: Mapping[Any, PyTree] | FederatedData,
+    params: Model,
+    clients: Clients,
     method: Method,
     *,
     clients_per_round: int,
@@ -242,8 +241,9 @@ def _find_local(method: Any, phase: str = "") -> LocalTraining | None:
         arguments = method.arguments
         if stage(phase) == SAMPLING and arguments.get("sampler") is not None:
             return None
-        if isinstance(arguments.get("local"), LocalTraining):
-            return arguments["local"]
+        local = arguments.get("local")
+        if isinstance(local, LocalTraining):
+            return local
         method = arguments.get("numerator")
     return None
 

@@ -6,14 +6,13 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from fedpa.algorithms.methods import Described, Method
-from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.data.federated import Clients, FederatedData, from_mapping
 from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm, num_bytes
@@ -52,9 +51,6 @@ from fedpa.training.run import (
 from fedpa.training.run_directory import CONFIG, Recorded, is_run
 from fedpa.types import Loss, Model
 
-Clients: TypeAlias = Mapping[str, PyTree[jax.Array | np.ndarray]] | FederatedData
-"""Client id → a pytree of arrays whose first axis counts examples; or a federation that is read
-lazily."""
 OWN = ("loss", "params", "clients", "method")
 """The arguments of `fit` that no file can hold."""
 LINES = 10

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedpa.algorithms.methods import Method
+from fedpa.data.federated import Clients
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective
@@ -29,7 +30,7 @@ from fedpa.training.checkpoint import (
     read_checkpoint,
     read_last_checkpoint,
 )
-from fedpa.training.fit import OWN, Clients, follow, resume_fit, spell_method
+from fedpa.training.fit import OWN, follow, resume_fit, spell_method
 from fedpa.training.history import History
 from fedpa.training.loop import Fit
 from fedpa.training.named_arrays import (

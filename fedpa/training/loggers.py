@@ -125,7 +125,8 @@ def remember(out: Path, name: str, facts: Mapping[str, Any]) -> None:
 
 def _read(out: Path) -> dict[str, dict[str, Any]]:
     try:
-        return json.loads((out / MEMORY).read_text())
+        memory: dict[str, dict[str, Any]] = json.loads((out / MEMORY).read_text())
+        return memory
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -395,7 +396,7 @@ def _create_run(client: Any, out: Path) -> str:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedpa"
     found = client.get_experiment_by_name(name)
     experiment = found.experiment_id if found else client.create_experiment(name)
-    identity = client.create_run(experiment, run_name=out.absolute().name).info.run_id
+    identity: str = client.create_run(experiment, run_name=out.absolute().name).info.run_id
     remember(out, MLFLOW, {"id": identity})
     return identity
 

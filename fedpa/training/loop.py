@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm, ClientState
+from fedpa.algorithms.fedopt import Algorithm, ClientState, State
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.views import read_ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
@@ -50,7 +50,7 @@ class Fit(NamedTuple):
     """The model as it was given, with the parameters of the last round."""
     history: History
     """One record per round, as in `metrics.jsonl`; `history.to_pandas()` makes a table of it."""
-    state: Any
+    state: State
     """The algorithm's server state."""
     stopped: str | None = None
     """Why a callback ended the run early."""
@@ -143,7 +143,7 @@ class Snapshot(NamedTuple):
 
     round: int
     """Rounds done."""
-    state: Any
+    state: State
     """The algorithm's server state: parameters, optimizer, averages."""
     params: Any
     """The parameters θ to evaluate and to return, as `algorithm.parameters` gives them."""
@@ -492,7 +492,8 @@ def select_cohort(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]
 
 def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
     """One key for each client of the round."""
-    return _keys_at(_root(seed), np.int32(t), client_hashes(ids))
+    keys: Keys = _keys_at(_root(seed), np.int32(t), client_hashes(ids))
+    return keys
 
 
 _root = functools.lru_cache(maxsize=64)(jax.random.key)

@@ -296,7 +296,7 @@ def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
 def read_summary(out: Path) -> Record | None:
     """What came of the run; None if it is not finished."""
     try:
-        summary = json.loads((out / SUMMARY).read_bytes())
+        summary: Record = json.loads((out / SUMMARY).read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):  # a cut one: the end is written again
         return None
     except OSError as error:

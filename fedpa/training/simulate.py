@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 
 from fedpa.algorithms.fedopt import Algorithm, Cohort, Round, fed_round
 from fedpa.algorithms.methods import Method
-from fedpa.data.federated import FederatedData, check_when_read, from_mapping
+from fedpa.data.federated import Clients, FederatedData, check_when_read, from_mapping
 from fedpa.engines.engine import num_bytes
 from fedpa.engines.execution import stack_clients
 from fedpa.engines.machine import SHARE, DoesNotFit, available
@@ -25,7 +25,7 @@ from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
 from fedpa.training.loop import check_counts, client_hashes, keys_at, select_cohort
 from fedpa.training.problem import prepare
-from fedpa.types import Key, Loss, Params
+from fedpa.types import Key, Loss, Model, Params
 
 Metrics = dict[str, Shaped[Array, "..."]]
 Evaluate = Callable[[Any], Mapping[str, Any]]
@@ -64,8 +64,8 @@ class Simulation(NamedTuple):
 
 def simulate(
     loss: Loss | Objective,
-    params: PyTree,
-    clients: Mapping[Any, PyTree] | FederatedData,
+    params: Model,
+    clients: Clients,
     method: Method,
     *,
     rounds: int,

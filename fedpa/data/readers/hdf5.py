@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedpa.data.cache import Index, load_index, progress, settle, stage
 from fedpa.data.federated import FederatedData
@@ -80,7 +81,7 @@ def open_hdf5(path: str | Path, features: Features = None) -> FederatedData:
     return make_federation(path, index, read)
 
 
-def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+def write_hdf5(path: str | Path, clients: Iterable[tuple[str, Mapping[str, ArrayLike]]]) -> None:
     """Write clients in TensorFlow Federated's layout. Text is kept as UTF-8 of any length.
 
     The file is made in memory, for HDF5 may crash if the disk is full, and appears under its name

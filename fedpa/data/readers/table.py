@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +33,21 @@ from fedpa.data.readers.reader import (
 )
 from fedpa.errors import BadValueError, DataError, refuse
 
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+    import pyarrow
+
 ENDINGS = (".csv", ".parquet", ".feather")
 HARMLESS = 2**28
 """Bytes that a table may always have: Parquet keeps a million equal values in a few."""
 
 
-def open_table(table: Any, client_column: str, features: Features = None) -> FederatedData:
+def open_table(
+    table: "pandas.DataFrame | pyarrow.Table | str | Path",
+    client_column: str,
+    features: Features = None,
+) -> FederatedData:
     """Group a table's rows by client, in the order in which they stand.
 
     Columns of lists of equal length become arrays with two axes, text object arrays of `str`.
@@ -266,7 +275,9 @@ def _pyarrow() -> Any:
     return import_optional("pyarrow", "tables", "tables")
 
 
-def open_huggingface(dataset: Any, client_column: str, features: Features = None) -> FederatedData:
+def open_huggingface(
+    dataset: "datasets.Dataset", client_column: str, features: Features = None
+) -> FederatedData:
     """Group the rows of a Hugging Face data set by client, in the order in which they stand.
 
     Columns are taken as `with_format("numpy")` gives them, images decoded, text as `str`.

@@ -10,8 +10,8 @@ import optax
 from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
-from fedpa.experiments.models.convolution import Images, convolve, max_pool
-from fedpa.objectives.layer_inputs import convolution_input, layer_input
+from fedpa.experiments.models.convolution import convolve, max_pool
+from fedpa.objectives.layer_inputs import Images, convolution_input, layer_input
 from fedpa.types import Examples, Key, Losses
 
 DROPOUT = (0.25, 0.5)
@@ -50,7 +50,9 @@ class CNN(eqx.Module):
 
 def loss(params: CNN, batch: Examples, key: Key | None) -> Losses:
     """Cross-entropy of each example of {"x": images, "y": labels}; no dropout without a key."""
-    return optax.softmax_cross_entropy_with_integer_labels(params(batch["x"], key), batch["y"])
+    logits = params(batch["x"], key)
+    losses: Losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses
 
 
 def dropout(x: jax.Array, rate: float, key: Key | None) -> jax.Array:

@@ -12,6 +12,7 @@ thin for that: its convolution is k² multiples of the shifted image, summed in 
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +34,13 @@ Smaller = Float[Array, "n h2 w2 d"]
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve(x: Images, kernel: Kernel, stride: int = 1, padding: Padding = "VALID") -> Smaller:
     """The convolution of images with a kernel."""
-    return jax.lax.platform_dependent(
+    y: Smaller = jax.lax.platform_dependent(
         x,
         kernel,
         cpu=functools.partial(by_patches, stride=stride, padding=padding),
         default=functools.partial(by_xla, stride=stride, padding=padding),
     )
+    return y
 
 
 def _forward(
@@ -51,13 +53,14 @@ def _forward(
 def _backward(
     stride: int, padding: Padding, kept: tuple[Images, Kernel], dy: Smaller
 ) -> tuple[Images, Kernel]:
-    def transposed(form):  # type: ignore[no-untyped-def]
+    def transposed(form: Callable[..., Smaller]) -> Callable[..., tuple[Images, Kernel]]:
         form = functools.partial(form, stride=stride, padding=padding)
         return lambda x, kernel, dy: jax.vjp(form, x, kernel)[1](dy)
 
-    return jax.lax.platform_dependent(
+    dx, dkernel = jax.lax.platform_dependent(
         *kept, dy, cpu=transposed(by_patches), default=transposed(by_xla)
     )
+    return dx, dkernel
 
 
 convolve.defvjp(_forward, _backward)
@@ -89,7 +92,9 @@ def _product(x: Images, kernel: Kernel, stride: int) -> Smaller:
 def _single_channel(x: Images, kernel: Kernel, stride: int) -> Smaller:
     k, _, _, channels = kernel.shape
     weights = kernel.reshape(k * k, 1, 1, 1, channels)
-    return sum(image * w for image, w in zip(shift_images(x, k, stride), weights, strict=True))
+    y: Smaller
+    y = sum(image * w for image, w in zip(shift_images(x, k, stride), weights, strict=True))
+    return y
 
 
 _single_channel.defvjp(

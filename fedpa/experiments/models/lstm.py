@@ -187,7 +187,9 @@ def _forward(
 
 
 def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array, Array, Array]:
-    def step(carry: tuple[Array, Array], now: tuple) -> tuple[tuple[Array, Array], Array]:
+    def step(
+        carry: tuple[Array, Array], now: tuple[Array, Array, Array, Gates]
+    ) -> tuple[tuple[Array, Array], Array]:
         dh_next, dc = carry
         dh, c, c_before, (i, f, g, o) = now
         dh = dh + dh_next
@@ -201,7 +203,10 @@ def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array, Array, Arra
     inputs = (dh, saved.c, before(saved.c), saved.gates)
     start = jnp.zeros_like(dh[0])
     _, dz = jax.lax.scan(step, (start, start), inputs, reverse=True)
-    over_all_steps = lambda a: jnp.einsum("tbi,tbg->ig", a, dz)  # noqa: E731
+
+    def over_all_steps(a: Array) -> Array:
+        return jnp.einsum("tbi,tbg->ig", a, dz)
+
     return (
         jnp.einsum("tbg,ig->tbi", dz, saved.input_weight),
         over_all_steps(saved.x),
@@ -224,5 +229,6 @@ def _times_transposed(dz: Float[Array, "b g"], weight: Float[Array, "h g"]) -> F
     Left alone, XLA folds the transpositions into the product and reads U across its rows, half as
     fast again on CPUs. The barriers make it transpose the two small matrices instead.
     """
-    barrier = jax.lax.optimization_barrier
-    return barrier(weight @ barrier(dz.T)).T
+    transposed: Array = jax.lax.optimization_barrier(dz.T)
+    product: Array = jax.lax.optimization_barrier(weight @ transposed)
+    return product.T

@@ -33,4 +33,6 @@ def _logits(params: eqx.nn.MLP, image: jax.Array) -> jax.Array:
 def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:
     """Cross-entropy of each example of {"x": images, "y": labels}."""
     del key
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"])
+    scores = logits(params, batch["x"])
+    losses: Losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"])
+    return losses

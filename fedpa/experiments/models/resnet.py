@@ -30,15 +30,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from fedpa.errors import refuse
-from fedpa.experiments.models.convolution import (
-    Images,
-    Kernel,
-    Smaller,
-    convolve,
-    overlapping_max_pool,
-)
+from fedpa.experiments.models.convolution import Smaller, convolve, overlapping_max_pool
 from fedpa.metrics.classification import cross_entropy
-from fedpa.objectives.layer_inputs import convolution_input, layer_input
+from fedpa.objectives.layer_inputs import Images, Kernel, convolution_input, layer_input
 from fedpa.precision import accumulation_dtype, widen
 from fedpa.types import Examples, Key, Losses, Scalar
 

@@ -159,17 +159,20 @@ def least_squares_problem(seed: int) -> Problem:
 
 
 def _logits(theta: Params, x: Any) -> jax.Array:
-    return x @ theta["w"] + theta["b"][None, :]
+    logits: jax.Array = x @ theta["w"] + theta["b"][None, :]
+    return logits
 
 
 def _digits_loss(theta: Params, batch: Examples, key: Key) -> Losses:
     del key
     logits = _logits(theta, batch["x"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    losses: Losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses
 
 
 def _ridge(theta: Params) -> jax.Array:
-    return 0.5 * RIDGE * optax.tree.norm(theta, squared=True)
+    squared: jax.Array = optax.tree.norm(theta, squared=True)
+    return 0.5 * RIDGE * squared
 
 
 def digits_problem(seed: int) -> Problem:
@@ -200,7 +203,8 @@ def digits_problem(seed: int) -> Problem:
     stacked = jax.jit(lambda a: jax.lax.map(approximated, a))(clients.data.examples)
 
     def posterior(data: ClientData) -> Quadratic:
-        return jax.tree.map(lambda a: a[data.examples["client"][0]], stacked)
+        own: Quadratic = jax.tree.map(lambda a: a[data.examples["client"][0]], stacked)
+        return own
 
     def accuracy(theta: Params, images: Any, truth: Any) -> jax.Array:
         return jnp.mean((jnp.argmax(_logits(theta, images), -1) == truth).astype(jnp.float32))
@@ -223,7 +227,7 @@ def _mode(objective: Objective, data: ClientData, start: Params) -> Params:
     def step(_: Any, vector: jax.Array) -> jax.Array:
         direction = jnp.linalg.solve(jax.hessian(loss)(vector), jax.grad(loss)(vector))
         lengths = 0.5 ** jnp.arange(6, dtype=vector.dtype)
-        tried = vector[None] - lengths[:, None] * direction[None]
+        tried: jax.Array = vector[None] - lengths[:, None] * direction[None]
         return tried[jnp.argmin(jax.vmap(loss)(tried))]
 
     return unravel(jax.lax.fori_loop(0, 12, step, flat))

@@ -253,7 +253,8 @@ def _client(x: Float[Array, "n d"], y: Float[Array, " n"]) -> ClientData:
 
 def whitened(one: Problem, theta: Any) -> np.ndarray:
     """z of θ, in float64: differences of f are what the weights are made of."""
-    return np.asarray(theta, np.float64) @ one.axes - one.centre
+    z: np.ndarray = np.asarray(theta, np.float64) @ one.axes - one.centre
+    return z
 
 
 def exact_samples(
@@ -303,7 +304,8 @@ def samples_of(averages: np.ndarray, grain: int, point: Point) -> np.ndarray:
     used = averages[:, first : first + SAMPLES * size]
     shape = (used.shape[0], SAMPLES, size, used.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):  # a divergence: reported as one
-        return used.reshape(shape).mean(axis=2, dtype=np.float64)
+        samples: np.ndarray = used.reshape(shape).mean(axis=2, dtype=np.float64)
+    return samples
 
 
 def qualities(one: Problem, starts: np.ndarray, samples: np.ndarray) -> dict[str, float]:
@@ -315,8 +317,8 @@ def qualities(one: Problem, starts: np.ndarray, samples: np.ndarray) -> dict[str
     if not np.isfinite(samples).all():
         return {"diverged": 1.0}
     z = whitened(one, samples)
-    excess = lambda z: np.sum(z**2, axis=-1)  # noqa: E731
-    if (excess(z[:, -1]) > excess(whitened(one, starts))).any():
+    last, first = z[:, -1], whitened(one, starts)
+    if (np.sum(last**2, axis=-1) > np.sum(first**2, axis=-1)).any():
         return {"diverged": 1.0}
     mixing = bulk_ess(z) / len(z)
     return {

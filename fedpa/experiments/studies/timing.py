@@ -226,7 +226,8 @@ def solve_with(delta: Delta) -> Callable[[jax.Array, jax.Array], jax.Array]:
             delta.init(theta0, jnp.asarray(EXAMPLES, jnp.int32)),
             samples,
         )
-        return delta.value(state)[0]
+        found: jax.Array = delta.value(state)[0]
+        return found
 
     return run
 

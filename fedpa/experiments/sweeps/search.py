@@ -117,7 +117,7 @@ def open_journal(out: Path) -> "optuna.Study":
     drop_cut_line(path)
     journal = optuna.storages.journal
     lock = journal.JournalFileOpenLock(str(path), grace_period=GRACE)
-    return optuna.create_study(
+    return optuna.create_study(  # type: ignore[no-any-return]
         storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock)),
         study_name=STUDY,
         direction="maximize",
@@ -251,17 +251,18 @@ def _freeze(space: Space, trial: Trial) -> "optuna.trial.FrozenTrial":
     """A trial as Optuna has it."""
     trials = load_optuna().trial
     names = {state: name for name, state in _STATES.items()}
-    return trials.create_trial(
+    frozen: optuna.trial.FrozenTrial = trials.create_trial(
         state=trials.TrialState[names[trial.state]],
         value=trial.value,
         params={name: trial.params[name] for name in space},
         distributions=_distributions(space),
         intermediate_values=dict(trial.curve),
     )
+    return frozen
 
 
 def _make_study(trials: Sequence[Any], sampler: Any = None) -> "optuna.Study":
     """A study in memory."""
-    study = load_optuna().create_study(direction="maximize", sampler=sampler)
+    study: optuna.Study = load_optuna().create_study(direction="maximize", sampler=sampler)
     study.add_trials(trials)
     return study
