@@ -1,4 +1,4 @@
-"""Strictness for the whole suite: no silent promotion of dtypes or ranks, fixed examples."""
+"""Strictness for the whole suite: no silent promotion of dtypes or ranks; Hypothesis's profiles."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 import fedpa
 
@@ -48,7 +49,16 @@ settings.register_profile(
     max_examples=12,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("thorough", settings.get_profile("fedpa"), max_examples=500)
+# Searches at random: a failure prints the example and what reproduces it, and is tried first in
+# the next run. HYPOTHESIS_MAX_EXAMPLES makes the search shorter or longer.
+settings.register_profile(
+    "thorough",
+    settings.get_profile("fedpa"),
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    print_blob=True,
+    max_examples=int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "500")),
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedpa"))
 
 

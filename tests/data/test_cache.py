@@ -3,6 +3,7 @@ import pytest
 
 from fedpa.data.cache import Index, load_index
 from fedpa.errors import DataError
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_parts_and_changes_have_their_own(file):
 
 
 def test_a_client_that_is_there_twice_is_refused(file):
-    with pytest.raises(DataError, match=r"data\.bin: client 'a' is there twice"):
+    with refused("data.bin", "client 'a'", kind=DataError):
         load_index(file, "", Builds("a", "a", "b"))
 
 
@@ -90,5 +91,5 @@ def test_an_unwritable_cache_only_costs_time(file, cache):
 
 
 def test_a_file_that_is_not_there(tmp_path, cache):
-    with pytest.raises(DataError, match="absent is not there"):
+    with refused("absent", kind=DataError):
         load_index(tmp_path / "absent", "", Builds("a"))

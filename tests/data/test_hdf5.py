@@ -13,7 +13,8 @@ import pytest
 from fedpa.data.archives import find
 from fedpa.data.cache import show_progress
 from fedpa.data.readers import hdf5, open_hdf5, write_hdf5
-from fedpa.errors import DataError, FedpaError
+from fedpa.errors import DataError
+from tests.refusals import refused
 
 
 def client(n, seed=0):
@@ -58,7 +59,7 @@ def test_features_are_chosen_and_renamed(path):
         open_hdf5(path, {"x": "pixels", "y": "label"}).examples("b"),
         {"x": CLIENTS["b"]["pixels"], "y": CLIENTS["b"]["label"]},
     )
-    with pytest.raises(DataError, match=r"no feature 'image': there are label, pixels, tokens"):
+    with refused("set_train.h5", "'image'", "label, pixels, tokens", kind=DataError):
         open_hdf5(path, ["image"])
 
 
@@ -110,40 +111,39 @@ def test_strings_of_fixed_length_and_other_encodings(tmp_path, cache):
 def test_a_cut_file_is_refused(path, share):
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(DataError, match=r"set_train\.h5 can't be opened, it is cut") as caught:
+    with refused("set_train.h5", kind=DataError):
         open_hdf5(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_cut_after_it_was_opened(path):
     data = open_hdf5(path)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"set_train\.h5 has changed since it was opened"):
+    with refused("set_train.h5", kind=DataError):
         data.examples("a")
 
 
 def test_files_of_another_kind_are_refused(tmp_path, cache):
     path = tmp_path / "a.h5"
-    with pytest.raises(DataError, match=r"a\.h5 is not there"):
+    with refused("a.h5", kind=DataError):
         open_hdf5(path)
     path.write_bytes(b"something else" * 100)
-    with pytest.raises(DataError, match="no HDF5 file"):
+    with refused("a.h5", kind=DataError):
         open_hdf5(path)
     with h5py.File(path, "w") as file:
         file["other"] = np.ones(3)
-    with pytest.raises(DataError, match="has no group /examples"):
+    with refused("a.h5", "/examples", kind=DataError):
         open_hdf5(path)
     with h5py.File(path, "w") as file:
         file["examples"] = np.ones(3)
-    with pytest.raises(DataError, match="has no group /examples"):
+    with refused("a.h5", "/examples", kind=DataError):
         open_hdf5(path)
     with h5py.File(path, "w") as file:
         file.create_group("examples")
-    with pytest.raises(DataError, match="has no clients"):
+    with refused("a.h5", kind=DataError):
         open_hdf5(path)
     with h5py.File(path, "w") as file:
         file["examples/a"] = np.ones(3)
-    with pytest.raises(DataError, match="client 'a' can't be read"):
+    with refused("a.h5", "client 'a'", kind=DataError):
         open_hdf5(path)
 
 
@@ -151,28 +151,28 @@ def test_clients_that_differ_are_refused(tmp_path, cache):
     path = tmp_path / "a.h5"
     write_hdf5(path, [("a", {"x": np.ones(2), "y": np.ones(3)})])
     data = open_hdf5(path)
-    with pytest.raises(DataError, match=r"a\.h5: client 'a' has y of shape \[3\]: must have 2"):
+    with refused("a.h5", "client 'a'", "y", "[3]", "2", kind=DataError):
         data.examples("a")
-    with pytest.raises(FedpaError, match=r"a\.h5 has no client 'z'"):
+    with refused("a.h5", "client 'z'"):
         data.examples("z")
     write_hdf5(path, [("a", {"x": np.float32(2)})])
-    with pytest.raises(DataError, match="client 'a' has 'x' of shape"):
+    with refused("a.h5", "client 'a'", "'x'", kind=DataError):
         open_hdf5(path)
 
 
 @pytest.mark.parametrize(
-    ("others", "words"),
+    ("others", "feature"),
     [
-        ("x", "client 'b' has no feature 'y'"),
-        ("yz", "client 'b' has no feature 'x'"),
-        ("xyz", "client 'b' has feature 'z', which client 'a' has not"),
+        ("x", "feature 'y'"),
+        ("yz", "feature 'x'"),
+        ("xyz", "feature 'z'"),
     ],
 )
-def test_clients_of_other_features_are_refused(tmp_path, cache, others, words):
+def test_clients_of_other_features_are_refused(tmp_path, cache, others, feature):
     path = tmp_path / "a.h5"
     features = {"0": "", "a": "xy", "b": others}
     write_hdf5(path, [(c, dict.fromkeys(own, np.ones(2))) for c, own in features.items()])
-    with pytest.raises(DataError, match=rf"a\.h5: {words}"):
+    with refused("a.h5", "client 'b'", feature, kind=DataError):
         open_hdf5(path)
 
 
@@ -214,7 +214,7 @@ def test_what_is_not_in_the_file_itself_is_refused(tmp_path, cache, link):
     with h5py.File(path, "w") as file:
         file["examples/a/x"] = np.ones(3)
         link(file)
-    with pytest.raises(DataError, match=r"a\.h5: client 'b'.*must be in the file itself"):
+    with refused("a.h5", "client 'b'", kind=DataError):
         open_hdf5(path)
 
 
@@ -223,7 +223,7 @@ def test_clients_that_are_linked_from_elsewhere_are_refused(tmp_path, cache):
     write_hdf5(path.with_name("other.h5"), CLIENTS.items())
     with h5py.File(path, "w") as file:
         file["examples"] = h5py.ExternalLink("other.h5", "/examples")
-    with pytest.raises(DataError, match="has no group /examples"):
+    with refused("a.h5", "/examples", kind=DataError):
         open_hdf5(path)
 
 
@@ -249,7 +249,7 @@ def test_claims_of_a_small_file_take_no_memory(tmp_path, cache, claims, feature)
         if "maxshape" not in claims and claims.get("chunks"):
             file[f"examples/a/{feature}"][:5] = 1.0
     assert path.stat().st_size < 100_000
-    with pytest.raises(DataError, match=rf"a\.h5: client 'a': '{feature}' claims \d+ bytes"):
+    with refused("a.h5", "client 'a'", f"'{feature}'", kind=DataError):
         open_hdf5(path).examples("a")
 
 
@@ -260,7 +260,7 @@ def test_one_data_set_of_many_names_is_counted_as_often(tmp_path, cache):
         group.create_dataset("0", data=np.zeros(10**6), compression="gzip", chunks=(10**6,))
         for i in range(1, 100):
             group[str(i)] = group["0"]
-    with pytest.raises(DataError, match=r"a\.h5: client 'a' claims 800000000 bytes"):
+    with refused("a.h5", "client 'a'", "800000000 bytes", kind=DataError):
         open_hdf5(path).examples("a")
 
 
@@ -278,7 +278,7 @@ def test_types_that_are_neither_numbers_nor_text_are_refused(tmp_path, cache):
     with h5py.File(path, "w") as file:
         lists = file.create_dataset("examples/a/x", (2,), h5py.vlen_dtype(np.int32))
         lists[:] = [[1, 2], [3]]
-    with pytest.raises(DataError, match="client 'a' has 'x' of type object"):
+    with refused("a.h5", "client 'a'", "'x'", "object", kind=DataError):
         open_hdf5(path)
 
 
@@ -287,7 +287,7 @@ def test_a_heap_in_which_hdf5_would_never_end_is_refused(path):
     at = content.index("wörd 1".encode())
     content[at - 16 : at] = bytes(16)  # its header: a free object of size 0
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"set_train\.h5 is damaged: its text .* byte \d+"):
+    with refused("set_train.h5", kind=DataError):
         open_hdf5(path)
 
 
@@ -303,7 +303,7 @@ def test_a_text_that_many_rows_share_is_not_read_for_each(tmp_path, cache, monke
     whole = open_hdf5(path).examples("a")["t"].tolist()
     assert whole == [long] + ["y"] * 999  # in blocks of ten
     path.write_bytes(content.replace(content[rows : rows + 16000], first * 1000))
-    with pytest.raises(DataError, match="client 'a' has more text than the file has bytes"):
+    with refused("a.h5", "client 'a'", kind=DataError):
         open_hdf5(path).examples("a")
 
 
@@ -319,7 +319,7 @@ def test_a_damaged_client_is_named(tmp_path, cache):
     path.write_bytes(content)
     data = open_hdf5(path)
     np.testing.assert_array_equal(data.examples("a")["x"], values)
-    with pytest.raises(DataError, match=r"a\.h5: client 'b' can't be read"):
+    with refused("a.h5", "client 'b'", kind=DataError):
         data.examples("b")
 
 
@@ -355,7 +355,7 @@ NAMES = ["a/b", "", ".", "a\0b", "\ud800", "a\udcffb"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_features_that_hdf5_would_not_give_back_are_refused(tmp_path, name):
-    with pytest.raises(FedpaError, match=r"feature = .*: of client 'c': must be text") as caught:
+    with refused("feature =", "client 'c'") as caught:
         write_hdf5(tmp_path / "a.h5", [("c", {"ok": np.ones(2), name: np.ones(2)})])
     assert str(caught.value).isprintable()
     assert not list(tmp_path.iterdir())
@@ -363,20 +363,20 @@ def test_features_that_hdf5_would_not_give_back_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", b"a\0b"])
 def test_text_that_hdf5_would_not_give_back_is_refused(tmp_path, value):
-    with pytest.raises(FedpaError, match=r"words = .*: of client 'c': must be text in Unicode"):
+    with refused("words =", "client 'c'"):
         write_hdf5(tmp_path / "a.h5", [("c", {"words": np.array(["ok", value], object)})])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_hdf5_would_take_for_paths_are_refused(tmp_path, name):
-    with pytest.raises(FedpaError, match="client = "):
+    with refused("client ="):
         write_hdf5(tmp_path / "a.h5", [("ok", client(1)), (name, client(1))])
     assert not list(tmp_path.iterdir())
 
 
 def test_a_client_is_written_once(tmp_path):
-    with pytest.raises(FedpaError, match="client = 'a': is there twice"):
+    with refused("client = 'a'"):
         write_hdf5(tmp_path / "a.h5", [("a", client(1)), ("a", client(1))])
 
 

@@ -7,7 +7,8 @@ import pytest
 from fedpa.data.readers import npz, open_npz
 from fedpa.data.readers.npz import read_npz
 from fedpa.data.readers.table import read_central
-from fedpa.errors import DataError, FedpaError
+from fedpa.errors import DataError
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_new_file_is_seen(folder):
 def test_a_client_that_changed_is_refused(folder):
     data = open_npz(folder)
     np.savez(folder / "a.npz", x=np.ones((7, 2)), w=np.array(["é"]))
-    with pytest.raises(DataError, match=r"client 'a' has x of shape \[7, 2\]: must have 1"):
+    with refused("client 'a'", "x", "[7, 2]", "1", kind=DataError):
         data.examples("a")
 
 
@@ -57,13 +58,13 @@ def test_bad_files_are_refused(folder):
     whole = (folder / "b.1.npz").read_bytes()
     for cut in (0, 50, len(whole) - 30):
         (folder / "b.1.npz").write_bytes(whole[:cut])
-        with pytest.raises(DataError, match=r"b\.1\.npz can't be read"):
+        with refused("b.1.npz", kind=DataError):
             open_npz(folder)
     np.savez(folder / "b.1.npz", x=np.ones(2), w=np.ones(3))
-    with pytest.raises(DataError, match=r"b\.1\.npz has arrays of shapes .*one first axis"):
+    with refused("b.1.npz", kind=DataError):
         open_npz(folder)
     np.savez(folder / "b.1.npz", x=np.float32(1), w=np.float32(1))
-    with pytest.raises(DataError, match=r"b\.1\.npz has arrays of shapes"):
+    with refused("b.1.npz", kind=DataError):
         open_npz(folder)
 
 
@@ -75,30 +76,30 @@ def test_damaged_arrays_are_refused_when_read(folder, save):
     content[-1000] ^= 0xFF
     (folder / "b.1.npz").write_bytes(content)
     data = open_npz(folder)
-    with pytest.raises(DataError, match=r"b\.1\.npz: array 'x' can't be read"):
+    with refused("b.1.npz", "array 'x'", kind=DataError):
         data.examples("b.1")
 
 
 def test_pickled_arrays_are_refused(folder):
     np.savez(folder / "b.1.npz", x=np.array([{}, {}], object), w=np.ones(2))
-    with pytest.raises(DataError, match=r"b\.1\.npz: array 'x' has pickled objects"):
+    with refused("b.1.npz", "array 'x'", kind=DataError):
         open_npz(folder)
 
 
 def test_clients_of_other_arrays_are_refused(folder):
     np.savez(folder / "b.1.npz", x=np.ones((3, 2)), w=np.ones(3), z=np.ones(3))
-    with pytest.raises(DataError, match=r"client 'b\.1' has feature 'z', which client 'a' has not"):
+    with refused("client 'b.1'", "feature 'z'", kind=DataError):
         open_npz(folder)
     np.savez(folder / "b.1.npz", x=np.ones((3, 2)))
-    with pytest.raises(DataError, match=r"client 'b\.1' has no feature 'w', which client 'a' has"):
+    with refused("client 'b.1'", "feature 'w'", kind=DataError):
         open_npz(folder)
 
 
 def test_a_directory_of_no_arrays_is_no_client_without_examples(folder):
     np.savez(folder / "b.1.npz")
-    with pytest.raises(DataError, match=r"b\.1\.npz has no arrays"):
+    with refused("b.1.npz", kind=DataError):
         open_npz(folder)
-    with pytest.raises(DataError, match=r"b\.1\.npz has no arrays"):
+    with refused("b.1.npz", kind=DataError):
         read_npz(folder / "b.1.npz")
 
 
@@ -126,7 +127,7 @@ def test_a_damaged_header_names_the_file_and_the_array(tmp_path, cache, read, fo
     assert found in content
     with zipfile.ZipFile(path, "w") as archive:  # of checksums that are right
         archive.writestr("x.npy", content.replace(found, instead))
-    with pytest.raises(DataError, match=r"c\.npz: array 'x' ") as caught:
+    with refused("c.npz", "array 'x'", kind=DataError) as caught:
         read(path)
     assert str(caught.value).isprintable()
 
@@ -136,7 +137,7 @@ def test_other_files_under_that_name_are_refused(tmp_path, cache):
     with path.open("wb") as file:
         np.save(file, np.ones(3))
     for read in (read_npz, read_central, lambda path: open_npz(path.parent)):
-        with pytest.raises(DataError, match=r"c\.npz is one array without a name"):
+        with refused("c.npz", kind=DataError):
             read(path)
 
 
@@ -157,10 +158,10 @@ def header(shape, dtype="<f8"):
 def test_claims_of_a_small_file_take_no_memory(tmp_path, cache, shape):
     path = tmp_path / "c.npz"
     rezipped(path, x=header(shape) + bytes(80))
-    with pytest.raises(DataError, match=r"c\.npz: array 'x' "):
+    with refused("c.npz", "array 'x'", kind=DataError):
         read_npz(path)
     rezipped(path, x=header((10**12,), "<U0"))
-    with pytest.raises(DataError, match=r"c\.npz: array 'x' "):
+    with refused("c.npz", "array 'x'", kind=DataError):
         read_npz(path)
 
 
@@ -169,21 +170,21 @@ def test_what_compresses_well_is_read_up_to_the_limit(tmp_path, cache, monkeypat
     np.savez_compressed(path, x=np.zeros(10**6))
     assert len(read_npz(path)["x"]) == 10**6
     monkeypatch.setenv("FEDPA_MAX_BYTES", str(10**6))
-    with pytest.raises(DataError, match=r"c\.npz claims 8000\d{3} bytes.*FEDPA_MAX_BYTES"):
+    with refused("c.npz", "FEDPA_MAX_BYTES", kind=DataError):
         read_npz(path)
     monkeypatch.setenv("FEDPA_MAX_BYTES", str(10**7))
     assert len(read_npz(path)["x"]) == 10**6
     monkeypatch.setenv("FEDPA_MAX_BYTES", "much")
-    with pytest.raises(FedpaError, match="FEDPA_MAX_BYTES = 'much'"):
+    with refused("FEDPA_MAX_BYTES = 'much'"):
         read_npz(path)
 
 
 def test_places_without_clients_are_refused(tmp_path, cache):
-    with pytest.raises(DataError, match="absent is not a directory"):
+    with refused("absent", kind=DataError):
         open_npz(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"has no \.npz files"):
+    with refused("empty", kind=DataError):
         open_npz(tmp_path / "empty")
     np.savez(tmp_path / "empty" / "a.npz", x=np.ones(2))
-    with pytest.raises(DataError, match="has no feature 'y'"):
+    with refused("feature 'y'", kind=DataError):
         open_npz(tmp_path / "empty", ["y"]).examples("a")

@@ -10,6 +10,7 @@ import pytest
 from fedpa.data.readers import open_sqlite, sqlite_splits
 from fedpa.errors import DataError
 from tests.data.examples import encoded
+from tests.refusals import refused
 
 INDICES = {
     "no index": "",
@@ -91,7 +92,7 @@ def test_features_become_arrays(path):
 
 def test_splits(path):
     assert sqlite_splits(written(path)) == ["test", "train"]
-    with pytest.raises(DataError, match=r"no split 'held_out': there are test, train"):
+    with refused("'held_out'", "test, train", kind=DataError):
         open_sqlite(path, "held_out")
 
 
@@ -128,32 +129,32 @@ def test_a_file_that_was_replaced_before_it_was_read_is_refused(path, index, mon
     unread = open_sqlite(path, "train")
     other = written(path.with_name("other"), [*ROWS, ("test", "b", row(9))], index=index)
     other.replace(path)
-    with pytest.raises(DataError, match=r"set #1\?\.sqlite has changed since it was opened"):
+    with refused("set #1?.sqlite", kind=DataError):
         unread.examples("b")
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
-    with pytest.raises(DataError, match=r"set #1\?\.sqlite has changed since it was opened"):
+    with refused("set #1?.sqlite", kind=DataError):
         data.examples("b")
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "anchors"),
     [
-        (row(1)[:-3], r"client 'a', row 1 is no tf\.train\.Example"),
-        (b"\x00garbage", r"client 'a', row 1 is no tf\.train\.Example"),
-        ("text", r"client 'a', row 1 is a str: must be bytes"),
-        (None, r"client 'a', row 1 is a NoneType: must be bytes"),
-        (b"", r"client 'a', row 1 has no features"),
-        (encoded({}), r"client 'a', row 1 has no features"),
-        (encoded({"label": np.ones(1, np.int64)}), r"client 'a', row 1 has no feature 'pixels'"),
-        (row(1) + encoded({"more": ["x"]}), r"client 'a', row 1 has feature 'more', which row 0"),
-        (row(1, width=3), r"client 'a', row 1 has 'pixels' of 3 float32: row 0 has 4 float32"),
+        (row(1)[:-3], ["tf.train.Example"]),
+        (b"\x00garbage", ["tf.train.Example"]),
+        ("text", ["str", "bytes"]),
+        (None, ["NoneType", "bytes"]),
+        (b"", []),
+        (encoded({}), []),
+        (encoded({"label": np.ones(1, np.int64)}), ["'pixels'"]),
+        (row(1) + encoded({"more": ["x"]}), ["'more'", "row 0"]),
+        (row(1, width=3), ["'pixels'", "3 float32", "4 float32"]),
     ],
 )
-def test_a_bad_row_is_named(path, bad, words):
+def test_a_bad_row_is_named(path, bad, anchors):
     written(path, [*ROWS[:5], ("train", "a", bad), ROWS[6]])
     data = open_sqlite(path, "train")
     assert data.examples("b")["label"].tolist() == [0, 3, 4]
-    with pytest.raises(DataError, match=r"set #1\?\.sqlite: " + words):
+    with refused("set #1?.sqlite", "client 'a', row 1", *anchors, kind=DataError):
         data.examples("a")
 
 
@@ -166,53 +167,53 @@ def test_a_feature_that_is_not_read_may_be_missing(path):
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 def test_counts_that_do_not_agree_are_refused(path, index):
     written(path, ROWS[:-2], index=index)
-    with pytest.raises(DataError, match=r"client 'a' has 1 rows .*client_metadata says 2"):
+    with refused("client 'a'", "1 rows", "client_metadata", "2", kind=DataError):
         open_sqlite(path, "train").examples("a")
 
 
 def test_tables_that_do_not_agree_are_refused(path):
     written(path, counts=COUNTS[:2])
-    with pytest.raises(DataError, match="client 'one' has rows but is no client of train"):
+    with refused("client 'one'", "train", kind=DataError):
         open_sqlite(path, "train")
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
+    ("count", "anchor"),
     [
-        (("a", "train", 2), "client 'a' is there twice"),
+        (("a", "train", 2), "client 'a'"),
         ((None, "train", 2), "client None"),
         (("z", "train", "many"), "'many' examples"),
         (("z", "train", -1), "-1 examples"),
         (("z", "train", 10**15), "1000000000000000 examples"),
     ],
 )
-def test_bad_counts_are_refused(path, count, words):
+def test_bad_counts_are_refused(path, count, anchor):
     written(path, counts=[*COUNTS, count], index=INDICES["by client"])
-    with pytest.raises(DataError, match=words):
+    with refused("set #1?.sqlite", anchor, kind=DataError):
         open_sqlite(path, "train")
 
 
 def test_files_of_another_kind_are_refused(path):
-    with pytest.raises(DataError, match="is not there"):
+    with refused("set #1?.sqlite", kind=DataError):
         open_sqlite(path, "train")
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(DataError, match="it is cut or no SQLite file"):
+    with refused("set #1?.sqlite", kind=DataError):
         sqlite_splits(path)
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE examples (split_name, client_id)")
-    with pytest.raises(DataError, match="table examples has no column serialized_example_proto"):
+    with refused("table examples", "serialized_example_proto", kind=DataError):
         open_sqlite(path, "train")
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE other (a)")
-    with pytest.raises(DataError, match="has no table examples"):
+    with refused("table examples", kind=DataError):
         open_sqlite(path, "train")
 
 
 def test_a_client_whose_examples_are_all_empty_is_refused(path):
     written(path, [("train", "a", b"")] * 2, [("a", "train", 2)])
-    with pytest.raises(DataError, match=r"sqlite: client 'a', row 0 has no features"):
+    with refused("set #1?.sqlite", "client 'a', row 0", kind=DataError):
         open_sqlite(path, "train").examples("a")
 
 
@@ -231,7 +232,7 @@ def test_only_plain_tables_are_read(path, view):
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript(f"ALTER TABLE client_metadata RENAME TO moved; {view}")
     for read in (sqlite_splits, lambda path: open_sqlite(path, "train")):
-        with pytest.raises(DataError, match=r"sqlite: client_metadata is a (view|virtual): must"):
+        with refused("set #1?.sqlite", "client_metadata", kind=DataError):
             read(path)
 
 
@@ -242,7 +243,7 @@ def test_a_column_that_is_computed_is_none(path):
             "(zeroblob(900000000)));"
             "CREATE TABLE client_metadata (client_id, split_name, num_examples);"
         )
-    with pytest.raises(DataError, match="table examples has no column serialized_example_proto"):
+    with refused("table examples", "serialized_example_proto", kind=DataError):
         open_sqlite(path, "train")
 
 
@@ -278,7 +279,7 @@ def in_circles(path, table):
 def test_pages_that_lead_in_circles_are_refused(path, table, index):
     written(path, index=index)
     in_circles(path, table)
-    with pytest.raises(DataError, match=r"set #1\?\.sqlite"):
+    with refused("set #1?.sqlite", kind=DataError):
         open_sqlite(path, "train").examples("a")
 
 
@@ -294,5 +295,5 @@ def test_a_cut_file_is_refused(path, share):
         for name in cut.ids:
             cut.examples(name)
 
-    with pytest.raises(DataError, match=r"set #1\?\.sqlite"):
+    with refused("set #1?.sqlite", kind=DataError):
         read_all()

@@ -11,7 +11,8 @@ from pyarrow import feather, parquet
 import fedpa
 from fedpa.data.readers import open_table, table, table_trial
 from fedpa.data.readers.table import read_central
-from fedpa.errors import DataError, FedpaError
+from fedpa.errors import DataError
+from tests.refusals import refused
 
 COLUMNS = {
     "user": ["007", "b", "007", "a", "b", "b"],
@@ -79,7 +80,7 @@ def test_rows_by_client(tmp_path, make):
 
 def test_features_are_chosen():
     assert list(open_table(frame(), "user", {"y": "n"}).examples("a")) == ["y"]
-    with pytest.raises(DataError, match="table has no feature 'label': there are n, score"):
+    with refused("table", "'label'", "n, score", kind=DataError):
         open_table(arrow(), "user", ["label"])
 
 
@@ -90,16 +91,16 @@ def test_clients_may_be_numbers():
 
 @pytest.mark.parametrize("make", [pd.DataFrame, pa.table], ids=["pandas", "arrow"])
 @pytest.mark.parametrize(
-    ("columns", "words"),
+    ("columns", "anchor"),
     [
-        ({"x": [1]}, "client_column = 'c': must be one of the columns x"),
-        ({"c": ["a", None, "b"], "x": [1, 2, 3]}, "no client in row 1"),
-        ({"c": [0.5, 1.5], "x": [1, 2]}, "client 0.5: must be text or a whole number"),
+        ({"x": [1]}, "client_column = 'c'"),
+        ({"c": ["a", None, "b"], "x": [1, 2, 3]}, "row 1"),
+        ({"c": [0.5, 1.5], "x": [1, 2]}, "client 0.5"),
         ({"c": ["a", ""], "x": [1, 2]}, "client ''"),
     ],
 )
-def test_bad_clients_are_refused(make, columns, words):
-    with pytest.raises(FedpaError, match=words):
+def test_bad_clients_are_refused(make, columns, anchor):
+    with refused(anchor):
         open_table(make(columns), "c")
 
 
@@ -107,40 +108,40 @@ def test_bad_clients_are_refused(make, columns, words):
 @pytest.mark.parametrize("values", [[[1], [2, 3]], ["a", None]])
 def test_columns_that_are_no_arrays_are_refused(make, values):
     data = open_table(make({"c": ["a", "a"], "x": values}), "c")
-    with pytest.raises(DataError, match="table: client 'a', column 'x' has"):
+    with refused("table", "client 'a'", "column 'x'", kind=DataError):
         data.examples("a")
 
 
 def test_numbers_that_arrow_says_are_missing_are_refused():
     data = open_table(pa.table({"c": ["a", "a"], "x": [1, None]}), "c")
-    with pytest.raises(DataError, match="column 'x' has None in row 1"):
+    with refused("column 'x'", "None", "row 1", kind=DataError):
         data.examples("a")
 
 
 def test_tables_without_rows_are_refused():
-    with pytest.raises(DataError, match="no rows"):
+    with refused("table", kind=DataError):
         open_table(arrow().slice(0, 0), "user")
-    with pytest.raises(DataError, match="no clients"):
+    with refused("table", kind=DataError):
         open_table(frame().iloc[:0], "user")
 
 
 def test_other_things_are_refused(tmp_path):
-    with pytest.raises(FedpaError, match=r"table = 'list': must be a pandas\.DataFrame"):
+    with refused("table = 'list'"):
         open_table([1], "user")
-    with pytest.raises(FedpaError, match=r"must end in one of \.csv, \.parquet, \.feather"):
+    with refused("table = 't.xls'"):
         open_table("t.xls", "user")
-    with pytest.raises(DataError, match="is not there"):
+    with refused("t.csv", kind=DataError):
         open_table(tmp_path / "t.csv", "user")
     for ending in ("csv", "parquet", "feather"):
         (tmp_path / f"t.{ending}").write_bytes(b"a,b\n1,2,3\n4\n")
-        with pytest.raises(DataError, match=rf"t\.{ending} can't be read as {ending}"):
+        with refused(f"t.{ending}", ending, kind=DataError):
             open_table(tmp_path / f"t.{ending}", "user")
 
 
 def test_a_cut_parquet_is_refused(tmp_path):
     path = as_parquet(tmp_path)
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"t\.parquet can't be read"):
+    with refused("t.parquet", kind=DataError):
         open_table(path, "user")
 
 
@@ -161,7 +162,7 @@ def test_damaged_text_ends_no_process(tmp_path, row, offset):
     path = as_feather(tmp_path)
     damaged(path, "user", row, offset)
     for read in (lambda path: open_table(path, "user"), lambda path: read_central(Path(path))):
-        with pytest.raises(DataError, match=r"t\.feather can't be read as feather: ") as caught:
+        with refused("t.feather", "feather", kind=DataError) as caught:
             read(path)
         assert str(caught.value).isprintable()
 
@@ -170,7 +171,7 @@ def test_a_file_that_crashes_arrow_is_refused(tmp_path, monkeypatch):
     crash = tmp_path / "crash.py"
     crash.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     monkeypatch.setattr(table_trial, "__file__", str(crash))
-    with pytest.raises(DataError, match=r"t\.parquet can't be read as parquet: .*\(-11\)"):
+    with refused("t.parquet", "(-11)", kind=DataError):
         open_table(as_parquet(tmp_path), "user")
 
 
@@ -199,7 +200,7 @@ def as_one_batch(path, compression="zstd", **columns):
 def test_claims_of_a_small_file_take_no_memory(tmp_path, monkeypatch, values):
     path = as_one_batch(tmp_path / "t.feather", x=values)
     monkeypatch.setattr(table, "HARMLESS", 10**6)
-    with pytest.raises(DataError, match=r"t\.feather (claims|can't be read as feather: columns)"):
+    with refused("t.feather", kind=DataError):
         open_table(path, "x")
 
 
@@ -209,7 +210,7 @@ def test_claims_of_parquet_take_no_memory(tmp_path, monkeypatch):
     assert path.stat().st_size < 10**4
     assert open_table(path, "c").num_examples("0") == 10**5
     monkeypatch.setenv("FEDPA_MAX_BYTES", str(10**6))
-    with pytest.raises(DataError, match=r"t\.parquet claims \d+ bytes.*FEDPA_MAX_BYTES"):
+    with refused("t.parquet", "FEDPA_MAX_BYTES", kind=DataError):
         open_table(path, "c")
 
 
@@ -219,7 +220,7 @@ def test_claims_of_a_buffer_take_no_memory(tmp_path):
     said = (8 * 12_345).to_bytes(8, "little")  # before the compressed bytes
     assert said in content
     path.write_bytes(content.replace(said, (2**45).to_bytes(8, "little")))
-    with pytest.raises(DataError, match=r"t\.feather can't be read as feather"):
+    with refused("t.feather", kind=DataError):
         open_table(path, "x")
 
 
@@ -227,32 +228,32 @@ def test_names_of_columns_must_be_utf8(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes("user,größe\na,1\n".encode("latin-1"))
     for read in (lambda path: open_table(path, "user"), read_central):
-        with pytest.raises(DataError, match=r"t\.csv: the name of column 1 is not UTF-8: b'gr"):
+        with refused("t.csv", "column 1", "UTF-8", kind=DataError):
             read(path)
 
 
 def test_text_must_be_utf8(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes("user,word\na,größe\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"t\.csv: client 'a', column 'word' has bytes"):
+    with refused("t.csv", "client 'a'", "column 'word'", kind=DataError):
         open_table(path, "user").examples("a")
-    with pytest.raises(DataError, match=r"t\.csv: column 'word' has bytes"):
+    with refused("t.csv", "column 'word'", kind=DataError):
         read_central(path)
     path.write_bytes("user,x\ngröße,1\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"t\.csv"):
+    with refused("t.csv", kind=DataError):
         open_table(path, "user")
 
 
 @pytest.mark.parametrize("clients", [[[1]], [{"a": 1}], [b"\xff"]])
 def test_clients_of_other_types_are_refused(clients):
-    with pytest.raises(DataError, match="table"):
+    with refused("table", kind=DataError):
         open_table(pa.table({"c": clients, "x": [1]}), "c")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     path = as_csv(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(FedpaError, match=r"pip install 'fedpa\[tables\]'"):
+    with refused("fedpa[tables]"):
         open_table(path, "user")
 
 
@@ -272,25 +273,25 @@ def with_value(value, dtype="float64"):
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "says"),
+    ("value", "dtype", "anchors"),
     [
-        (np.nan, "float64", r"row 3: client 'a': x\[1\] = nan"),
-        (2**40 + 7, "int64", r"row 3: client 'a': x\[1\] = 1099511627783"),
-        (1e300, "float64", r"row 3: client 'a': x\[1\] = 1e\+300"),
-        ("three", "object", r"client 'a', column 'x' has 'three' in row 3"),
-        (None, "float64", r"client 'a', column 'x' has None in row 3"),
+        (np.nan, "float64", ["row 3", "client 'a'", "x[1] = nan"]),
+        (2**40 + 7, "int64", ["row 3", "client 'a'", "x[1] = 1099511627783"]),
+        (1e300, "float64", ["row 3", "client 'a'", "x[1] = 1e+300"]),
+        ("three", "object", ["client 'a'", "column 'x'", "'three'", "row 3"]),
+        (None, "float64", ["client 'a'", "column 'x'", "None", "row 3"]),
     ],
 )
-def test_a_table_with_a_bad_value_ends_a_run(value, dtype, says):
-    with pytest.raises(DataError, match=f"table.*{says}"):
+def test_a_table_with_a_bad_value_ends_a_run(value, dtype, anchors):
+    with refused("table", *anchors, kind=DataError):
         fit(open_table(with_value(value, dtype), "user"))
 
 
 def test_a_csv_with_missing_values_or_text_ends_a_run(tmp_path):
     path = tmp_path / "visits.csv"
     with_value(np.nan).to_csv(path, index=False)
-    with pytest.raises(DataError, match=r"visits\.csv: client 'a', column 'x' has None in row 3"):
+    with refused("visits.csv", "client 'a'", "column 'x'", "None", "row 3", kind=DataError):
         fit(open_table(path, "user"))
     with_value(3.0).assign(y=list("uvwxy")).to_csv(path, index=False)
-    with pytest.raises(DataError, match=r"visits\.csv: client 'a': y is of type object"):
+    with refused("visits.csv", "client 'a'", "y", "object", kind=DataError):
         fit(open_table(path, "user"))

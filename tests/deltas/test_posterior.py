@@ -10,21 +10,32 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fedpa
-from fedpa import FedpaError
 from fedpa.deltas import fixed, gram, posterior
 from fedpa.deltas.recurrence import RecurrenceState, recurrence
 from fedpa.deltas.shrinkage import shrinkage
 from tests.compiling import run_in_two_threads
 from tests.deltas.dense import dense_delta
+from tests.refusals import refused
+from tests.strategies import SIXTEENTHS, arrays, powers_of_two, starts_and_samples
 
 FLOOR = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-10}
 
 
+DTYPES = st.sampled_from([np.float32, np.float64])
+
+
 @st.composite
-def problems(draw):
-    """(θ₀, samples, ρ): also badly scaled, d < ℓ, and θ₀ along the samples' widest direction."""
+def small_problems(draw):
+    theta0, samples = draw(starts_and_samples())
+    rho, dtype = draw(st.just(0.0) | powers_of_two(-20, 10)), draw(DTYPES)
+    return theta0.astype(dtype), samples.astype(dtype), rho
+
+
+@st.composite
+def large_problems(draw):
+    """Also badly scaled, d < ℓ, and θ₀ along the samples' widest direction."""
     d, ell = draw(st.integers(1, 200)), draw(st.integers(1, 50))
-    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    dtype = draw(DTYPES)
     rho = draw(st.one_of(st.just(0.0), st.floats(-6, 3).map(lambda e: 10.0**e)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     spread = draw(st.floats(-3, 3))
@@ -39,23 +50,36 @@ def problems(draw):
     return theta0.astype(dtype), samples.astype(dtype), rho
 
 
+def problems():
+    """(θ₀, samples, ρ); a failure is shrunk to a small one where small ones fail, too."""
+    return small_problems() | large_problems()
+
+
 def largest_eigenvalue(samples, rho):
     x = samples.astype(np.float64)
     return 1 + rho * np.linalg.norm(x - x.mean(0), 2) ** 2
 
 
-def tolerance(theta0, samples, rho):
-    """50·ε·λ_max(Σ̃)·max(1, max‖x_j‖/‖θ₀ − x̄‖), or the dtype's floor."""
+def allowed(theta0, samples, rho):
+    """‖Δ̂‖·max(50·ε·λ_max(Σ̃)·max(1, max‖x_j‖/‖θ₀ − x̄‖), the dtype's floor).
+
+    Where θ₀ = x̄, Δ̂ is rounding alone, at most 1/a = 1 + (ℓ−1)ρ times that of the samples.
+    """
     x = samples.astype(np.float64)
     gap = np.linalg.norm(theta0.astype(np.float64) - x.mean(0))
-    ratio = np.linalg.norm(x, axis=1).max() / gap if gap > 0 else 1.0
-    epsilon = np.finfo(theta0.dtype).eps
-    bound = 50 * epsilon * largest_eigenvalue(samples, rho) * max(1.0, ratio)
-    return max(bound, FLOOR[theta0.dtype])
+    size = np.linalg.norm(dense_delta(theta0, samples, fixed(rho)))
+    stretch = size / gap if gap > 0 else 1 + (len(x) - 1) * rho
+    steep = 50 * np.finfo(theta0.dtype).eps * largest_eigenvalue(samples, rho)
+    bound = steep * max(gap, np.linalg.norm(x, axis=1).max()) * stretch
+    return max(bound, FLOOR[theta0.dtype] * size)
+
+
+def absolute_error(value, expected):
+    return np.linalg.norm(np.asarray(value, np.float64) - expected)
 
 
 def relative_error(value, expected):
-    return np.linalg.norm(np.asarray(value) - expected) / np.linalg.norm(expected)
+    return absolute_error(value, expected) / np.linalg.norm(expected)
 
 
 @jax.jit
@@ -93,7 +117,7 @@ def test_equals_the_dense_solve(problem):
     assert isinstance(value, np.ndarray)
     assert value.dtype == theta0.dtype
     expected = dense_delta(theta0, samples, fixed(rho))
-    assert relative_error(value, expected) <= tolerance(theta0, samples, rho)
+    assert absolute_error(value, expected) <= allowed(theta0, samples, rho)
 
 
 @settings(max_examples=150)
@@ -101,7 +125,7 @@ def test_equals_the_dense_solve(problem):
 def test_compiled_gram_equals_the_dense_solve(problem):
     theta0, samples, rho = problem
     expected = dense_delta(theta0, samples, fixed(rho))
-    assert relative_error(compiled(_gram, *problem), expected) <= tolerance(theta0, samples, rho)
+    assert absolute_error(compiled(_gram, *problem), expected) <= allowed(*problem)
 
 
 @pytest.mark.parametrize("scale", [1e2, 1e3, 1e5, 1e7])
@@ -113,9 +137,9 @@ def test_the_bound_holds_however_steep(scale, dtype):
         theta0 = (scale * rng.standard_normal(5)).astype(dtype)
         samples = (scale * rng.standard_normal((20, 5))).astype(dtype)
         expected = dense_delta(theta0, samples, fixed(1e3))
-        bound = tolerance(theta0, samples, 1e3)
-        assert relative_error(fedpa.posterior_delta(theta0, samples, 1e3), expected) <= bound
-        assert relative_error(compiled(_gram, theta0, samples, 1e3), expected) <= bound
+        bound = allowed(theta0, samples, 1e3)
+        assert absolute_error(fedpa.posterior_delta(theta0, samples, 1e3), expected) <= bound
+        assert absolute_error(compiled(_gram, theta0, samples, 1e3), expected) <= bound
 
 
 def rational_delta(theta0, samples, rho):
@@ -160,20 +184,19 @@ def test_recurrence_equals_gram(problem):
     _, samples, rho = problem
     assume(largest_eigenvalue(samples, rho) <= 1e6)
     value = fedpa.posterior_delta(*problem).astype(np.float64)
-    assert relative_error(compiled(_recurrence, *problem), value) <= tolerance(*problem)
+    assert absolute_error(compiled(_recurrence, *problem), value) <= allowed(*problem)
 
 
 @given(problems())
 def test_rho_zero_and_one_sample_are_exact(problem):
-    """Σ̂ = I: Δ̂ = θ₀ − x̄, to the rounding of that difference."""
+    """Σ̂ = I: Δ̂ = θ₀ − x̄, to the rounding of a sum of ℓ + 1 numbers."""
     theta0, samples, rho = problem
     for x, r in [(samples, 0.0), (samples[:1], rho)]:
-        plain = theta0.astype(np.float64) - x.astype(np.float64).mean(0)
-        value = fedpa.posterior_delta(theta0, x, r)
-        floor = 4 * np.finfo(theta0.dtype).eps
-        if theta0.dtype == np.float64:  # the reference's own mean is rounded
-            floor *= max(1.0, np.abs(x).max() / np.abs(plain).max())
-        np.testing.assert_allclose(value, plain, rtol=0, atol=floor * np.abs(plain).max())
+        exact = x.astype(np.longdouble)
+        plain = theta0 - exact.mean(0)
+        size = np.abs(theta0 - exact[-1]).max() + np.abs(exact - exact[-1]).max()
+        atol = float((len(x) + 1) * np.finfo(theta0.dtype).eps * size)
+        np.testing.assert_allclose(fedpa.posterior_delta(theta0, x, r), plain, rtol=0, atol=atol)
 
 
 ONLINE = {
@@ -183,44 +206,41 @@ ONLINE = {
 }
 
 
-@given(seed=st.integers(0, 999), form=st.sampled_from(["gram", "recurrence"]))
-def test_every_prefix_equals_the_batch(seed, form):
-    rng = np.random.default_rng(seed)
-    theta0 = jnp.asarray(rng.standard_normal(30).astype(np.float32))
-    samples = jnp.asarray(rng.standard_normal((6, 30)).astype(np.float32))
+@given(
+    theta0=arrays(5, dtype=np.float32),
+    samples=arrays(6, 5, dtype=np.float32),
+    form=st.sampled_from(["gram", "recurrence"]),
+)
+def test_every_prefix_equals_the_batch(theta0, samples, form):
     delta, update, read = ONLINE[form]
-    state = delta.init(theta0, jnp.asarray(10, jnp.int32))
+    state = delta.init(jnp.asarray(theta0), jnp.asarray(10, jnp.int32))
     for t, sample in enumerate(samples, start=1):
         state = update(state, sample, sample)
         value, _ = read(state)
-        batch = fedpa.posterior_delta(theta0, samples[:t], 0.7)
-        np.testing.assert_allclose(value, batch, rtol=1e-4, atol=1e-5)
+        problem = theta0, samples[:t], 0.7
+        batch = fedpa.posterior_delta(*problem)
+        assert absolute_error(value, batch) <= allowed(*problem)
 
 
-@given(seed=st.integers(0, 999), rho=st.floats(0, 10))
-def test_flat_equals_pytree(seed, rho):
+@given(flat=arrays(10), rows=arrays(4, 10), rho=SIXTEENTHS.map(abs))
+def test_flat_equals_pytree(flat, rows, rho):
     """Inner products run over all parameters jointly, not leaf by leaf."""
-    rng = np.random.default_rng(seed)
-    flat, rows = rng.standard_normal(10), rng.standard_normal((4, 10))
     tree = {"a": flat[:4].reshape(2, 2), "b": (flat[4:], None)}
     stacked = {"a": rows[:, :4].reshape(4, 2, 2), "b": (rows[:, 4:], None)}
     value = fedpa.posterior_delta(tree, stacked, rho)
     joined = np.concatenate([value["a"].ravel(), value["b"][0]])
-    np.testing.assert_allclose(joined, fedpa.posterior_delta(flat, rows, rho), rtol=1e-12)
+    np.testing.assert_array_equal(joined, fedpa.posterior_delta(flat, rows, rho))
     assert value["b"][1] is None
 
 
-@given(seed=st.integers(0, 999), scale=st.floats(0.1, 20))
-def test_sample_scale_multiplies_deviations_only(seed, scale):
-    rng = np.random.default_rng(seed)
-    theta0, samples = rng.standard_normal(6), rng.standard_normal((5, 6))
+@given(problem=starts_and_samples(), scale=powers_of_two(-3, 4))
+def test_sample_scale_multiplies_deviations_only(problem, scale):
+    theta0, samples = problem
     mean = samples.mean(0)
     stretched = mean + scale * (samples - mean)
-    np.testing.assert_allclose(
-        fedpa.posterior_delta(theta0, samples, 0.5, sample_scale=scale),
-        fedpa.posterior_delta(theta0, stretched, 0.5),
-        rtol=1e-8,
-    )
+    value = fedpa.posterior_delta(theta0, samples, 0.5, sample_scale=scale)
+    expected = fedpa.posterior_delta(theta0, stretched, 0.5)
+    assert absolute_error(value, expected) <= allowed(theta0, stretched, 0.5)
 
 
 @pytest.mark.parametrize("form", ["gram", "recurrence"])
@@ -283,35 +303,34 @@ def test_kind_and_dtype_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("theta0", "samples", "rho", "words"),
+    ("theta0", "samples", "rho", "anchors"),
     [
-        (np.ones(2), np.ones((3, 2)), -0.1, "rho = -0.1: must be a finite number ≥ 0"),
-        (np.ones(2), np.ones((3, 2)), float("nan"), "rho = nan"),
-        (np.ones(2), np.ones((3, 2)), float("inf"), "rho = inf"),
-        (np.ones(2), np.ones((3, 2)), "oass", "'oas' or 'rblw'"),
-        (np.ones(2), np.ones((3, 2)), None, "rho = None"),
-        (np.ones(2), np.ones((0, 2)), 0.1, "ℓ ≥ 1"),
-        (np.ones(2), np.ones(2), 0.1, r"\(2,\).*: must be \(ℓ, \*shape\)"),
-        (np.ones(2), np.ones((3, 4)), 0.1, "one θ per entry of axis 0"),
-        ({"a": np.ones(2)}, {"b": np.ones((3, 2))}, 0.1, "structure"),
-        ({"a": np.ones(2)}, np.ones((3, 2)), 0.1, "structure"),
+        (np.ones(2), np.ones((3, 2)), -0.1, ["rho = -0.1"]),
+        (np.ones(2), np.ones((3, 2)), float("nan"), ["rho = nan"]),
+        (np.ones(2), np.ones((3, 2)), float("inf"), ["rho = inf"]),
+        (np.ones(2), np.ones((3, 2)), "oass", ["rho = 'oass'"]),
+        (np.ones(2), np.ones((3, 2)), None, ["rho = None"]),
+        (np.ones(2), np.ones((0, 2)), 0.1, ["samples", "(0, 2)", "theta0", "(2,)"]),
+        (np.ones(2), np.ones(2), 0.1, ["samples", "(2,)", "theta0", "(2,)"]),
+        (np.ones(2), np.ones((3, 4)), 0.1, ["samples", "(3, 4)", "theta0", "(2,)"]),
+        ({"a": np.ones(2)}, {"b": np.ones((3, 2))}, 0.1, ["samples", "{'b': *}", "{'a': *}"]),
+        ({"a": np.ones(2)}, np.ones((3, 2)), 0.1, ["samples", "PyTreeDef(*)", "{'a': *}"]),
         (
             {"a": np.ones(2), "b": np.ones(1)},
             {"a": np.ones((3, 2)), "b": np.ones((2, 1))},
             0.1,
-            "ℓ",
+            ["samples", "(3, 2)", "(2, 1)", "theta0"],
         ),
-        (np.ones(2), np.array([[1.0, np.nan]]), 0.1, "samples holds a value that is not finite"),
-        (np.array([1.0, np.inf]), np.ones((3, 2)), 0.1, "theta0 holds a value that is not finite"),
-        (np.ones(2, int), np.ones((3, 2)), 0.1, "floating-point"),
-        ({}, {}, 0.1, "no arrays"),
-        (np.zeros(0), np.zeros((2, 0)), 0.1, "no arrays"),
+        (np.ones(2), np.array([[1.0, np.nan]]), 0.1, ["samples"]),
+        (np.array([1.0, np.inf]), np.ones((3, 2)), 0.1, ["theta0"]),
+        (np.ones(2, int), np.ones((3, 2)), 0.1, ["theta0", "int64"]),
+        ({}, {}, 0.1, ["theta0"]),
+        (np.zeros(0), np.zeros((2, 0)), 0.1, ["theta0"]),
     ],
 )
-def test_bad_input_is_refused(theta0, samples, rho, words):
-    with pytest.raises(FedpaError, match=words) as caught:
+def test_bad_input_is_refused(theta0, samples, rho, anchors):
+    with refused(*anchors):
         fedpa.posterior_delta(theta0, samples, rho)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -351,17 +370,17 @@ def test_auto_takes_the_faster_form():
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(FedpaError, match="sample_scale = 'sqrt-n'"):
+    with refused("sample_scale = 'sqrt-n'"):
         fedpa.posterior_delta(np.ones(2), np.ones((3, 2)), 0.1, sample_scale="sqrt-n")
-    with pytest.raises(FedpaError, match="form = 'dense'"):
+    with refused("form = 'dense'"):
         posterior(2, fixed(0.1), form="dense")
-    with pytest.raises(FedpaError, match="num_samples = 0"):
+    with refused("num_samples = 0"):
         posterior(0, fixed(0.1))
-    with pytest.raises(FedpaError, match="sample_scale = 'sqrt'"):
+    with refused("sample_scale = 'sqrt'"):
         posterior(2, fixed(0.1), sample_scale="sqrt")
-    with pytest.raises(FedpaError, match="commits to ρ before the samples"):
+    with refused("form = 'recurrence'"):
         posterior(2, shrinkage("oas"), form="recurrence")
-    with pytest.raises(FedpaError, match="target = 'mean'"):
+    with refused("target = 'mean'"):
         fixed(0.1, target="mean")
 
 

@@ -9,51 +9,63 @@ import fedpa
 from fedpa.deltas import fixed, gram, oas, rblw
 from fedpa.deltas.shrinkage import Moments, coefficients
 from tests.deltas.dense import dense_delta
+from tests.strategies import powers_of_two, starts_and_samples
 
 
 def chen_oas(s, n):
     """Chen et al. 2010, eq. 23."""
     p, tr, tr2 = len(s), np.trace(s), np.trace(s @ s)
-    return min(((1 - 2 / p) * tr2 + tr**2) / ((n + 1 - 2 / p) * (tr2 - tr**2 / p)), 1)
+    return ratio((1 - 2 / p) * tr2 + tr**2, (n + 1 - 2 / p) * (tr2 - tr**2 / p))
 
 
 def chen_rblw(s, n):
     """Chen et al. 2010, eq. 17."""
     p, tr, tr2 = len(s), np.trace(s), np.trace(s @ s)
-    return min(((n - 2) / n * tr2 + tr**2) / ((n + 2) * (tr2 - tr**2 / p)), 1)
+    return ratio((n - 2) / n * tr2 + tr**2, (n + 2) * (tr2 - tr**2 / p))
+
+
+def ratio(above, below):
+    """At most 1; 1 where Ŝ is a multiple of I already."""
+    return min(above / below, 1.0) if below > 0 else 1.0
+
+
+def covariance(samples):
+    ell, d = samples.shape
+    return np.cov(samples.T).reshape(d, d) if ell > 1 else np.zeros((d, d))
+
+
+def assert_solves(value, sigma, theta0, samples):
+    """Σ̂ Δ̂ = θ₀ − x̄, to the rounding of a dense solve: ε·cond(Σ̂) of Δ̂ and of θ₀ − x̄'s parts."""
+    expected = np.linalg.solve(sigma, theta0 - samples.mean(0))
+    rounding = 50 * np.finfo(float).eps * np.linalg.cond(sigma)
+    parts = np.linalg.norm(theta0) + np.linalg.norm(samples, axis=1).max()
+    allowed = rounding * (np.linalg.norm(expected) + parts / np.linalg.norm(sigma, 2))
+    assert np.linalg.norm(value - expected) <= allowed
 
 
 @given(
-    seed=st.integers(0, 999),
-    d=st.integers(2, 40),
-    ell=st.integers(2, 30),
+    problem=starts_and_samples(),
     rule=st.sampled_from(["oas", "rblw"]),
     target=st.sampled_from(["identity", "scaled"]),
-    spread=st.floats(-3, 3),
 )
-def test_data_driven_rho_equals_the_dense_equations(seed, d, ell, rule, target, spread):
-    rng = np.random.default_rng(seed)
-    scales = 10.0**spread * np.exp(rng.standard_normal(d))
-    samples, theta0 = scales * rng.standard_normal((ell, d)), rng.standard_normal(d)
-    s = np.cov(samples.T).reshape(d, d)
-    w = {"oas": chen_oas, "rblw": chen_rblw}[rule](s, ell)
-    toward = np.eye(d) * (1.0 if target == "identity" else np.trace(s) / d)
-    dense = np.linalg.solve(w * toward + (1 - w) * s, theta0 - samples.mean(0))
+def test_data_driven_rho_equals_the_dense_equations(problem, rule, target):
+    theta0, samples = problem
+    s = covariance(samples)
+    spread = np.trace(s) / len(s)
+    w = {"oas": chen_oas, "rblw": chen_rblw}[rule](s, len(samples))
+    toward = np.eye(len(s)) * (spread if target == "scaled" and spread > 0 else 1.0)
     value = fedpa.posterior_delta(theta0, samples, rule, target=target)
-    np.testing.assert_allclose(value, dense, rtol=1e-6, atol=1e-9 * np.abs(dense).max())
+    assert_solves(value, w * toward + (1 - w) * s, theta0, samples)
 
 
-@given(seed=st.integers(0, 999), rho=st.floats(0, 100), ell=st.integers(1, 12))
-def test_fixed_rho_is_the_papers_estimator(seed, rho, ell):
+@given(problem=starts_and_samples(), rho=st.just(0.0) | powers_of_two(-10, 7))
+def test_fixed_rho_is_the_papers_estimator(problem, rho):
     """Σ̂ = ρ_ℓ I + (1 − ρ_ℓ) Ŝ with ρ_ℓ = 1/(1 + (ℓ−1)ρ); Σ̂_1 = I."""
-    rng = np.random.default_rng(seed)
-    samples, theta0 = rng.standard_normal((ell, 4)), rng.standard_normal(4)
-    weight = 1 / (1 + (ell - 1) * rho)
-    s = np.cov(samples.T) if ell > 1 else np.zeros((4, 4))
-    sigma = weight * np.eye(4) + (1 - weight) * s
-    expected = np.linalg.solve(sigma, theta0 - samples.mean(0))
-    np.testing.assert_allclose(fedpa.posterior_delta(theta0, samples, rho), expected, rtol=1e-7)
-    np.testing.assert_allclose(dense_delta(theta0, samples, fixed(rho)), expected, rtol=1e-7)
+    theta0, samples = problem
+    weight = 1 / (1 + (len(samples) - 1) * rho)
+    sigma = weight * np.eye(len(theta0)) + (1 - weight) * covariance(samples)
+    assert_solves(fedpa.posterior_delta(theta0, samples, rho), sigma, theta0, samples)
+    assert_solves(dense_delta(theta0, samples, fixed(rho)), sigma, theta0, samples)
 
 
 def test_a_data_driven_weight_maps_back_to_rho():

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from fedpa import FedpaError, server
+from tests.strategies import arrays, powers_of_two
 
 RATE = 0.5
 
@@ -89,13 +89,17 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@given(seed=st.integers(0, 999), size=st.floats(-4, 2))
-def test_equals_its_formula(name, seed, size):
+@given(deltas=arrays(5, 3), size=powers_of_two(-14, 7))
+def test_equals_its_formula(name, deltas, size):
+    """To the rounding of θ and of its steps, at most 32 times."""
     optimizer, formula = CASES[name]
-    deltas = 10.0**size * np.random.default_rng(seed).standard_normal((5, 3))
-    deltas = deltas.astype(np.float32).astype(np.float64)
-    for value, expected in zip(run(optimizer, deltas), formula(deltas), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-5 * (1 + 10.0**size))
+    path = np.array([np.ones(3), *formula(size * deltas)])
+    travelled = np.abs(np.diff(path, axis=0)).max(axis=1)
+    rounding = 32 * np.finfo(np.float32).eps * (np.abs(path).max() + np.cumsum(travelled))
+    for value, expected, atol in zip(
+        run(optimizer, size * deltas), path[1:], rounding, strict=True
+    ):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("make", [server.adam, server.yogi])
