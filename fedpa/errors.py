@@ -147,7 +147,8 @@ def check_type(field: str, value: object, kind: type, example: str) -> None:
         fedpa.errors.FedpaError: server = 0.1: must be a str, for example 'adam'
     """
     if not isinstance(value, kind):
-        raise refuse(field, value, f"must be a {kind.__name__}, for example {example}")
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise refuse(field, value, f"must be {article} {kind.__name__}, for example {example}")
 
 
 def convert_value(hint: Any, value: Any, field: str) -> Any:

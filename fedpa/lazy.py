@@ -57,7 +57,7 @@ class _LazyPackage(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._homes]
+        return sorted({*super().__dir__(), *self._homes})
 
 
 def find_components(package: str, attribute: str) -> dict[str, Any]:

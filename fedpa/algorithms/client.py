@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.algorithms.fedopt import Broadcast, ClientResult, ClientState, ClientUpdate
-from fedpa.deltas.delta import Delta, DeltaInfo
+from fedpa.deltas.delta import Delta, DeltaInfo, check_value
 from fedpa.errors import check_integer, check_type
 from fedpa.objectives.client_data import ClientData
-from fedpa.samplers.sampler import Sampler
+from fedpa.samplers.sampler import Sampler, check_sample
 from fedpa.server.aggregation import Weighting, check_weighting, client_weight
 from fedpa.types import Key, Params, Scalar
 
@@ -72,7 +72,8 @@ def client_update(
         )
 
     def client(message: Broadcast, data: ClientData, state: ClientState, key: Key) -> ClientResult:
-        drawn = sampler(message.rate) if callable(sampler) else sampler
+        drawn: Any = sampler(message.rate) if callable(sampler) else sampler
+        check_type("sampler", drawn, Sampler, "a function of the rate that gives one")
         _, result, info = run_client(drawn, delta, samples, message.theta, data, key)
         return ClientResult(result, client_weight(weighting, data.n), state, info)
 
@@ -86,13 +87,13 @@ def run_client(
 
     def body(_: Any, carry: tuple[Any, Any, Scalar]) -> tuple[Any, Any, Scalar]:
         chain, sums, loss = carry
-        chain, theta_s, info = sampler.sample(chain, data)
+        chain, theta_s, info = check_sample(sampler.sample(chain, data), theta0)
         sums = delta.update(sums, theta_s, sampler.position(chain))
         return chain, sums, loss + info.loss.astype(jnp.float32)
 
     start = (sampler.init(theta0, data, key), delta.init(theta0, data.n), jnp.zeros(()))
     chain, sums, loss = jax.lax.fori_loop(0, samples, body, start)
-    result, made = delta.value(sums)
+    result, made = check_value(delta.value(sums), theta0)
     uncorrected = optax.tree.sub(theta0, sampler.position(chain))
     return chain, result, client_info(result, uncorrected, loss / samples, made)
 

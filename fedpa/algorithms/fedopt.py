@@ -214,6 +214,9 @@ def fed_round(
         state = algorithm.inquiry.receive(state, aggregate)
     if phase is None:
         phase, *others = algorithm.clients
+        if others and isinstance(t, jax.core.Tracer):
+            names = ", ".join(algorithm.clients)
+            raise refuse("phase", None, f"must be given where t is traced: one of {names}")
         if others:
             phase = algorithm.phase(int(t))
     client = algorithm.clients[phase]

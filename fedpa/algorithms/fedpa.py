@@ -77,7 +77,7 @@ def fedpa(
             raise refuse("delta", delta, "has its own settings: leave rho and the others out")
         delta_of = lambda temperature=None: delta  # noqa: E731
     elif rho is None:
-        raise refuse("rho", None, "must be a number ≥ 0, 'oas' or 'rblw'")
+        raise refuse("rho", None, "must be given: a number ≥ 0, 'oas' or 'rblw'; or delta=…")
     else:
         delta_of = functools.partial(
             posterior, samples, shrinkage(rho, target), sample_scale=sample_scale, form=form

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from fedpa.errors import refuse
+from fedpa.objectives.checks import check_like
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Params, Scalar
 
@@ -50,6 +52,14 @@ class Delta(NamedTuple):
     """(state, θ_s, θ_k) → state: a new sample, and the chain's iterate when it was drawn."""
     value: Callable[[State], tuple[Params, DeltaInfo]]
     """state → (Δ, info), after at least one update."""
+
+
+def check_value(value: Any, theta0: Params) -> tuple[Params, DeltaInfo]:
+    """What `Delta.value` gives; refused, while it is traced, if it has another form."""
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], DeltaInfo)):
+        raise refuse("delta.value's answer", value, "must be (Δ, fedpa.deltas.DeltaInfo(rho, ess))")
+    check_like("delta.value's Δ", value[0], theta0)
+    return value[0], value[1]
 
 
 def ravel(tree: Params) -> Float[Array, " d"]:

@@ -62,6 +62,16 @@ def _check_shape(name: str, value: Any, wanted: tuple[int, ...], expected: str) 
         raise FedpaError(f"{name} returns shape {shape} {expected}, shape {wanted}")
 
 
+def check_like(field: str, tree: Any, theta0: Params) -> None:
+    """Refuse what has another structure than θ₀, or arrays of other shapes."""
+    structures: list[Any] = [jax.tree.structure(one) for one in (tree, theta0)]
+    shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(one)] for one in (tree, theta0)]
+    if structures[0] != structures[1] or shapes[0] != shapes[1]:
+        raise FedpaError(
+            f"{field} has arrays of shapes {shapes[0]}: must have the structure of θ₀, {shapes[1]}"
+        )
+
+
 def trace(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The shapes of what the function returns. It is traced twice; nothing is computed."""
     try:

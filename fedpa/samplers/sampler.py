@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
+from fedpa.objectives.checks import check_like
 from fedpa.objectives.client_data import ClientData, client_data, num_rows
 from fedpa.precision import widen
 from fedpa.types import ClientArrays, Count, Key, Params, Scalar
@@ -215,6 +216,18 @@ def _num_chains(starts: Any) -> int:
             f"starts has arrays of shapes {shapes}: all must have one θ₀ per chain on axis 0"
         )
     return int(shapes[0][0])
+
+
+def check_sample(answer: Any, theta0: Params) -> tuple[State, Params, Info]:
+    """What `Sampler.sample` gives; refused, while it is traced, if it has another form."""
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        raise refuse("sampler.sample's answer", answer, "must be (state, θ_s, info)")
+    state, theta_s, info = answer
+    loss = getattr(info, "loss", None)
+    if not isinstance(info, tuple) or not isinstance(loss, jax.Array) or loss.shape != ():
+        raise refuse("sampler.sample's info", info, "must be a NamedTuple of scalars with a loss")
+    check_like("sampler.sample's θ_s", theta_s, theta0)
+    return state, theta_s, info
 
 
 def relative_temperature(temperature: Temperature, n: Count) -> Scalar:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
-from fedpa.errors import refuse
+from fedpa.errors import check_type, refuse
 from fedpa.precision import accumulation_dtype
 from fedpa.types import Count, Scalar
 
@@ -140,6 +140,23 @@ def client_weight(weighting: Weighting, n: Count) -> Scalar:
 def total_weight(weighting: Weighting, sizes: Iterable[int]) -> float:
     """Σ q_i over clients of these sizes."""
     return float(sum(n if weighting == "examples" else n > 0 for n in sizes))
+
+
+def check_aggregation(aggregation: Any) -> None:
+    """Refuse what is no `Aggregation`, and one whose functions answer in another form."""
+    check_type("aggregation", aggregation, Aggregation, "fedpa.server.weighted_mean()")
+    result, weight = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        total: Any = jax.eval_shape(aggregation.init, result, weight)
+        added: Any = jax.eval_shape(aggregation.add, total, result, weight)
+        value = jax.eval_shape(aggregation.value, total)
+    except Exception:  # it may be made for results of another structure
+        return
+    structure: Any = jax.tree.structure(total)
+    if type(added) is not tuple or len(added) != 2 or jax.tree.structure(added[0]) != structure:
+        raise refuse("aggregation.add's answer", added, "must be (total, accepted)")
+    if not isinstance(value, Aggregate):
+        raise refuse("aggregation.value's answer", value, "must be fedpa.server.Aggregate(…)")
 
 
 def check_weighting(weighting: str) -> None:

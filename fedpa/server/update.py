@@ -13,6 +13,7 @@ from fedpa.server.aggregation import (
     Aggregation,
     Weighting,
     all_finite,
+    check_aggregation,
     check_weighting,
     weighted_mean,
 )
@@ -82,9 +83,11 @@ class ServerInfo(NamedTuple):
 def check_server(server: Any) -> None:
     """Refuse what is no `Server`, and settings it does not have."""
     check_type("server", server, Server, "fedpa.Server(fedpa.server.sgd(1.0))")
-    check_type("optimizer", server.optimizer, optax.GradientTransformation, "fedpa.server.sgd(1.0)")
+    check_type(
+        "Server.optimizer", server.optimizer, optax.GradientTransformation, "fedpa.server.sgd(1.0)"
+    )
     check_type("averaging", server.averaging, Averaging, "fedpa.server.averaging.polyak()")
-    check_type("aggregation", server.aggregation, Aggregation, "fedpa.server.weighted_mean()")
+    check_aggregation(server.aggregation)
     check_weighting(server.weighting)
 
 

@@ -195,3 +195,41 @@ def test_phases_must_be_told_apart():
     with pytest.raises(fedpa.FedpaError, match="phase = None"):
         fedpa.fedopt(SERVER, clients)
     assert fedpa.fedopt(SERVER, clients["sampling"]).phase(7) == "training"
+
+
+SAMPLER = fedpa.samplers.iasg(OBJECTIVE, 0.1, batch_size=8)
+DELTA = fedpa.deltas.mean()
+MEAN = server.weighted_mean()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "field"),
+    [
+        ({"sampler": lambda rate: None}, "sampler = None"),
+        ({"sample": lambda s, d: SAMPLER.sample(s, d)[:2]}, "sampler.sample's answer"),
+        ({"sample": lambda s, d: (*SAMPLER.sample(s, d)[:2], {})}, "sampler.sample's info"),
+        ({"sample": lambda s, d: (s, jnp.zeros(2), SAMPLER.sample(s, d)[2])}, "sample's θ_s"),
+        ({"delta": lambda state: jnp.zeros(3)}, "delta.value's answer"),
+        ({"delta": lambda state: (jnp.zeros(4), DELTA.value(state)[1])}, "delta.value's Δ"),
+        ({"aggregation": MEAN._replace(value=tuple)}, "aggregation.value's answer"),
+        (
+            {"aggregation": MEAN._replace(add=lambda *x: MEAN.add(*x)[0])},
+            "aggregation.add's answer",
+        ),
+        ({"aggregation": server.weighted_mean}, "aggregation = "),
+    ],
+)
+def test_pieces_of_another_form_are_refused_by_name(pieces, field):
+    """Before anything runs: a piece is looked at when it is given, or when its client is traced."""
+    chosen = pieces.get("sampler") or SAMPLER._replace(sample=pieces.get("sample", SAMPLER.sample))
+    delta = DELTA._replace(value=pieces.get("delta", DELTA.value))
+
+    def trace():
+        side = SERVER._replace(aggregation=pieces.get("aggregation", MEAN))
+        algorithm = fedpa.fedopt(side, fedpa.client_update(chosen, delta))
+        _, client, message = updates(algorithm, algorithm.init(jnp.zeros(3)))[0]
+        data = ClientData({"x": jnp.zeros((8, 3)), "y": jnp.zeros(8)}, jnp.asarray(8, jnp.int32))
+        jax.eval_shape(client, message, data, (), jax.random.key(0))
+
+    with pytest.raises(fedpa.FedpaError, match=field):
+        trace()
