@@ -4,10 +4,11 @@ The server's own θ, which clients are sent, is not touched.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from fedpa.errors import refuse
 from fedpa.types import Count, Params
@@ -26,11 +27,11 @@ class Averaging(NamedTuple):
         2.0
     """
 
-    init: Callable[[Params], Any]
+    init: Callable[[Params], PyTree]
     """θ before the first round → state."""
-    update: Callable[[Any, Params], Any]
+    update: Callable[[PyTree, Params], PyTree]
     """(state, θ after a round) → state."""
-    value: Callable[[Any], Params]
+    value: Callable[[PyTree], Params]
     """state → the average."""
 
 
