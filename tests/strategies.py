@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-SIXTEENTHS = st.integers(-64, 64).map(lambda number: number / 16)
-"""Numbers from −4 to 4."""
+SIXTEENTHS = st.integers(-4, 4).map(float) | st.integers(-64, 64).map(lambda number: number / 16)
+"""Numbers from −4 to 4, whole ones where they will do."""
 
 
 def powers_of_two(low: int, high: int) -> st.SearchStrategy[float]:

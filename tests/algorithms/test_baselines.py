@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fedpa
-from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa import LocalTraining, Server, server
 from fedpa.algorithms.methods import count_population, set_population
 from fedpa.algorithms.mime import client_gradient, moments, momentum
 from fedpa.data import from_mapping
@@ -24,6 +24,7 @@ from fedpa.server.optimizers import decaying, growing
 from fedpa.training.loop import train
 from tests.compiling import QUICK
 from tests.federations import distance, least_squares_clients, trees_equal
+from tests.refusals import refused
 
 SIZES = (12, 30, 21)
 CLIENTS = least_squares_clients(0, sizes=SIZES, dim=3, heterogeneity=3.0, skew=3.0)
@@ -349,23 +350,20 @@ def test_a_table_is_not_left_alone_where_every_row_moves():
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("build", "anchor"),
     [
-        (
-            lambda: fedpa.fedprox(LOCAL, WHOLE, proximal=-1),
-            "proximal = -1: must be a finite number",
-        ),
-        (lambda: fedpa.fedprox(LOCAL, WHOLE, proximal="1"), "proximal = '1': must be"),
-        (lambda: fedpa.fedexp(LOCAL, WHOLE, epsilon=float("nan")), "epsilon = nan: must be"),
-        (lambda: fedpa.scaffold(LOCAL, WHOLE, population=0), "population = 0: must be the sum"),
-        (lambda: fedpa.scaffold(LOCAL, WHOLE)(OBJECTIVE), "population is not known"),
-        (lambda: fedpa.mime(LOCAL, WHOLE, base=0.9), "base = 0.9: must be a Base"),
-        (lambda: momentum(1.0), "momentum = 1.0: must be in"),
-        (lambda: moments(decaying(2.0), 0.9, 1.0), "b2 = 2.0: must be in"),
+        (lambda: fedpa.fedprox(LOCAL, WHOLE, proximal=-1), "proximal = -1"),
+        (lambda: fedpa.fedprox(LOCAL, WHOLE, proximal="1"), "proximal = '1'"),
+        (lambda: fedpa.fedexp(LOCAL, WHOLE, epsilon=float("nan")), "epsilon = nan"),
+        (lambda: fedpa.scaffold(LOCAL, WHOLE, population=0), "population = 0"),
+        (lambda: fedpa.scaffold(LOCAL, WHOLE)(OBJECTIVE), "population"),
+        (lambda: fedpa.mime(LOCAL, WHOLE, base=0.9), "base = 0.9"),
+        (lambda: momentum(1.0), "momentum = 1.0"),
+        (lambda: moments(decaying(2.0), 0.9, 1.0), "b2 = 2.0"),
     ],
 )
-def test_refusals(build, words):
-    with pytest.raises(FedpaError, match=words):
+def test_refusals(build, anchor):
+    with refused(anchor):
         build()
 
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fedpa
-from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa import LocalTraining, Server, server
 from fedpa.data import from_mapping
 from fedpa.engines.engine import num_bytes
 from fedpa.experiments.comparison.tasks import find_burn_in
@@ -17,6 +17,7 @@ from fedpa.experiments.methods import METHODS, label_method
 from fedpa.objectives import Objective, client_data, layer_input
 from tests.algorithms.ill_conditioned import Problem, adam_server, full_batches, plain_server
 from tests.federations import trees_equal
+from tests.refusals import refused
 
 LOCAL = LocalTraining(optax.sgd(0.05), batch_size=8, epochs=2)
 SIDE = Server(server.sgd(0.5, 0.9))
@@ -227,48 +228,48 @@ def test_a_run_that_is_resumed_is_the_uninterrupted_one(tmp_path):
 def test_a_model_that_shows_nothing_is_refused_before_any_work():
     untold = lambda theta, batch, key: jnp.sum(batch["x"] @ theta["w"], axis=1)  # noqa: E731
     method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE))
-    with pytest.raises(FedpaError, match=r"shows no layer: call fedpa\.layer_input\(x, weight"):
+    with refused("fedpa.layer_input"):
         fedpa.fit(untold, THETA, CLIENTS, method, rounds=1, clients_per_round=1)
-    with pytest.raises(FedpaError, match=r"fedpa\.Objective\(loss, like=examples\)"):
+    with refused("fedpa.Objective(loss, like=examples)"):
         fedpa.train(
             method(Objective(loss)), THETA, from_mapping(CLIENTS), rounds=1, clients_per_round=1
         )
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "anchor"),
     [
-        ({"every": 0}, "every = 0: must be a whole number, at least 1"),
-        ({"epsilon": 0.0}, "epsilon = 0.0: must be a finite number > 0"),
+        ({"every": 0}, "every = 0"),
+        ({"epsilon": 0.0}, "epsilon = 0.0"),
         ({"epsilon": float("nan")}, "epsilon = nan"),
-        ({"decay": 1.0}, r"decay = 1.0: must be in \[0, 1\)"),
+        ({"decay": 1.0}, "decay = 1.0"),
         ({"block": 0}, "block = 0"),
         ({"rank": 0}, "rank = 0"),
         ({"rank": "all"}, "rank = 'all'"),
         ({"batch_size": 0}, "batch_size = 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, words):
-    with pytest.raises(FedpaError, match=words):
+def test_bad_settings_are_refused(settings, anchor):
+    with refused(anchor):
         fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), **settings)
     fields = {f"precision_{name}": value for name, value in settings.items()}
     if "batch_size" not in settings and settings.get("rank") != "all":
-        with pytest.raises(FedpaError, match=f"precision_{words}"):
+        with refused(f"precision_{anchor}"):
             METHODS["global-precision"].build(Hyperparameters(**fields))
 
 
 def test_a_numerator_that_is_no_method_is_refused():
-    with pytest.raises(FedpaError, match=r"numerator = .*must be a method"):
+    with refused("numerator ="):
         fedpa.global_precision(LOCAL)(Objective(loss))
 
 
 def test_a_numerator_of_more_than_deltas_is_refused():
-    with pytest.raises(FedpaError, match="averages more than deltas"):
+    with refused("numerator"):
         fit(fedpa.global_precision(fedpa.fedexp(LOCAL, SIDE)), out=None, rounds=1)
     mime = fedpa.mime(LOCAL, SIDE, base=fedpa.algorithms.momentum(0.9))
-    with pytest.raises(FedpaError, match="asks its clients first"):
+    with refused("numerator"):
         fit(fedpa.global_precision(mime))
-    with pytest.raises(FedpaError, match=r"numerator = .*keeps more than θ"):
+    with refused("numerator"):
         fit(fedpa.global_precision(fedpa.scaffold(LOCAL, SIDE, population=36)))
 
 

@@ -7,12 +7,13 @@ import optax
 import pytest
 
 import fedpa
-from fedpa import FedpaError, LocalTraining, Server, server
+from fedpa import LocalTraining, Server, server
 from fedpa.algorithms.local_training import local_work
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.objectives import Objective, client_data, least_squares
 from fedpa.samplers import Epochs, Steps, exact
+from tests.refusals import refused
 
 BASE = LocalTraining(optax.sgd(0.1), batch_size=5, epochs=5)
 
@@ -39,41 +40,41 @@ def test_what_makes_a_sample(changes, window, samples):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "anchor"),
     [
-        ({"samples": 0}, "samples = 0: must be a whole number, at least 1"),
-        ({"epochs": 1.5}, "epochs = 1.5: must be a whole number"),
-        ({"batch_size": 5.0}, "batch_size = 5.0: must be a whole number"),
-        ({"order": "shuffled"}, "order = 'shuffled': must be 'shuffle' or 'replacement'"),
+        ({"samples": 0}, "samples = 0"),
+        ({"epochs": 1.5}, "epochs = 1.5"),
+        ({"batch_size": 5.0}, "batch_size = 5.0"),
+        ({"order": "shuffled"}, "order = 'shuffled'"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd'"),
         ({"optimizer": -0.1}, "optimizer = -0.1"),
-        ({"samples": 6}, "samples = 6: one sample per epoch gives at most 5"),
-        ({"samples": 5, "burn_in_epochs": 1}, "set one of them"),
+        ({"samples": 6}, "samples = 6"),
+        ({"samples": 5, "burn_in_epochs": 1}, "samples = 5"),
         ({"burn_in_epochs": 5}, "burn_in_epochs = 5"),
         ({"epochs": 0}, "epochs = 0"),
         ({"batch_size": 0}, "batch_size = 0"),
-        ({"burn_in_steps": 3}, "burn_in_steps = 3: applies only with steps_per_sample"),
-        ({"discard_steps": 3}, "discard_steps = 3: applies only with steps_per_sample"),
-        ({"steps_per_sample": 3}, "needs the number of samples"),
+        ({"burn_in_steps": 3}, "burn_in_steps = 3"),
+        ({"discard_steps": 3}, "discard_steps = 3"),
+        ({"steps_per_sample": 3}, "samples = None"),
         ({"steps_per_sample": 0, "samples": 2}, "steps_per_sample = 0"),
         ({"steps_per_sample": 3, "samples": 2, "burn_in_steps": -1}, "burn_in_steps = -1"),
-        ({"steps_per_sample": 3, "samples": 2, "burn_in_epochs": 1}, "use burn_in_steps"),
+        ({"steps_per_sample": 3, "samples": 2, "burn_in_epochs": 1}, "burn_in_epochs = 1"),
     ],
 )
-def test_contradictions_are_refused(changes, words):
-    with pytest.raises(FedpaError, match=words):
+def test_contradictions_are_refused(changes, anchor):
+    with refused(anchor):
         local_work(BASE._replace(**changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "anchor"),
     [
         ({"rho": -1.0}, "rho = -1.0"),
         ({"rho": float("nan")}, "rho = nan"),
         ({"client_learning_rate": 0.0}, "client_learning_rate = 0.0"),
         ({"server_learning_rate": float("inf")}, "server_learning_rate = inf"),
         ({"server_momentum": 1.0}, "server_momentum = 1.0"),
-        ({"server_optimizer": "adam", "server_momentum": 0.9}, "applies to server_optimizer sgd"),
+        ({"server_optimizer": "adam", "server_momentum": 0.9}, "server_momentum = 0.9"),
         ({"burn_in_rounds": -1}, "burn_in_rounds = -1"),
         ({"client_schedule": "cosine"}, "client_schedule = 'cosine'"),
         ({"server_schedule": "cosine"}, "server_schedule = 'cosine'"),
@@ -85,8 +86,8 @@ def test_contradictions_are_refused(changes, words):
         ({"samples": 99}, "samples = 99"),
     ],
 )
-def test_bad_hyperparameters_are_refused(changes, words):
-    with pytest.raises(FedpaError, match=words):
+def test_bad_hyperparameters_are_refused(changes, anchor):
+    with refused(anchor):
         resolve_hyperparameters(dataclasses.replace(Hyperparameters(), **changes))
 
 
@@ -149,7 +150,7 @@ def test_fedavg_1_says_what_it_runs():
 
 def test_the_control_of_a_data_driven_rho_is_refused():
     """Its step length is that of a fixed ρ: beside OAS it would control for something else."""
-    with pytest.raises(FedpaError, match="mean-scaled takes the step of a fixed ρ"):
+    with refused("shrinkage = 'oas, identity'"):
         METHODS["mean-scaled"].build(Hyperparameters(shrinkage="oas"))
 
 
@@ -162,9 +163,9 @@ def test_labels():
 @pytest.mark.parametrize("rho", [-0.1, float("nan"), None])
 def test_a_bad_rho_is_refused_before_any_work(rho):
     side = Server(server.sgd(1.0))
-    with pytest.raises(FedpaError, match="rho = "):
+    with refused(f"rho = {rho}"):
         fedpa.fedpa(BASE, side, rho=rho)
-    with pytest.raises(FedpaError, match="rho = "):
+    with refused(f"rho = {rho}"):
         fedpa.mean_control(BASE, side, rho=rho)
-    with pytest.raises(FedpaError, match="burn_in_rounds = -1"):
+    with refused("burn_in_rounds = -1"):
         fedpa.fedpa(BASE, side, rho=0.1, burn_in_rounds=-1)

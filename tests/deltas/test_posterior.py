@@ -22,6 +22,7 @@ FLOOR = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-10}
 
 
 DTYPES = st.sampled_from([np.float32, np.float64])
+MANY = settings(max_examples=max(150, settings().max_examples))
 
 
 @st.composite
@@ -109,7 +110,7 @@ def compiled(form, theta0, samples, rho):
         return np.asarray(form(np.pad(theta0, (0, 200 - d)), padded, *scalars))[:d]
 
 
-@settings(max_examples=150)
+@MANY
 @given(problems())
 def test_equals_the_dense_solve(problem):
     theta0, samples, rho = problem
@@ -120,7 +121,7 @@ def test_equals_the_dense_solve(problem):
     assert absolute_error(value, expected) <= allowed(theta0, samples, rho)
 
 
-@settings(max_examples=150)
+@MANY
 @given(problems())
 def test_compiled_gram_equals_the_dense_solve(problem):
     theta0, samples, rho = problem
@@ -177,7 +178,7 @@ def test_many_samples_of_few_parameters_lose_no_digits_to_a_large_rho(dtype, ell
             assert relative_error(_gram(theta0, samples, *scalars), expected) <= bound
 
 
-@settings(max_examples=150)
+@MANY
 @given(problems())
 def test_recurrence_equals_gram(problem):
     """Up to λ_max(Σ̃) = 10⁶; beyond, the recurrence as printed loses more digits than the bound."""

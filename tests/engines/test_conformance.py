@@ -14,12 +14,12 @@ import optax
 import pytest
 
 import fedpa
-from fedpa import FedpaError
 from fedpa.data import from_mapping
 from fedpa.engines import ENGINES, EngineOptions
-from fedpa.errors import DataError
+from fedpa.errors import DataError, TooFewClientsError
 from fedpa.objectives import Objective, least_squares
 from tests.engines.federation import METHODS, leaves, train
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
@@ -175,24 +175,24 @@ def test_a_failing_client_is_counted_and_named(engine, how, says):
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "anchors"),
     [
-        (not_a_number, r"client 'client-0002': y\[1\] = nan"),
-        (another_shape, r"client 'client-0002' has arrays .*\[6\].*\[3\]"),
-        (lambda tree: tree | {"y": tree["y"].astype(str)}, "client 'client-0002': y is of type <U"),
-        (lambda tree: tree | {"y": tree["y"] * 1j}, "client 'client-0002': y is of type complex"),
-        (lambda tree: tree | {"y": np.float32(0)}, "client 'client-0002': examples have arrays of"),
+        (not_a_number, ["y[1] = nan"]),
+        (another_shape, ["float32[6]", "float32[3]"]),
+        (lambda tree: tree | {"y": tree["y"].astype(str)}, ["y", "<U32"]),
+        (lambda tree: tree | {"y": tree["y"] * 1j}, ["y", "complex64"]),
+        (lambda tree: tree | {"y": np.float32(0)}, []),
     ],
 )
-def test_a_client_whose_data_is_wrong_ends_the_run(how, says):
+def test_a_client_whose_data_is_wrong_ends_the_run(how, anchors):
     """As a mapping with it would be refused."""
-    with pytest.raises(DataError, match=says):
+    with refused("client 'client-0002'", *anchors, kind=DataError):
         train("per-client", "fedavg", failing({"client-0002"}, how))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_round_in_which_everybody_fails_is_an_error(engine):
-    with pytest.raises(FedpaError, match=r"every client of the round failed.*no such file"):
+    with refused("no such file"):
         train(engine, "fedavg", lambda name, read: unreadable(name))
 
 
@@ -220,7 +220,7 @@ def test_a_client_that_raises_in_compiled_code_is_found(engine):
     clients = {str(i): {"x": np.full((6, 3), i, np.float32)} for i in range(7)}
     local = fedpa.LocalTraining(optax.sgd(1e-3), batch_size=3)
     method = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))
-    with pytest.warns(UserWarning, match=r"rejected, client 6: .*an example is out of range"):
+    with pytest.warns(UserWarning, match=r"client 6: .*an example is out of range"):
         fit = fedpa.fit(
             loss,
             jnp.ones(3),
@@ -239,9 +239,9 @@ def test_too_few_successes_end_the_run():
     read = data.examples
     lazy = data._replace(examples=lambda name: read(name) if name == "c0" else unreadable(name))
     arguments = (METHODS["fedavg"](Objective(least_squares.loss)), jnp.ones(3), lazy)
-    with pytest.raises(FedpaError, match=r"round 1: 1 of 4 clients succeeded, min_success = 0\.5"):
+    with refused("round 1", "1 of 4", "min_success = 0.5", kind=TooFewClientsError):
         fedpa.train(*arguments, rounds=1, clients_per_round=4, min_success=0.5)
     with pytest.warns(UserWarning, match="no such file"):
         fedpa.train(*arguments, rounds=1, clients_per_round=4, min_success=0.25)
-    with pytest.raises(FedpaError, match="min_success = 2: must be a share"):
+    with refused("min_success = 2"):
         fedpa.train(*arguments, rounds=1, clients_per_round=4, min_success=2)

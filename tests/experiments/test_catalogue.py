@@ -23,6 +23,7 @@ from fedpa.experiments.catalogue import (
     open_dataset,
 )
 from tests.data import tiny
+from tests.refusals import refused
 
 
 def sizes(data):
@@ -121,41 +122,42 @@ def test_missing_ones_say_where_and_how_to_get_them(tmp_path, monkeypatch):
         for words in (f"fedpa data get {name}", str(tmp_path / "nowhere"), str(tmp_path / "home")):
             assert words in str(caught.value)
         assert find_dataset(name) is None
-    with pytest.raises(FedpaError, match=r"stackoverflow.word_count .* fedpa data get stackoverfl"):
+    with refused("stackoverflow.word_count", "fedpa data get stackoverflow"):
         find_counts()
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "anchor"),
     [
-        (lambda: open_dataset("femnist"), "data set = 'femnist': unknown"),
-        (lambda: open_dataset("cifar-100-binary"), "has no clients: open fed_cifar100"),
+        (lambda: open_dataset("femnist"), "data set = 'femnist'"),
+        (lambda: open_dataset("cifar-100-binary"), "fed_cifar100"),
         (lambda: open_dataset("fed_emnist", seed=-1), "seed = -1"),
-        (lambda: open_dataset("fed_emnist", features=["x"]), "fed_emnist has pixels, label"),
-        (lambda: open_dataset("fed_emnist", "/nowhere"), "must be a directory that exists"),
+        (lambda: open_dataset("fed_emnist", features=["x"]), "pixels, label"),
+        (lambda: open_dataset("fed_emnist", "/nowhere"), "data_dir = '/nowhere'"),
         (lambda: find_cifar(), "fedpa data get cifar-100-binary"),
     ],
 )
-def test_bad_requests_are_refused(call, words):
-    with pytest.raises(FedpaError, match=words) as caught:
+def test_bad_requests_are_refused(call, anchor):
+    with refused(anchor):
         call()
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("make", "has"),
     [
         (tiny.cifar, "image uint8"),
-        (lambda n, seed: {**tiny.emnist(n, seed), "pixels": np.zeros((n, 784), "f4")}, "[784]"),
+        (
+            lambda n, seed: {**tiny.emnist(n, seed), "pixels": np.zeros((n, 784), "f4")},
+            "float32[784]",
+        ),
         (lambda n, seed: {**tiny.emnist(n, seed), "label": np.zeros(n, "f4")}, "label float32"),
     ],
 )
 def test_files_of_another_data_set_are_refused(tmp_path, make, has):
     tiny.hdf5(tmp_path / "d", "fed_emnist", make)
-    with pytest.raises(DataError, match="is not fed_emnist: client 'c0' has") as caught:
+    needed = "pixels float32[28, 28], label int32"
+    with refused("fed_emnist", "client 'c0'", has, needed, kind=DataError):
         open_dataset("fed_emnist", tmp_path / "d")
-    assert has in str(caught.value)
-    assert "must have pixels float32[28, 28], label int32" in str(caught.value)
 
 
 def one_bad(good, **wrong):
@@ -170,28 +172,28 @@ def one_bad(good, **wrong):
 BAD = {
     "shape": (
         {"pixels": lambda n: np.zeros((n, 14, 14), "f4")},
-        "must have pixels float32[28, 28]",
+        "pixels float32[28, 28]",
     ),
     "kind": ({"label": lambda n: np.zeros(n, "f4")}, "label float32"),
     "text": ({"label": lambda n: np.array(["a"] * n, object)}, "label text"),
     "NaN label": ({"label": lambda n: np.full(n, np.nan, "f4")}, "label float32"),
-    "label": ({"label": lambda n: np.arange(58, 58 + n, dtype="i4")}, "has label 62: must be 0 to"),
+    "label": ({"label": lambda n: np.arange(58, 58 + n, dtype="i4")}, "label 62"),
     "less": (
         {"label": lambda n: np.arange(-1, n - 1, dtype="i4")},
-        "has label -1: must be 0 to 61",
+        "label -1",
     ),
-    "bytes": ({"pixels": lambda n: np.full((n, 28, 28), 255, "f4")}, "has pixels 255.0: must be 0"),
+    "bytes": ({"pixels": lambda n: np.full((n, 28, 28), 255, "f4")}, "pixels 255.0"),
     "negative": (
         {"pixels": lambda n: np.full((n, 28, 28), -0.5, "f4")},
-        "pixels -0.5: must be 0 to",
+        "pixels -0.5",
     ),
-    "NaN": ({"pixels": lambda n: np.full((n, 28, 28), np.nan, "f4")}, "pixels nan: must be 0 to 1"),
+    "NaN": ({"pixels": lambda n: np.full((n, 28, 28), np.nan, "f4")}, "pixels nan"),
 }
 
 
-@pytest.mark.parametrize(("wrong", "words"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("wrong", "value"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("form", ["hdf5", "sqlite"])
-def test_every_client_is_checked_when_it_is_read(tmp_path, form, wrong, words):
+def test_every_client_is_checked_when_it_is_read(tmp_path, form, wrong, value):
     make = one_bad(tiny.emnist, **wrong)
     if form == "hdf5":
         tiny.hdf5(tmp_path, "fed_emnist", make)
@@ -201,22 +203,20 @@ def test_every_client_is_checked_when_it_is_read(tmp_path, form, wrong, words):
         tiny.sqlite(tmp_path / file, ["all_train", "all_test"], make)
     data = open_dataset("fed_emnist", tmp_path).train
     assert len(data.examples("c0")["label"]) == 3
-    with pytest.raises(DataError) as caught:
+    with refused(str(tmp_path / file), "client 'c1'", value, kind=DataError):
         data.examples("c1")
-    assert str(caught.value).startswith(f"{tmp_path / file}: client 'c1' ")
-    assert words in str(caught.value)
 
 
 def test_numbers_that_are_too_large_do_not_become_others(tmp_path):
     wrong = {"label": lambda n: np.full(n, 2**32 + 3)}
     names = ["all_train", "all_test"]
     tiny.sqlite(tmp_path / "emnist_all.sqlite", names, one_bad(tiny.emnist, **wrong))
-    with pytest.raises(DataError, match="client 'c1' has label 4294967299: must be 0 to 61"):
+    with refused("client 'c1'", "label 4294967299", kind=DataError):
         open_dataset("fed_emnist", tmp_path).train.examples("c1")
     wrong = {"image": lambda n: np.full((n, 32, 32, 3), 300)}
     names = ["train", "test"]
     tiny.sqlite(tmp_path / "cifar100.sqlite", names, one_bad(tiny.cifar, **wrong))
-    with pytest.raises(DataError, match="client 'c1' has image 300: must be 0 to 255"):
+    with refused("client 'c1'", "image 300", kind=DataError):
         open_dataset("fed_cifar100", tmp_path).train.examples("c1")
 
 
@@ -239,14 +239,14 @@ def test_clients_without_examples_are_empty_in_the_data_sets_form(tmp_path):
 
 def test_sqlite_of_another_data_set_is_refused(tmp_path):
     tiny.sqlite(tmp_path / "emnist_all.sqlite", ["all_train", "all_test"], tiny.cifar)
-    with pytest.raises(DataError, match="is not fed_emnist: client 'c0' has"):
+    with refused("fed_emnist", "client 'c0'", kind=DataError):
         open_dataset("fed_emnist", tmp_path)
 
 
 def test_half_a_data_set_is_told(tmp_path):
     tiny.hdf5(tmp_path / "d", "fed_emnist", tiny.emnist)
     (tmp_path / "d" / "fed_emnist_test.h5").unlink()
-    with pytest.raises(DataError, match=r"fed_emnist_test.h5 missing"):
+    with refused("fed_emnist_test.h5", kind=DataError):
         open_dataset("fed_emnist", tmp_path / "d")
 
 
@@ -305,7 +305,7 @@ def test_a_deal_that_lost_a_file_is_made_again(tmp_path, small_deal, split):
 
 def test_a_deal_on_a_full_disk_is_told_and_leaves_nothing(tmp_path, small_deal):
     tiny.cifar_records(tmp_path / "d")
-    with tiny.small_disk(), pytest.raises(FedpaError, match=r"can't be written \(File too large\)"):
+    with tiny.small_disk(), refused("File too large"):
         open_dataset("fed_cifar100", tmp_path / "d")
     assert not list((tmp_path / "cache").rglob("*.h5"))
 
@@ -319,7 +319,7 @@ def test_the_original_partition_is_preferred_to_a_deal_of_ours(tmp_path, monkeyp
 
 def test_a_deal_that_fails_leaves_nothing(tmp_path, small_deal):
     tiny.cifar_records(tmp_path / "d", per_label=(6, 1))  # too few to test
-    with pytest.raises(FedpaError, match="need 300 examples, there are 100"):
+    with refused("300 examples", "100"):
         open_dataset("fed_cifar100", tmp_path / "d")
     assert not list((tmp_path / "cache").rglob("*.h5"))
 
@@ -333,7 +333,7 @@ def test_urls(monkeypatch):
     assert get_url(records) == "https://mirror.example/a/cifar-100-binary.tar.gz"
     assert get_url(emnist, "http://other/") == "http://other/fed_emnist.tar.bz2"
     monkeypatch.setenv("FEDPA_DATA_URL", "here")
-    with pytest.raises(FedpaError, match="FEDPA_DATA_URL = 'here': must begin with https://"):
+    with refused("FEDPA_DATA_URL = 'here'"):
         get_url(emnist)
 
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from fedpa.data.cache import show_progress
-from fedpa.errors import DataError, FedpaError
+from fedpa.errors import DataError
 from fedpa.experiments import download as module
 from fedpa.experiments.download import Patience, compute_checksum, download
+from tests.refusals import refused
 
 CONTENT = np.random.default_rng(0).bytes(3 * 10**6)
 SUM = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -158,9 +159,8 @@ def test_connections_that_end_early_are_resumed(tmp_path, ranges):
 def test_a_server_that_never_sends_all_is_given_up_and_what_came_is_no_file(tmp_path):
     path = tmp_path / "a"
     answer = Answer(ranges=False, closes_after=(1_000_000,) * 9)
-    with serving(answer) as (url, asked), pytest.raises(FedpaError, match="ended after") as caught:
+    with serving(answer) as (url, asked), refused("1,000,000 bytes"):
         download(url, path, SUM, QUICK)
-    assert "1,000,000 bytes are kept" in str(caught.value)
     assert len(asked) == 3
     assert not path.exists()
     assert part_of(path).stat().st_size == 1_000_000
@@ -191,18 +191,16 @@ def test_a_wrong_checksum_is_an_error_and_nothing_is_left(tmp_path, begun):
     if begun:
         part_of(path).write_bytes(begun)
     content = CONTENT if begun else CONTENT[:-1]
-    with serving(Answer(content=content)) as (url, _), pytest.raises(DataError) as caught:
-        download(url, path, SUM, QUICK)
     wrong = hashlib.sha256(begun + content[len(begun) :]).hexdigest()
-    for words in ("checksum of a", SUM, f"sha256:{wrong}"):
-        assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    error = refused("checksum of a", f"sha256:{wrong}", SUM, kind=DataError)
+    with serving(Answer(content=content)) as (url, _), error:
+        download(url, path, SUM, QUICK)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_of_somebodys_own_is_not_overwritten(tmp_path):
     (tmp_path / "a").write_text("mine")
-    with serving() as (url, asked), pytest.raises(DataError, match="is another file"):
+    with serving() as (url, asked), refused(str(tmp_path / "a"), kind=DataError):
         download(url, tmp_path / "a", SUM, QUICK)
     assert (tmp_path / "a").read_text() == "mine"
     assert not asked
@@ -212,7 +210,7 @@ def test_a_busy_server_is_asked_again_a_missing_file_is_not(tmp_path):
     with serving(Answer(status=(503, 500))) as (url, asked):
         download(url, tmp_path / "a", SUM, QUICK)
         assert len(asked) == 3
-    with serving(Answer(status=(404,))) as (url, asked), pytest.raises(FedpaError, match="404"):
+    with serving(Answer(status=(404,))) as (url, asked), refused("404"):
         download(url + "b", tmp_path / "b", SUM, QUICK)
     assert len(asked) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
@@ -221,7 +219,7 @@ def test_a_busy_server_is_asked_again_a_missing_file_is_not(tmp_path):
 def test_nobody_listening(tmp_path):
     with serving() as (url, _):
         pass
-    with pytest.raises(FedpaError, match=r"can.t be downloaded: .*refused"):
+    with refused(url):
         download(url, tmp_path / "a", SUM, QUICK)
     assert pauses == [1, 2]
     assert not list(tmp_path.iterdir())
@@ -230,7 +228,7 @@ def test_nobody_listening(tmp_path):
 def test_two_processes_do_not_write_one_part(tmp_path):
     with part_of(tmp_path / "a").open("ab") as file, serving() as (url, asked):
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(FedpaError, match="another process is downloading"):
+        with refused(str(part_of(tmp_path / "a"))):
             download(url, tmp_path / "a", SUM, QUICK)
         assert not asked
         fcntl.flock(file, fcntl.LOCK_UN)
@@ -250,43 +248,43 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
     fetch = module._fetch
     monkeypatch.setattr(module, "_fetch", lambda url, file, *rest: fetch(url, Full(file), *rest))
-    with serving() as (url, _), pytest.raises(FedpaError, match="the disk is full"):
+    with serving() as (url, _), refused(str(tmp_path)):
         download(url, tmp_path / "a", SUM, QUICK)
     assert not list(tmp_path.iterdir())
 
 
 def test_too_little_room_is_known_before_the_first_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("U", (), {"free": 10}))
-    with serving() as (url, _), pytest.raises(FedpaError, match="has 10 bytes free, a needs 3,000"):
+    with serving() as (url, _), refused("10 bytes", "a"):
         download(url, tmp_path / "a", SUM, QUICK)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("url", "checksum", "words"),
+    ("url", "checksum", "field"),
     [
-        ("ftp://here/a", SUM, "must begin with https://"),
-        ("/etc/passwd", SUM, "must begin with https://"),
-        ("http://[x", SUM, r"url = 'http://\[x': is no address: Invalid IPv6"),
-        ("http://here:port/a", SUM, "is no address: Port"),
-        ("http:///a", SUM, "names no host"),
-        ("http://here/ä", SUM, "must be ASCII"),
-        ("http://here/a b", SUM, "must be ASCII without spaces"),
-        ("http://here/a\nb", SUM, "must be ASCII"),
-        ("http://127.0.0.1:1/a", "crc:1", 'must be "sha256:…" or "md5:…"'),
+        ("ftp://here/a", SUM, "url"),
+        ("/etc/passwd", SUM, "url"),
+        ("http://[x", SUM, "url"),
+        ("http://here:port/a", SUM, "url"),
+        ("http:///a", SUM, "url"),
+        ("http://here/ä", SUM, "url"),
+        ("http://here/a b", SUM, "url"),
+        ("http://here/a\nb", SUM, "url"),
+        ("http://127.0.0.1:1/a", "crc:1", "checksum"),
     ],
 )
-def test_bad_requests_are_refused(tmp_path, url, checksum, words):
-    with pytest.raises(FedpaError, match=words):
+def test_bad_requests_are_refused(tmp_path, url, checksum, field):
+    value = {"url": url, "checksum": checksum}[field]
+    with refused(f"{field} = {value!r}"):
         download(url, tmp_path / "a", checksum, QUICK)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_in_the_files_place_is_told(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(FedpaError, match=r"a: can't be read: Is a directory") as caught:
+    with refused(str(tmp_path / "a"), "Is a directory"):
         download("http://127.0.0.1:1/a", tmp_path / "a", SUM, QUICK)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_cant_be_read_is_told(tmp_path, monkeypatch):
@@ -297,7 +295,7 @@ def test_a_file_that_cant_be_read_is_told(tmp_path, monkeypatch):
 
     (tmp_path / "a").write_bytes(b"x")
     monkeypatch.setattr(Path, "open", denied)
-    with pytest.raises(FedpaError, match=r"a: can't be read: Permission denied"):
+    with refused(str(tmp_path / "a"), "Permission denied"):
         download("http://127.0.0.1:1/a", tmp_path / "a", SUM, QUICK)
 
 
@@ -307,6 +305,6 @@ def test_without_locks_the_package_is_imported_and_downloads_are_refused(tmp_pat
     spec = importlib.util.spec_from_file_location("fresh_download", module.__file__)
     fresh = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fresh)
-    with pytest.raises(FedpaError, match="this system has no locks"):
+    with refused("locks"):
         fresh.download("http://127.0.0.1:1/a", tmp_path / "a", SUM)
     assert not list(tmp_path.iterdir())

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa import FedpaError
 from fedpa.objectives import Objective, client_data, laplace, least_squares, log_posterior
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.layer_inputs import per_example
@@ -17,6 +16,7 @@ from fedpa.objectives.minibatches import (
     steps_per_epoch,
 )
 from fedpa.objectives.objective import client_loss, minibatch_loss
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 ORDER, BATCH_IN_ORDER = jax.jit(epoch_order), jax.jit(batch_in_order, static_argnums=3)
@@ -105,24 +105,24 @@ def test_per_example_wraps_a_batch_loss():
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("loss", "field"),
     [
-        (lambda p, b, k: jnp.mean(b["x"]), "per_example"),
-        (lambda p, b, k: b["x"][:, None] * p, "one number per example"),
-        (lambda p, b, k: p * jnp.ones(3), "one number per example"),
-        (lambda p, b, k: (b["x"], b["x"]), "one number per example"),
+        (lambda p, b, k: jnp.mean(b["x"]), "loss"),
+        (lambda p, b, k: b["x"][:, None] * p, "loss"),
+        (lambda p, b, k: p * jnp.ones(3), "loss"),
+        (lambda p, b, k: (b["x"], b["x"]), "loss"),
     ],
 )
-def test_a_loss_of_another_shape_is_refused(loss, words):
-    with pytest.raises(FedpaError, match=words):
+def test_a_loss_of_another_shape_is_refused(loss, field):
+    with refused(field):
         check_loss(Objective(loss), jnp.asarray(1.0), rows(4))
 
 
 def test_bad_reduction_and_regularizer_are_refused():
     good = Objective(lambda p, b, k: b["x"] * p)
-    with pytest.raises(FedpaError, match="regularizer returns shape"):
+    with refused("regularizer", "(3,)"):
         check_loss(good._replace(regularizer=lambda p: jnp.ones(3)), jnp.asarray(1.0), rows(4))
-    with pytest.raises(FedpaError, match="reduction = 'median'"):
+    with refused("reduction = 'median'"):
         check_loss(good._replace(reduction="median"), jnp.asarray(1.0), rows(4))
 
 
@@ -176,5 +176,5 @@ def test_weights_make_a_mean_over_words_of_means_over_sentences():
 
 def test_a_weight_of_another_shape_is_refused():
     objective = Objective(lambda theta, batch, key: theta * batch["l"], weight=lambda b: 1.0)
-    with pytest.raises(FedpaError, match="weight returns shape"):
+    with refused("weight", "()"):
         check_loss(objective, jnp.asarray(2.0), {"l": jnp.ones(3)})

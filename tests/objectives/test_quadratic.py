@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa import FedpaError
 from fedpa.objectives import (
     Quadratic,
     client_data,
@@ -17,6 +16,7 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from tests.compiling import run_in_two_threads
 from tests.federations import least_squares_federation, posterior
+from tests.refusals import refused
 from tests.strategies import arrays, regressions
 
 OBJECTIVE = Objective(least_squares.loss)
@@ -144,21 +144,20 @@ PLAIN = Quadratic(jnp.zeros(2), jnp.eye(2), jnp.array(3.0))
 @pytest.mark.parametrize(
     ("clients", "weights", "field"),
     [
-        ({"a": PLAIN}, None, "clients = {"),
-        ([], None, r"clients = \[\]"),
-        (PLAIN, None, "clients = Quadratic"),
-        ([PLAIN, {"mean": 0}], None, r"clients\[1\] = "),
-        ([PLAIN, PLAIN._replace(mean=jnp.zeros(3))], None, r"clients\[1\] has"),
-        ([PLAIN, PLAIN], [1.0], r"weights = \[1.0\]"),
-        ([PLAIN, PLAIN], [1.0, -1.0], "weights = "),
-        ([PLAIN, PLAIN], [0.0, 0.0], "weights = "),
-        ([PLAIN, PLAIN], {"a": 1.0}, "weights = {"),
+        ({"a": PLAIN}, None, "clients ="),
+        ([], None, "clients = []"),
+        (PLAIN, None, "clients ="),
+        ([PLAIN, {"mean": 0}], None, "clients[1] ="),
+        ([PLAIN, PLAIN._replace(mean=jnp.zeros(3))], None, "clients[1]"),
+        ([PLAIN, PLAIN], [1.0], "weights = [1.0]"),
+        ([PLAIN, PLAIN], [1.0, -1.0], "weights = [1.0, -1.0]"),
+        ([PLAIN, PLAIN], [0.0, 0.0], "weights = [0.0, 0.0]"),
+        ([PLAIN, PLAIN], {"a": 1.0}, "weights ="),
     ],
 )
 def test_what_is_no_federation_of_quadratics_is_refused(clients, weights, field):
-    with pytest.raises(FedpaError, match=field) as caught:
+    with refused(field):
         global_posterior(clients, weights)
-    assert "\n" not in str(caught.value)
 
 
 def test_programs_in_two_threads_do_not_wait_for_each_other():

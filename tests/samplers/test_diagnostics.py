@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.errors import FedpaError
 from fedpa.objectives import Quadratic, client_data
 from fedpa.samplers import draw, draw_chains, exact
 from fedpa.samplers.diagnostics import (
@@ -18,6 +17,7 @@ from fedpa.samplers.diagnostics import (
     kish_ess,
     worst,
 )
+from tests.refusals import refused
 
 CHAINS, NUM = 4, 500
 POSTERIOR = Quadratic(jnp.arange(12.0), jnp.diag(jnp.linspace(0.5, 3.0, 12)), jnp.asarray(50.0))
@@ -227,28 +227,26 @@ def one_chain():
 
 
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "anchors"),
     [
-        (lambda run: run(num=0), "num = 0: must be a whole number, at least 1"),
-        (lambda run: run(data={"z": np.array([[np.nan]])}), "z[0, 0] = nan"),
-        (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(())}), "one θ₀ per chain"),
-        (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(3)}), "one θ₀ per chain"),
-        (lambda run: run(starts=jnp.zeros((0, 3))), "one θ₀ per chain"),
-        (lambda run: diagnose(np.zeros((1, 9, 2)), None), "chains = 1: R̂ compares chains"),
-        (lambda run: diagnose(*run(num=3)), "num = 3: R̂ needs at least 4"),
-        (lambda run: diagnose(*one_chain()), "infos.loss has shape (20,): must be (chains, num)"),
-        (lambda run: diagnose(np.zeros(3), None), "must begin with axes (chains, num)"),
-        (lambda run: diagnose([np.zeros((2, 9)), np.zeros((2, 8))], None), "(chains, num)"),
-        (lambda run: kish_ess([]), "log_weights = (0,)"),
-        (lambda run: kish_ess(1.0), "log_weights = ()"),
+        (lambda run: run(num=0), ["num = 0"]),
+        (lambda run: run(data={"z": np.array([[np.nan]])}), ["z[0, 0] = nan"]),
+        (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(())}), ["starts"]),
+        (lambda run: run(starts={"a": jnp.zeros((2, 3)), "b": jnp.zeros(3)}), ["starts"]),
+        (lambda run: run(starts=jnp.zeros((0, 3))), ["starts"]),
+        (lambda run: diagnose(np.zeros((1, 9, 2)), None), ["chains = 1"]),
+        (lambda run: diagnose(*run(num=3)), ["num = 3"]),
+        (lambda run: diagnose(*one_chain()), ["infos.loss", "(20,)"]),
+        (lambda run: diagnose(np.zeros(3), None), ["samples", "(3,)"]),
+        (lambda run: diagnose([np.zeros((2, 9)), np.zeros((2, 8))], None), ["samples"]),
+        (lambda run: kish_ess([]), ["log_weights = (0,)"]),
+        (lambda run: kish_ess(1.0), ["log_weights = ()"]),
     ],
 )
-def test_refusals(attempt, message):
+def test_refusals(attempt, anchors):
     def run(starts=jnp.zeros((2, 12)), data=EXAMPLES, num=3):
         sampler = exact(lambda data: POSTERIOR)
         return draw_chains(sampler, starts, data, jax.random.key(0), num)
 
-    with pytest.raises(FedpaError) as caught:
+    with refused(*anchors):
         attempt(run)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -7,7 +7,8 @@ import optax
 import pytest
 from hypothesis import given
 
-from fedpa import FedpaError, server
+from fedpa import server
+from tests.refusals import refused
 from tests.strategies import arrays, powers_of_two
 
 RATE = 0.5
@@ -136,7 +137,7 @@ def test_nothing_moves_on_zero_deltas():
     ("make", "field"),
     [
         (lambda: server.sgd(0.0), "learning_rate = 0.0"),
-        (lambda: server.adam(server.schedules.constant()), "learning_rate = "),
+        (lambda: server.adam(server.schedules.constant()), "learning_rate ="),
         (lambda: server.sgd(1.0, momentum=1.0), "momentum = 1.0"),
         (lambda: server.adam(1.0, b1=-0.1), "b1 = -0.1"),
         (lambda: server.adam(1.0, tau=float("nan")), "tau = nan"),
@@ -144,5 +145,5 @@ def test_nothing_moves_on_zero_deltas():
     ],
 )
 def test_bad_settings_are_refused(make, field):
-    with pytest.raises(FedpaError, match=field):
+    with refused(field):
         make()
