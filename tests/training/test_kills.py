@@ -125,6 +125,7 @@ def test_a_few_kills(tmp_path):
     assert assert_survives(tmp_path, kills=2, seed=0) == 2
 
 
+@pytest.mark.long
 def test_kills_of_a_run_by_fit(tmp_path):
     """Resumed by `fedpa.resume` with functions, model and data given again."""
     assert assert_survives(tmp_path, 2, seed=0, start=start_fit, resume=resume_fit) == 2

@@ -54,7 +54,8 @@ def test_pictures_draw_each_for_themselves():
 def test_evaluation_takes_the_middle():
     picture = jnp.asarray(PICTURE)[None]
     assert place(np.asarray(crop_middle(picture)[0])) == (4, 4, False)
-    np.testing.assert_array_equal(PREPARED(picture, None), standardize(crop_middle(picture)))
+    expected = standardize(crop_middle(picture))  # in one program, sums may be in another order
+    np.testing.assert_allclose(PREPARED(picture, None), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("key", [None, KEY])
