@@ -177,6 +177,7 @@ import jax.numpy as jnp, fedpa
 from tests.federations import least_squares_clients
 from fedpa.objectives import least_squares
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's ignores it
 method = fedpa.fedavg(fedpa.LocalTraining(0.05, 8), fedpa.Server(fedpa.server.sgd(0.5)))
 fedpa.fit(least_squares.loss, jnp.zeros(3), least_squares_clients(sizes=(20, 8)), method,
           rounds=9, clients_per_round=2, out=sys.argv[1], engine=fedpa.engines.per_client(),
