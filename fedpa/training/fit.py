@@ -206,7 +206,9 @@ def fit(
             return resume_run(training, place, recording.force)
         return start_run(training, place, recording.overwrite)
 
-    call = f"fedpa.resume({str(out)!r}, {', '.join(OWN)})"
+    functions = {"evaluate": evaluate, "callbacks": callbacks or None, "engine": engine}
+    again = [f"{name}={name}" for name, value in functions.items() if value is not None]
+    call = f"fedpa.resume({str(out)!r}, {', '.join([*OWN, *again])})"
     return follow(run, label, progress, None if out is None else Path(out), call)
 
 

@@ -158,7 +158,8 @@ def interrupt(event):
 
 def test_ctrl_c_is_short_and_says_how_to_resume(tmp_path):
     out = tmp_path / "run"
-    call = r"fedpa\.resume\('.*run', loss, params, clients, method\)"
+    again = "evaluate=evaluate, callbacks=callbacks, engine=engine"
+    call = rf"fedpa\.resume\('.*run', loss, params, clients, method, {again}\)"
     with pytest.raises(KeyboardInterrupt, match=rf"after round 1 of 3: {call}") as said:
         fit(out=out, callbacks=[interrupt])
     frames = traceback.extract_tb(said.value.__traceback__)
@@ -169,6 +170,24 @@ def test_ctrl_c_is_short_and_says_how_to_resume(tmp_path):
     assert done == [2, 3]
     with pytest.raises(KeyboardInterrupt, match="after round 1 of 3: nothing is kept"):
         fit(callbacks=[interrupt])
+
+
+@pytest.mark.parametrize("evaluate", [None, lambda params: {"sum": float(params.sum())}])
+def test_the_call_that_ctrl_c_names_resumes(tmp_path, monkeypatch, evaluate):
+    def stop(*given, **settings):
+        raise KeyboardInterrupt
+
+    given = {"rounds": 2, "clients_per_round": 2, "progress": False, "evaluate": evaluate}
+    own = {"loss": least_squares.loss, "params": jnp.zeros(3), "clients": CLIENTS, "method": METHOD}
+    monkeypatch.setattr("fedpa.training.run.train", stop)
+    with pytest.raises(KeyboardInterrupt) as said:
+        fedpa.fit(*own.values(), **given, out=tmp_path / "run")
+    monkeypatch.undo()
+    call = str(said.value).partition(": ")[2].removesuffix(" resumes it")
+    resumed = eval(call.replace(")", ", progress=False)"), {"fedpa": fedpa, **own, **given})
+    assert len(resumed.history) == 2
+    assert ("evaluate" in call) == (evaluate is not None)
+    assert "callbacks" not in call
 
 
 INTERRUPTED = """
