@@ -412,18 +412,25 @@ def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
-    texts = ("{task.fields[label]}", "{task.description}")
-    name, values = (TextColumn(text, markup=False) for text in texts)
-    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), values)
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar: Progress | None = None
+
+    def draw(done: int, rounds: int, text: str) -> None:
+        nonlocal bar
+        if bar is None:
+            texts = ("{task.fields[label]}", "{task.description}")
+            name, values = (TextColumn(text, markup=False) for text in texts)
+            # Where room is short, the count is the last to lose its own.
+            width = Column(no_wrap=True, min_width=len(f"{rounds}/{rounds}"))
+            columns = (name, BarColumn(), MofNCompleteColumn(table_column=width))
+            bar = Progress(*columns, TimeRemainingColumn(), values, console=Console(stderr=True))
+            bar.add_task("", total=rounds, completed=done, label=label)
+            stack.enter_context(bar)
+        bar.update(bar.tasks[0].id, completed=done, description=text)
 
     def callback(event: Event) -> None:
-        if not bar.tasks:
-            stack.enter_context(bar)
-            bar.add_task("", total=event.rounds, completed=event.round - 1, label=label)
-        text = "  ".join(_list_values(event))
-        bar.update(bar.tasks[0].id, completed=event.round, description=text)
+        draw(event.round, event.rounds, "  ".join(_list_values(event)))
 
     return callback
 

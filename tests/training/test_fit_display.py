@@ -136,16 +136,33 @@ def test_long_runs_have_ten_lines():
     assert len(written.getvalue().splitlines()) == 10
 
 
-@pytest.mark.parametrize(("progress", "is_shown"), [(True, True), (False, False)])
-def test_progress_is_a_bar_on_a_terminal(monkeypatch, progress, is_shown):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+@pytest.fixture
+def terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
+    return terminal
+
+
+@pytest.mark.parametrize("width", ["60", "80", "160"])
+def test_the_bar_never_cuts_the_count(terminal, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    record = {"train/loss": 0.1234, "eval/accuracy": 0.8321, "eval/loss": 0.8321}
+    with show_progress(True, "FedPA, ρ = 0.1") as (callback,):
+        for t in (1, 4000):
+            callback(Event(t, 4000, None, None, record))
+    assert "4000/4000" in terminal.getvalue()
+    assert "train/loss" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("progress", "is_shown"), [(True, True), (False, False)])
+def test_progress_is_a_bar_on_a_terminal(terminal, progress, is_shown):
     fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
     for words in ("{0} [mine]", "3/3", "train/loss", "eval/sum", "0:00:00"):
         assert (words in terminal.getvalue()) == is_shown, words
