@@ -141,18 +141,17 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+def open_terminal(monkeypatch, width):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", str(width))
     return terminal
 
 
-@pytest.mark.parametrize("width", ["60", "80", "160"])
-def test_the_bar_never_cuts_the_count(terminal, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", width)
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_bar_never_cuts_the_count(monkeypatch, width):
+    terminal = open_terminal(monkeypatch, width)
     record = {"train/loss": 0.1234, "eval/accuracy": 0.8321, "eval/loss": 0.8321}
     with show_progress(True, "FedPA, ρ = 0.1") as (callback,):
         for t in (1, 4000):
@@ -162,7 +161,8 @@ def test_the_bar_never_cuts_the_count(terminal, monkeypatch, width):
 
 
 @pytest.mark.parametrize(("progress", "is_shown"), [(True, True), (False, False)])
-def test_progress_is_a_bar_on_a_terminal(terminal, progress, is_shown):
+def test_progress_is_a_bar_on_a_terminal(monkeypatch, progress, is_shown):
+    terminal = open_terminal(monkeypatch, 160)
     fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
     for words in ("{0} [mine]", "3/3", "train/loss", "eval/sum", "0:00:00"):
         assert (words in terminal.getvalue()) == is_shown, words
