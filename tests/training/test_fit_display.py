@@ -112,7 +112,7 @@ def test_labels_follow_from_methods(method, label):
     assert label_method(method) == label
 
 
-@pytest.mark.parametrize(("progress", "lines"), [(True, 3), (False, 0)])
+@pytest.mark.parametrize(("progress", "lines"), [(True, 4), (False, 0)])
 def test_progress_is_lines_where_there_is_no_terminal(capsys, progress, lines):
     fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
     shown = capsys.readouterr()
@@ -122,6 +122,28 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys, progress, lines):
         last = shown.err.splitlines()[-1]
         assert last.startswith("{0} [mine]  round 3/3  train/loss ")
         assert "eval/sum" in last
+
+
+def test_a_phase_is_named_while_it_is_compiled(capsys):
+    method = fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=1)
+    fit(method, progress=True)
+    lines = [line.split("  ")[1:3] for line in capsys.readouterr().err.splitlines()]
+    assert [line[0] for line in lines] == [f"round {t}/3" for t in (1, 1, 2, 2, 3)]
+    assert "compiling" in lines[0][1]
+    assert "burn-in" in lines[0][1]
+    assert "compiling" in lines[2][1]
+    assert "sampling" in lines[2][1]
+
+
+def test_the_bar_names_a_phase_while_it_is_compiled(monkeypatch):
+    terminal = open_terminal(monkeypatch, 160)
+    with show_progress(True, "mine") as (callback,):
+        callback.begin(1, 30, "burn-in")
+        callback(Event(1, 30, None, None, {"train/loss": 0.5}))
+        callback.begin(2, 30, "sampling")
+    shown = terminal.getvalue()
+    assert "1/30" in shown
+    assert "sampling" in shown
 
 
 def test_long_runs_have_ten_lines():
