@@ -7,6 +7,7 @@ uninterrupted one does (but for a limit of time). What needs opening and closing
 manager that gives a callback (`fedpa.experiments.report.live.watch_run`).
 """
 
+import dataclasses
 import json
 import math
 import time
@@ -92,6 +93,19 @@ class Remembering(NamedTuple):
     """What it remembers before the first round: anything that JSON can hold."""
     update: Callable[[Any, Event], tuple[Any, Answer]]
     """(memory, event) → (new memory, answer)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
+    """A callback that is also told of each phase before its first round, when it is compiled."""
+
+    update: Callable[[Event], Answer]
+    """As any callback."""
+    begin: Callable[[int, int, str], None]
+    """(round, rounds, phase): once for each phase in this process."""
+
+    def __call__(self, event: Event) -> Answer:
+        return self.update(event)
 
 
 Callback = Callable[[Event], Answer] | Remembering

@@ -24,6 +24,7 @@ from fedpa.training.callbacks import (
     Callback,
     Evaluate,
     Event,
+    Watching,
     check_callbacks,
     is_lower,
     name_metrics,
@@ -124,7 +125,8 @@ def fit(
             it is; more `rounds` extend it, unless a callback ended it.
         recording: The run's label, the metric whose best round is kept, checkpoints, loggers,
             whether to overwrite a run.
-        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines.
+        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines and one
+            for each phase while it is compiled.
     Returns:
         The trained model, one record per round, the server's state; printed, a summary.
     Raises:
@@ -206,7 +208,9 @@ def fit(
             return resume_run(training, place, recording.force)
         return start_run(training, place, recording.overwrite)
 
-    call = f"fedpa.resume({str(out)!r}, {', '.join(OWN)})"
+    functions = {"evaluate": evaluate, "callbacks": callbacks or None, "engine": engine}
+    again = [f"{name}={name}" for name, value in functions.items() if value is not None]
+    call = f"fedpa.resume({str(out)!r}, {', '.join([*OWN, *again])})"
     return follow(run, label, progress, None if out is None else Path(out), call)
 
 
@@ -391,17 +395,25 @@ def show_progress(progress: bool, label: str) -> Iterator[list[Callback]]:
 
 
 def _print_lines(label: str) -> Callback:
+    """Ten lines, and one before the first round of each phase."""
+
+    def write(t: int, rounds: int, *words: str) -> None:
+        print("  ".join([label, f"round {t}/{rounds}", *words]), file=sys.stderr, flush=True)
+
     def callback(event: Event) -> None:
         t, rounds = event.round, event.rounds
         if t * LINES // rounds > (t - 1) * LINES // rounds:
-            words = [label, f"round {t}/{rounds}", *_list_values(event)]
-            print("  ".join(words), file=sys.stderr, flush=True)
+            write(t, rounds, *_list_values(event))
 
-    return callback
+    return Watching(callback, lambda t, rounds, phase: write(t, rounds, _compiling(phase)))
+
+
+def _compiling(phase: str) -> str:
+    return f"compiling the {phase} program"
 
 
 def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
-    """A bar from the first round on."""
+    """A bar from the first round's start on."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -410,20 +422,27 @@ def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
-    texts = ("{task.fields[label]}", "{task.description}")
-    name, values = (TextColumn(text, markup=False) for text in texts)
-    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), values)
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar: Progress | None = None
+
+    def draw(done: int, rounds: int, text: str) -> None:
+        nonlocal bar
+        if bar is None:
+            texts = ("{task.fields[label]}", "{task.description}")
+            name, values = (TextColumn(text, markup=False) for text in texts)
+            # Where room is short, the count is the last to lose its own.
+            width = Column(no_wrap=True, min_width=len(f"{rounds}/{rounds}"))
+            columns = (name, BarColumn(), MofNCompleteColumn(table_column=width))
+            bar = Progress(*columns, TimeRemainingColumn(), values, console=Console(stderr=True))
+            bar.add_task("", total=rounds, completed=done, label=label)
+            stack.enter_context(bar)
+        bar.update(bar.tasks[0].id, completed=done, description=text)
 
     def callback(event: Event) -> None:
-        if not bar.tasks:
-            stack.enter_context(bar)
-            bar.add_task("", total=event.rounds, completed=event.round - 1, label=label)
-        text = "  ".join(_list_values(event))
-        bar.update(bar.tasks[0].id, completed=event.round, description=text)
+        draw(event.round, event.rounds, "  ".join(_list_values(event)))
 
-    return callback
+    return Watching(callback, lambda t, rounds, phase: draw(t - 1, rounds, _compiling(phase)))
 
 
 def _list_values(event: Event) -> list[str]:

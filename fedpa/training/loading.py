@@ -210,7 +210,8 @@ def resume(
         engine: As `fedpa.fit` was given it; default: the engine of the recorded name, with its
             default options.
         force: Resume although versions or data have changed; the result is then not exact.
-        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines.
+        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines and one
+            for each phase while it is compiled.
     Returns:
         The outcome of the whole run.
     Raises:

@@ -23,7 +23,14 @@ from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
 from fedpa.metrics.metric import lower_is_better
-from fedpa.training.callbacks import Callback, Event, Stop, call_callbacks, initial_memories
+from fedpa.training.callbacks import (
+    Callback,
+    Event,
+    Stop,
+    Watching,
+    call_callbacks,
+    initial_memories,
+)
 from fedpa.training.history import History, Record
 from fedpa.training.named_arrays import is_array
 from fedpa.types import Key, Keys, Model, Params
@@ -247,13 +254,25 @@ def train(
         return select_cohort(seed, t, data.ids, clients_per_round) if t < rounds else []
 
     following = cohort_at(now.round)
+    begun: set[str] = set()
+
+    def begin(t: int) -> str:
+        """The phase of a round; before the first of its rounds, who watches is told."""
+        phase = algorithm.phase(t)
+        if phase not in begun:
+            begun.add(phase)
+            for callback in callbacks:
+                if isinstance(callback, Watching):
+                    callback.begin(t + 1, rounds, phase)
+        return phase
+
     with read_ahead(data, whole_cohort=jax.process_count() == 1) as reading:
 
         def compute(now: Snapshot) -> Snapshot:
             """The next round, up to its callbacks."""
             nonlocal following
             t = now.round
-            started = time.perf_counter()
+            started, phase = time.perf_counter(), begin(t)
             ids, following = following, cohort_at(t + 1)
             reading.announce(ids, following)
             newcomers = {
@@ -271,7 +290,6 @@ def train(
             )
             asked, state = _inquire(algorithm, engine, now.state, cohort)
             message = broadcast(state, jnp.asarray(t))
-            phase = algorithm.phase(t)
             result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
             _check_success(result, ids, t, min_success)
             state, info = server(state, result.aggregate, jnp.asarray(t))

@@ -72,6 +72,9 @@ moved)."""
 INFORMATIVE = ("revision", "changed")
 """What is noted of the environment and may differ: where in its history the user's work was, and
 what was not the same when the run was resumed by force."""
+COMPUTED_WITH = ("versions", "source", "machine")
+"""What may differ besides if the run is finished: nothing is computed, so it does not matter with
+what."""
 AT_LEAST = 10.0
 """Seconds between checkpoints by default: what a kill costs, and a round."""
 SHARE = 0.05
@@ -316,13 +319,15 @@ def start_run(training: Training, place: Place, overwrite: bool = False) -> Fit:
 def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
     """Resume the run in the directory; a finished one is returned and not touched.
 
+    Both are refused for other settings, data or initial parameters.
+
     force: resume although versions or data have changed.
     """
     out = place.out
     recorded = read_run(out)
     if from_first(lambda: recorded.is_finished(training.rounds)):
-        # Nothing will be computed, so it does not matter by which versions.
-        fit = _read_finished(training, recorded, _find_start(training, recorded, place, True))
+        start = _find_start(training, recorded, place, force, COMPUTED_WITH)
+        fit = _read_finished(training, recorded, start)
         if fit is not None:
             return fit
     with contextlib.ExitStack() as stack:
@@ -449,14 +454,20 @@ def _branch(training: Training, place: Place) -> Snapshot | None:
 
 
 def _find_start(
-    training: Training, recorded: Recorded, place: Place, force: bool
+    training: Training,
+    recorded: Recorded,
+    place: Place,
+    force: bool,
+    may_differ: Sequence[str] = (),
 ) -> Snapshot | None:
     """Find the last checkpoint of the recorded run, which must be the one that `place` describes.
 
     A checkpoint has the settings it was written with: `config.toml` may have been edited since.
+
+    may_differ: of the environment.
     """
     out = recorded.out
-    changed = _list_changes(recorded, place)
+    changed = _list_changes(recorded, place, may_differ)
     if changed and not force:
         raise FedpaError(
             f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
@@ -479,11 +490,11 @@ def check_settings(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -
         )
 
 
-def _list_changes(recorded: Recorded, place: Place) -> list[str]:
+def _list_changes(recorded: Recorded, place: Place, may_differ: Sequence[str] = ()) -> list[str]:
     """What the run was made with and of, and is not any more."""
     if not recorded.environment:
         return ["config.toml has no table [environment]: what it was made with is not known"]
-    return differences(recorded.environment, place.environment, INFORMATIVE)
+    return differences(recorded.environment, place.environment, (*INFORMATIVE, *may_differ))
 
 
 def _restore(training: Training, out: Path, stored: Stored | None) -> Snapshot | None:

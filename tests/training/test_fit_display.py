@@ -112,7 +112,7 @@ def test_labels_follow_from_methods(method, label):
     assert label_method(method) == label
 
 
-@pytest.mark.parametrize(("progress", "lines"), [(True, 3), (False, 0)])
+@pytest.mark.parametrize(("progress", "lines"), [(True, 4), (False, 0)])
 def test_progress_is_lines_where_there_is_no_terminal(capsys, progress, lines):
     fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
     shown = capsys.readouterr()
@@ -122,6 +122,28 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys, progress, lines):
         last = shown.err.splitlines()[-1]
         assert last.startswith("{0} [mine]  round 3/3  train/loss ")
         assert "eval/sum" in last
+
+
+def test_a_phase_is_named_while_it_is_compiled(capsys):
+    method = fedpa.fedpa(LOCAL, SIDE, rho=0.1, burn_in_rounds=1)
+    fit(method, progress=True)
+    lines = [line.split("  ")[1:3] for line in capsys.readouterr().err.splitlines()]
+    assert [line[0] for line in lines] == [f"round {t}/3" for t in (1, 1, 2, 2, 3)]
+    assert "compiling" in lines[0][1]
+    assert "burn-in" in lines[0][1]
+    assert "compiling" in lines[2][1]
+    assert "sampling" in lines[2][1]
+
+
+def test_the_bar_names_a_phase_while_it_is_compiled(monkeypatch):
+    terminal = open_terminal(monkeypatch, 160)
+    with show_progress(True, "mine") as (callback,):
+        callback.begin(1, 30, "burn-in")
+        callback(Event(1, 30, None, None, {"train/loss": 0.5}))
+        callback.begin(2, 30, "sampling")
+    shown = terminal.getvalue()
+    assert "1/30" in shown
+    assert "sampling" in shown
 
 
 def test_long_runs_have_ten_lines():
@@ -136,16 +158,33 @@ def test_long_runs_have_ten_lines():
     assert len(written.getvalue().splitlines()) == 10
 
 
-@pytest.mark.parametrize(("progress", "is_shown"), [(True, True), (False, False)])
-def test_progress_is_a_bar_on_a_terminal(monkeypatch, progress, is_shown):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def open_terminal(monkeypatch, width):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", str(width))
+    return terminal
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_bar_never_cuts_the_count(monkeypatch, width):
+    terminal = open_terminal(monkeypatch, width)
+    record = {"train/loss": 0.1234, "eval/accuracy": 0.8321, "eval/loss": 0.8321}
+    with show_progress(True, "FedPA, ρ = 0.1") as (callback,):
+        for t in (1, 4000):
+            callback(Event(t, 4000, None, None, record))
+    assert "4000/4000" in terminal.getvalue()
+    assert "train/loss" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("progress", "is_shown"), [(True, True), (False, False)])
+def test_progress_is_a_bar_on_a_terminal(monkeypatch, progress, is_shown):
+    terminal = open_terminal(monkeypatch, 160)
     fit(progress=progress, recording=fedpa.RecordingOptions(label="{0} [mine]"))
     for words in ("{0} [mine]", "3/3", "train/loss", "eval/sum", "0:00:00"):
         assert (words in terminal.getvalue()) == is_shown, words
@@ -158,7 +197,8 @@ def interrupt(event):
 
 def test_ctrl_c_is_short_and_says_how_to_resume(tmp_path):
     out = tmp_path / "run"
-    call = r"fedpa\.resume\('.*run', loss, params, clients, method\)"
+    again = "evaluate=evaluate, callbacks=callbacks, engine=engine"
+    call = rf"fedpa\.resume\('.*run', loss, params, clients, method, {again}\)"
     with pytest.raises(KeyboardInterrupt, match=rf"after round 1 of 3: {call}") as said:
         fit(out=out, callbacks=[interrupt])
     frames = traceback.extract_tb(said.value.__traceback__)
@@ -169,6 +209,24 @@ def test_ctrl_c_is_short_and_says_how_to_resume(tmp_path):
     assert done == [2, 3]
     with pytest.raises(KeyboardInterrupt, match="after round 1 of 3: nothing is kept"):
         fit(callbacks=[interrupt])
+
+
+@pytest.mark.parametrize("evaluate", [None, lambda params: {"sum": float(params.sum())}])
+def test_the_call_that_ctrl_c_names_resumes(tmp_path, monkeypatch, evaluate):
+    def stop(*given, **settings):
+        raise KeyboardInterrupt
+
+    given = {"rounds": 2, "clients_per_round": 2, "progress": False, "evaluate": evaluate}
+    own = {"loss": least_squares.loss, "params": jnp.zeros(3), "clients": CLIENTS, "method": METHOD}
+    monkeypatch.setattr("fedpa.training.run.train", stop)
+    with pytest.raises(KeyboardInterrupt) as said:
+        fedpa.fit(*own.values(), **given, out=tmp_path / "run")
+    monkeypatch.undo()
+    call = str(said.value).partition(": ")[2].removesuffix(" resumes it")
+    resumed = eval(call.replace(")", ", progress=False)"), {"fedpa": fedpa, **own, **given})
+    assert len(resumed.history) == 2
+    assert ("evaluate" in call) == (evaluate is not None)
+    assert "callbacks" not in call
 
 
 INTERRUPTED = """

@@ -34,6 +34,7 @@ from fedpa.training.loop import Snapshot
 from fedpa.training.problem import prepare
 from fedpa.training.run_directory import lock_directory
 from tests.federations import least_squares_federation, trees_equal
+from tests.refusals import refused
 
 CLIENTS, _, POSTERIOR = least_squares_federation(sizes=(20, 8, 30, 12))
 X, Y = (np.concatenate([c[k] for c in CLIENTS.values()]) for k in ("x", "y"))
@@ -70,9 +71,8 @@ def fit(out, method="fedpa", **options):
     }
     settings["recording"] = dataclasses.replace(settings["recording"], **recording)
     model = METHODS[method] if isinstance(method, str) else method
-    return fedpa.fit(
-        least_squares.loss, jnp.zeros(3), settings.pop("clients", CLIENTS), model, **settings
-    )
+    loss, params = settings.pop("loss", least_squares.loss), settings.pop("params", jnp.zeros(3))
+    return fedpa.fit(loss, params, settings.pop("clients", CLIENTS), model, **settings)
 
 
 def without_seconds(records):
@@ -384,19 +384,40 @@ def test_a_best_round_between_checkpoints_is_kept_too(tmp_path):
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"clients_per_round": 3}, "clients_per_round was 2 and is 3"),
         ({"method": posterior_averaging(rate=0.2)}, "the loss\\) is not what it was"),
-        (
-            {"clients": CLIENTS | {"client-0001": CLIENTS["client-0000"]}},
-            "the data is not what it was",
-        ),
+        ({"loss": lambda *given: 2 * least_squares.loss(*given)}, "the loss\\) is not what it was"),
+        ({"params": jnp.ones(3)}, "exactly: the initial parameters"),
+        ({"clients": CLIENTS | {"client-0001": CLIENTS["client-0000"]}}, "exactly: the data"),
+        ({"clients": {"z": CLIENTS["client-0000"]}}, "exactly: the data"),
     ],
 )
-def test_a_run_of_other_settings_or_data_is_refused(runs, tmp_path, change, words):
-    out = copy_of(runs, tmp_path, "in-round-6")
+@pytest.mark.parametrize("left", ["in-round-6", "whole"])
+@pytest.mark.filterwarnings("ignore:clients_per_round")
+def test_a_run_of_other_settings_or_data_is_refused(runs, tmp_path, change, words, left):
+    out = copy_of(runs, tmp_path, left)
     before = tree(out)
     with pytest.raises(FedpaError, match=f"can't be resumed.*{words}"):
         fit(out, **change)
-    del before[".lock"]
+    before.pop(".lock")
     assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+
+
+def test_a_finished_run_is_refused_by_resume_for_other_data(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "whole")
+    own = (least_squares.loss, jnp.zeros(3))
+    other = {"z": CLIENTS["client-0000"]}
+    with refused(str(out), "the data"):
+        fedpa.resume(out, *own, other, METHODS["fedpa"], progress=False)
+    with refused(str(out), "the initial parameters"):
+        fedpa.resume(out, own[0], jnp.ones(3), CLIENTS, METHODS["fedpa"], progress=False)
+    given = fedpa.resume(out, *own, other, METHODS["fedpa"], force=True, progress=False)
+    assert given.history == runs["fedpa"][1].history
+
+
+def test_a_finished_run_is_returned_on_another_machine(runs, tmp_path, monkeypatch):
+    out = copy_of(runs, tmp_path, "whole")
+    for name, now in (("versions", {"jax": "0"}), ("source_fingerprint", "0"), ("machine", {})):
+        monkeypatch.setattr(provenance, name, lambda now=now: now)
+    assert fit(out).history == runs["fedpa"][1].history
 
 
 def test_a_run_is_begun_anew_if_told(runs, tmp_path):
