@@ -87,13 +87,13 @@ class StorageOptions:
     """What is stored of a run, and where. None of it changes its numbers."""
 
     checkpoint_every: int | None = None
-    """Rounds from one checkpoint to the next; default: a checkpoint is written about every ten
-    seconds, less often where writing one takes long."""
+    """Rounds from one checkpoint to the next, at least 1 (default: one about every ten seconds,
+    fewer where writing takes long)."""
     keep_checkpoints: int = 3
-    """How many of the last checkpoints are kept, beside the best."""
+    """Number of latest checkpoints to keep, at least 1; the best is kept, too."""
     log: str | None = None
-    """Where records go beside metrics.jsonl and TensorBoard: wandb, mlflow, or both with a comma
-    between them."""
+    """More places for records beside metrics.jsonl and TensorBoard: wandb, mlflow or wandb,mlflow
+    (default: none)."""
 
 
 @dataclasses.dataclass(frozen=True)
