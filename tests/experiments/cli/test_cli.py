@@ -257,7 +257,7 @@ def test_without_out_a_fresh_directory_is_named(here, capsys):
     (made,) = (here / "runs").iterdir()
     assert made.name.endswith("-digits-fedavg")
     assert f"runs/{made.name}" in capsys.readouterr().out
-    assert {record["phase"] for record in fedpa.load(made).metrics} == {"burn-in"}
+    assert {record["phase"] for record in fedpa.load(made).metrics} == {"training"}
 
 
 def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
@@ -279,6 +279,10 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     assert (here / "alone" / "params.npz").read_bytes() == (
         out / "fedpa-1" / "params.npz"
     ).read_bytes()
+    phases = {n: [r["phase"] for r in fedpa.load(n).metrics] for n in ("alone", "cmp/fedpa-1")}
+    assert phases["alone"] == phases["cmp/fedpa-1"] == ["burn-in", "sampling", "sampling"]
+    (shared, _) = sorted((out / "burn-in").iterdir())
+    assert [record["phase"] for record in fedpa.load(shared).metrics] == ["training"]
     # Again: what is finished stays, what is missing is run, what was cut is resumed.
     kept = (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns
     shutil.rmtree(out / "fedpa-0")
