@@ -175,7 +175,26 @@ def convert_value(hint: Any, value: Any, field: str) -> Any:
             return float(value)
         elif type(value) is option:
             return value
-    raise refuse(field, value, f"must be {describe_type(hint)}")
+    raise refuse_type(field, value, hint)
+
+
+def refuse_type(field: str, value: object, hint: Any) -> FedpaError:
+    """Make the error for a value that is not of a field's type; names a choice that is close.
+
+    Args:
+        field: What the error calls it.
+        value: What was given.
+        hint: The field's annotation: a type, a Literal or a union of them.
+    Returns:
+        The error, to be raised.
+    Example:
+        >>> print(refuse_type("optimizer", "adma", Literal["sgd", "adam"]))
+        optimizer = 'adma': must be one of 'sgd', 'adam'; did you mean adam?
+    """
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    choices = [c for o in options if typing.get_origin(o) is Literal for c in typing.get_args(o)]
+    question = ask_if_meant(value, choices) if isinstance(value, str) else ""
+    return refuse(field, value, f"must be {describe_type(hint)}{question}")
 
 
 def _is_union(hint: Any) -> bool:
@@ -254,8 +273,24 @@ def suggest(name: str, known: Collection[str]) -> str:
         >>> suggest("fedpb", ["fedavg", "fedpa"])
         'did you mean fedpa?'
     """
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    return ask_if_meant(name, known)[2:] or f"choose from {', '.join(known)}"
+
+
+def ask_if_meant(name: str, known: Collection[str]) -> str:
+    """Ask, at the end of an error, for the known name that a mistyped one is close to.
+
+    Args:
+        name: The name as it was typed.
+        known: The names there are.
+    Returns:
+        The question, after a semicolon; nothing if no name is close, or it is known.
+    Example:
+        >>> ask_if_meant("FedPb", ["fedavg", "fedpa"])
+        '; did you mean fedpa?'
+    """
+    spelled = {other.casefold(): other for other in known}
+    close = difflib.get_close_matches(name.casefold(), spelled, n=1, cutoff=0.7)
+    return f"; did you mean {spelled[close[0]]}?" if close and name not in known else ""
 
 
 def _fold(name: str) -> str:

@@ -5,7 +5,7 @@ terms it is posterior inference with Σ̂ = I and the last iterate for the mean.
 """
 
 from fedpa.algorithms.client import client_update
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, ClientUpdate, fedopt
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, fedopt
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.methods import Method, describe
 from fedpa.deltas.last_iterate import last_iterate
@@ -33,8 +33,8 @@ def fedavg(local: LocalTraining, server: Server) -> Method:
     check_server(server)
 
     def build(objective: Objective) -> Algorithm:
-        clients = {BURN_IN: fedavg_client(objective, local, server)}
-        return fedopt(server, clients, client_rate=local.schedule)
+        client = fedavg_client(objective, local, server)
+        return fedopt(server, client, client_rate=local.schedule)
 
     return build
 

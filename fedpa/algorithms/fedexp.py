@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.algorithms.fedavg import fedavg, fedavg_client
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, Sent, fedopt
+from fedpa.algorithms.fedopt import Algorithm, Broadcast, ClientResult, Sent, fedopt
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import check_number
@@ -63,7 +63,7 @@ def fedexp(local: LocalTraining, server: Server, *, epsilon: float = 1e-3) -> Me
             )
             return new, info._replace(step_length=length)
 
-        frame = fedopt(server, {BURN_IN: client}, client_rate=local.schedule)
+        frame = fedopt(server, client, client_rate=local.schedule)
         return frame._replace(server=step)
 
     return build

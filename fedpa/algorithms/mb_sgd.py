@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedpa.algorithms.client import client_info, run_client
-from fedpa.algorithms.fedopt import BURN_IN, Algorithm, Broadcast, ClientResult, fedopt
+from fedpa.algorithms.fedopt import Algorithm, Broadcast, ClientResult, fedopt
 from fedpa.algorithms.local_training import LocalTraining, local_sampler, local_work
 from fedpa.algorithms.methods import Method, describe
 from fedpa.deltas.last_iterate import last_iterate
@@ -50,7 +50,7 @@ def mb_sgd(local: LocalTraining, server: Server) -> Method:
             info = client_info(gradient, gradient, info.loss)
             return ClientResult(gradient, client_weight(server.weighting, data.n), state, info)
 
-        return fedopt(server, {BURN_IN: client})
+        return fedopt(server, client)
 
     return build
 

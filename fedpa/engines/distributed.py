@@ -19,16 +19,16 @@ from fedpa.errors import check_integer, refuse
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """How this process joins others; a run of one process says nothing here."""
+    """How this process joins others; a run in one process needs none of it."""
 
     coordinator: str | None = None
-    """host:port of process 0; with it, clients are spread over all processes."""
+    """host:port of process 0. Clients are spread over all processes (default: one process)."""
     num_processes: int | None = None
-    """How many processes there are."""
+    """Number of processes, at least 1."""
     process_id: int | None = None
-    """The number of this one, from 0."""
+    """Number of this process, from 0."""
     join_timeout: int = 60
-    """Seconds to wait for the others."""
+    """Seconds to wait for the other processes."""
 
 
 def check_processes(processes: Processes) -> None:

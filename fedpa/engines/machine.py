@@ -36,15 +36,15 @@ class EngineOptions:
     """
 
     device: str | None = None
-    """Kind of device to run on: cpu, gpu or tpu; default: JAX's."""
+    """Kind of device to run on: cpu, gpu or tpu (default: JAX's)."""
     devices: int | None = None
-    """How many devices to use (sharded), ≥ 1; default: all."""
+    """Number of devices for the sharded engine, at least 1 (default: all)."""
     clients_in_flight: int | None = None
-    """Clients ≥ 1 that run side by side in one program, on each device."""
+    """Clients per program on each device, at least 1 (default: the engine chooses)."""
     workers: int | None = None
-    """Programs ≥ 1 that run at a time, each in a thread of its own."""
+    """Programs at the same time, one thread each, at least 1 (default: the engine chooses)."""
     matmul_precision: Literal["default", "high", "highest"] = "default"
-    """Precision of matrix products on accelerators: default, high or highest."""
+    """Precision of matrix products on accelerators."""
 
 
 def choose_devices(options: EngineOptions) -> list[jax.Device]:

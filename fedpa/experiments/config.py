@@ -1,10 +1,9 @@
 """The configuration of a run: one set of dataclasses for commands, files and code."""
 
 import dataclasses
-import difflib
 import tomllib
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedpa.errors import (
     find_name,
     match_name,
     refuse,
+    suggest,
 )
 from fedpa.experiments.hyperparameters import (
     SAMPLING_FIELDS,
@@ -42,27 +42,23 @@ from fedpa.training.run import StorageOptions, check_storage
 from fedpa.training.run_directory import ENVIRONMENT
 
 
-def _list_choices(choices: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name} ({choice.summary})" for name, choice in choices.items())
-
-
 @dataclasses.dataclass(frozen=True)
 class StoppingOptions:
     """When a run ends before its last round."""
 
     patience: int | None = None
-    """Early stopping: end after this many evaluations in a row no better than the best."""
+    """Stop after this many evaluations in a row without a new best, at least 1 (default: never)."""
     stop_metric: str | None = None
-    """What early stopping watches; the task's metric if not given, on validation if there is any:
-    valid/accuracy, else eval/accuracy."""
+    """Metric that --patience watches (default: the task's, on validation clients if there are any:
+    valid/accuracy, else eval/accuracy)."""
     min_improvement: float = 0.0
-    """By how much an evaluation must be better than the best to count."""
+    """Smallest improvement that --patience counts as a new best, at least 0."""
     target: float | None = None
-    """End when the running average of a metric reaches this."""
+    """Stop when the running average of --target-metric reaches this value (default: never)."""
     target_metric: str | None = None
-    """Of which metric; eval/ and the task's metric if not given."""
+    """Metric that --target watches (default: eval/ and the task's metric)."""
     target_window: int = WINDOW
-    """Rounds of the running average."""
+    """Rounds of the running average that --target watches, at least 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,35 +69,37 @@ class RunConfig:
         default="digits",
         metadata={
             "positional": "[TASK]",
-            "help": f"{_list_choices(tasks())}. Or your own: the module that defines it, as "
-            "package.module.",
+            "help": f"What to train: {', '.join(tasks())} (see fedpa tasks), or the module of a "
+            "task of your own, package.module.",
         },
     )
     method: str = dataclasses.field(
-        default="fedpa", metadata={"help": f"Algorithm: {_list_choices(METHODS)}."}
+        default="fedpa",
+        metadata={"value": "NAME", "help": "Method to train with; fedpa methods lists them."},
     )
     preset: str | None = None
-    """Whose settings are the defaults: laptop (two cores, minutes) or paper; see fedpa tasks."""
+    """Whose settings are the defaults: laptop (minutes on two cores) or paper; fedpa tasks lists
+    them."""
     rounds: int = 100
-    """Communication rounds."""
+    """Communication rounds, at least 1."""
     clients_per_round: int = 20
-    """Clients that take part in each."""
+    """Clients that take part in each round, at least 1."""
     seed: int = 0
-    """One seed, one result, bit for bit."""
+    """Random seed, at least 0. The same seed gives the same numbers, bit for bit."""
     eval_every: int = 1
-    """Evaluate every this many rounds, and after the last."""
+    """Rounds from one evaluation to the next, at least 1. The last round is always evaluated."""
     test_at_end: bool = True
-    """Evaluate all of the test split after the last round."""
+    """Evaluate the whole test split after the last round."""
     min_success: float = 0.0
-    """Share of a round's clients that must succeed for the run to go on."""
+    """Share of a round's clients that must succeed, in [0, 1]; with fewer the run stops."""
     init: str | None = None
-    """Warm start: a run's directory, or a .npz or .safetensors file, whose parameters to start
-    from."""
+    """Start from these parameters: a run's directory, a .npz or a .safetensors file (default: the
+    model's own initialization)."""
     init_round: str = "last"
-    """Which of its parameters: last, best, or the number of a round that has a checkpoint."""
+    """Which parameters of the run in --init: last, best, or a round that has a checkpoint."""
     engine: str = "local"
-    """Where clients run: local (chooses by model, clients and devices), per-client, vectorized,
-    sharded (over devices), or debug (eager)."""
+    """How clients run: local chooses by itself, per-client one by one, vectorized many in one
+    program, sharded over several devices, debug without compilation."""
     task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
     engine_options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     hyperparameters: Hyperparameters = dataclasses.field(default_factory=Hyperparameters)
@@ -254,9 +252,7 @@ def _replace(base: Any, values: dict[str, Any], where: str) -> Any:
     changes = {}
     for name, value in values.items():
         if name not in hints:
-            close = difflib.get_close_matches(name, hints, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(hints)}"
-            raise FedpaError(f"{where}: unknown field {name}: {hint}")
+            raise FedpaError(f"{where}: unknown field {name}: {suggest(name, hints)}")
         if dataclasses.is_dataclass(hints[name]):
             if not isinstance(value, dict):
                 raise refuse(f"{where}: {name}", value, "must be a table of settings")

@@ -32,8 +32,8 @@ class NamedSampler(NamedTuple):
 
 
 SAMPLERS = {
-    "iasg": NamedSampler("averages of local SGD's iterates (the paper's)"),
-    "sgld": NamedSampler("local SGD with Langevin noise", ("temperature",)),
+    "iasg": NamedSampler("averages of SGD iterates (the paper)"),
+    "sgld": NamedSampler("SGD with Langevin noise", ("temperature",)),
     "sghmc": NamedSampler("SGD with momentum and noise", ("temperature", "friction")),
     "hmc": NamedSampler(
         "Hamiltonian Monte Carlo on full gradients",
@@ -65,96 +65,105 @@ APPLIES_TO = {
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters:
-    """The settings of an algorithm. Tasks bring their own defaults."""
+    """The settings of a method. Each task has its own defaults."""
 
     epochs: int = 5
-    """M: local epochs per round."""
+    """Local epochs per round, M ≥ 1."""
     batch_size: int = 20
-    """Examples per local step."""
+    """Examples per local step, at least 1."""
     burn_in_rounds: int = 0
-    """Rounds run as FedAvg before sampling begins."""
+    """First rounds, which run FedAvg; FedPA samples from then on. At least 0."""
     samples: int | None = None
-    """ℓ: posterior samples per round. One per epoch, M in all, if not given."""
+    """Posterior samples of a client per round, ℓ ≥ 1 (default: one per epoch)."""
     rho: float = 0.1
-    """ρ ≥ 0 of the shrinkage estimator (Theorem 3)."""
+    """Shrinkage ρ ≥ 0 of the samples' covariance (Theorem 3); at 0 it is the identity."""
     burn_in_epochs: int | None = None
-    """Epochs of each sampling round that make no sample."""
+    """Local epochs before the first sample of a round, at least 0 (default: 0)."""
     steps_per_sample: int | None = None
-    """K of Algorithm 4: count samples in steps instead of epochs (needs --samples)."""
+    """Local steps per sample, K ≥ 1 of Algorithm 4. Needs --samples (default: one epoch)."""
     burn_in_steps: int = 0
-    """B of Algorithm 4, with --steps-per-sample."""
+    """Local steps before the first sample, B ≥ 0 of Algorithm 4. Needs --steps-per-sample."""
     discard_steps: int = 0
-    """Steps dropped before each sample, with --steps-per-sample."""
+    """Local steps left out before each sample, at least 0. Needs --steps-per-sample."""
     shrinkage: Literal["fixed", "oas", "rblw"] = "fixed"
-    """ρ as given (fixed), or chosen from each client's samples."""
+    """How ρ is chosen: fixed takes --rho, oas and rblw estimate it from each client's samples."""
     shrinkage_target: Literal["identity", "scaled"] = "identity"
-    """What the covariance is shrunk towards: I (the paper) or (tr S/d) I."""
+    """What the covariance S is shrunk towards: identity is I (the paper), scaled is (tr S/d) I."""
     sample_scale: Literal["auto", "none", "sqrt-n"] | float = "auto"
-    """Multiplies the samples' deviations from their mean: √(n_i/T) for samplers with a temperature
-    and 1 for iasg, as in the paper (auto); 1 (none); √n_i; or a number."""
+    """Factor on the samples' deviations from their mean: none is 1, sqrt-n is √n_i, auto is 1 for
+    iasg (the paper) and √(n_i/T) for samplers with a temperature, or a number > 0."""
     delta_form: Literal["auto", "gram", "recurrence"] = "auto"
-    """How the posterior delta is computed; the forms give the same numbers."""
+    """Algorithm for the posterior delta. The result is the same up to rounding."""
     order: Literal["shuffle", "replacement"] = "shuffle"
-    """Mini-batches from reshuffled epochs, or drawn with replacement."""
+    """Mini-batches: shuffle goes through all examples each epoch, replacement draws at random."""
     sampler: str = dataclasses.field(
         default="iasg",
         metadata={
-            "help": "How a client's posterior is sampled: "
-            + "; ".join(f"{name} ({sampler.summary})" for name, sampler in SAMPLERS.items())
+            "value": "NAME",
+            "help": "How clients sample their posteriors: "
+            + "; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items()),
         },
     )
     temperature: float | Literal["n"] | None = None
-    """T of the posterior that is sampled, p ∝ exp(−(n_i/T) f_i): a number, or n for n_i. Default:
-    0.01; larger models need less. (Not for iasg, whose spread follows from rate and batch.)"""
+    """Temperature T > 0 of the sampled posterior p ∝ exp(−(n_i/T) f_i); n stands for n_i. Larger
+    models need a lower one. All samplers but iasg (default: 0.01)."""
     friction: float | None = None
-    """α of sghmc: 1 − its momentum."""
+    """sghmc: friction α = 1 − momentum, in (0, 1] (default: 0.5)."""
     integration_steps: int | None = None
-    """Leapfrog steps of a transition of hmc."""
+    """hmc: leapfrog steps per transition, at least 1 (default: 2)."""
     max_doublings: int | None = None
-    """A trajectory of nuts has at most 2 to this power leapfrog steps."""
+    """nuts: a trajectory has at most 2^N leapfrog steps, N ≥ 1 (default: 3)."""
     target_acceptance: float | None = None
-    """hmc and nuts: adapt the step size to it in the burn-in of every round."""
+    """hmc, nuts: acceptance rate in (0, 1) to which burn-in adapts the step size (default: no
+    adaptation)."""
     client_optimizer: Literal["sgd", "adam"] = "sgd"
-    """ClientOpt."""
+    """Optimizer of the clients' local steps."""
     client_learning_rate: float = 0.01
+    """Learning rate of the clients' local steps, > 0."""
     client_momentum: float = 0.0
+    """Momentum of the clients' SGD, in [0, 1)."""
     client_schedule: str = "constant"
-    """The client's rate by round: constant, exponential:DECAY[:EVERY], inverse-time[:SCALE],
-    inverse-sqrt[:SCALE]; then ,warmup:ROUNDS if wanted."""
+    """Factor on the clients' learning rate by round: constant, exponential:DECAY[:EVERY],
+    inverse-time[:SCALE] or inverse-sqrt[:SCALE]; append ,warmup:ROUNDS for a linear start."""
     server_optimizer: Literal["sgd", "adam", "adagrad", "yogi"] = "sgd"
-    """ServerOpt."""
+    """Optimizer of the server."""
     server_learning_rate: float = 1.0
+    """Learning rate of the server, > 0."""
     server_momentum: float = 0.0
-    """Momentum of sgd."""
+    """Momentum of the server's SGD, in [0, 1)."""
     server_b1: float = 0.9
-    """β₁ of adam and yogi."""
+    """β₁ of the server's adam or yogi, in [0, 1)."""
     server_b2: float = 0.99
-    """β₂ of adam and yogi."""
+    """β₂ of the server's adam or yogi, in [0, 1)."""
     server_tau: float = 1e-3
-    """τ of adam, adagrad and yogi."""
+    """τ ≥ 0 of the server's adam, adagrad or yogi."""
     server_schedule: str = "constant"
-    """The server's rate by round, written as the client's."""
+    """Factor on the server's learning rate by round, written like --client-schedule."""
     weighting: Literal["examples", "uniform"] = "examples"
-    """Client weights q_i."""
+    """Client weights q_i: the number of examples, or the same for all."""
     iterate_averaging: str = "none"
-    """Evaluate a mean of server iterates: none, polyak[:START], exponential:DECAY or last-two."""
+    """Evaluate an average of the server's iterates: none, polyak[:START], exponential:DECAY,
+    last-two."""
     # Settings of single methods, which name them in `NamedMethod.takes`: None for all others.
     proximal: float | None = None
-    """μ of fedprox: its clients' objective is f_i(θ) + μ/2 ‖θ − θ₀‖² (0.01 if not given)."""
+    """fedprox: μ ≥ 0 of the clients' objective f_i(θ) + μ/2 ‖θ − θ₀‖² (default: 0.01)."""
     fedexp_epsilon: float | None = None
-    """ε of fedexp's step length, Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (0.001 if not given)."""
+    """fedexp: ε ≥ 0 of the step length Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (default: 0.001)."""
     numerator: Literal["fedavg", "fedpa", "mean", "mb-sgd"] | None = None
-    """Whose deltas global-precision averages and divides by the precision (fedavg)."""
+    """global-precision: method whose mean delta is divided by the precision (default: fedavg)."""
     precision_every: int | None = None
-    """k of global-precision: clients send what they see of the precision every k-th round (5)."""
+    """global-precision: rounds between two updates of the precision, k ≥ 1 (default: 5)."""
     precision_epsilon: float | None = None
-    """ε of global-precision, in mean eigenvalues: flatter directions keep gain 1 (5)."""
+    """global-precision: damping ε > 0 in units of the mean eigenvalue; directions far flatter than
+    that keep gain 1 (default: 5)."""
     precision_decay: float | None = None
-    """β of global-precision: what is left of the old average when new sketches come (0.95^k)."""
+    """global-precision: weight β in [0, 1) of the old precision at an update (default: 0.95^k)."""
     precision_block: int | None = None
-    """Larger layers have a block-diagonal precision, in blocks of at most this size (2048)."""
+    """global-precision: largest block; the precision of a larger layer is block-diagonal (default:
+    2048)."""
     precision_rank: int | Literal["exact"] | None = None
-    """Columns of a sketch, if fewer than a layer has outputs; exact sends the full matrix."""
+    """global-precision: columns of the sketch that clients send, at least 1; exact sends the full
+    matrix (default: as many as the layer has outputs)."""
 
     def __post_init__(self) -> None:
         """Spell the sampler as it is known; `resolve_hyperparameters` refuses an unknown one."""

@@ -287,7 +287,7 @@ def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparamet
 METHODS = {
     "afo": NamedMethod(
         "AFO[M]",
-        "adaptive server optimizer, decaying client rates, one epoch",
+        "FedAvg[1] with an adaptive server and decaying client learning rates",
         build_fedavg,
         use_adaptive_and_decay,
         default_afo,
@@ -305,7 +305,7 @@ METHODS = {
     "fedadagrad": name_adaptive("FedAdagrad", "adagrad"),
     "centralized": NamedMethod(
         "centralized[M]",
-        "no federation: SGD on a round's clients put together",
+        "no federation: SGD on the pooled examples of a round's clients",
         lambda h: fedpa.centralized(build_local(h)),
         fix(
             **PLAIN_SERVER,
@@ -321,10 +321,10 @@ METHODS = {
     "fedavg-1": NamedMethod(
         "FedAvg[1]", "FedAvg with one local epoch", build_fedavg, use_one_epoch, cost="1/M"
     ),
-    "fedavg": NamedMethod("FedAvg[M]", "FedAvg: Δ = θ₀ − last of M epochs' iterates", build_fedavg),
+    "fedavg": NamedMethod("FedAvg[M]", "Δ = θ₀ − θ after M local epochs of SGD", build_fedavg),
     "fedexp": NamedMethod(
         "FedExP[M]",
-        "FedAvg; the more clients disagree, the longer the step",
+        "FedAvg with a server step that is longer the more clients disagree",
         build_fedexp,
         adjust_fedexp,
         default_fedexp,
@@ -334,7 +334,7 @@ METHODS = {
     ),
     "fedpa": NamedMethod(
         "FedPA[M]",
-        "FedPA: Δ̂ = Σ̂⁻¹(θ₀ − mean of ℓ posterior samples)",
+        "Δ̂ = Σ̂⁻¹(θ₀ − mean of ℓ posterior samples), Σ̂ their covariance",
         build_fedpa,
         samples=True,
         sends="θ / Δ̂",
@@ -342,7 +342,7 @@ METHODS = {
     ),
     "fedpa-oas": NamedMethod(
         "FedPA-OAS[M]",
-        "FedPA, ρ chosen from each client's samples",
+        "FedPA with ρ estimated from each client's samples (OAS)",
         build_fedpa,
         lambda h: dataclasses.replace(unset(h, ("rho",)), shrinkage="oas"),
         samples=True,
@@ -351,14 +351,14 @@ METHODS = {
     ),
     "fedprox": NamedMethod(
         "FedProx[M]",
-        "FedAvg whose clients are pulled back to θ₀ by μ/2 ‖θ − θ₀‖²",
+        "FedAvg with μ/2 ‖θ − θ₀‖² added to each client's loss",
         build_fedprox,
         lambda h: fill_missing(h, proximal=0.01),
         takes=("proximal",),
     ),
     "global-precision": NamedMethod(
         "Precision[M]",
-        "FedAvg's or --numerator's Δ̄, divided by the precision",
+        "mean Δ of FedAvg (or --numerator), divided by the averaged precision",
         lambda h: build_precision(h, h.precision_block),
         adjust_precision,
         samples=True,
@@ -370,7 +370,7 @@ METHODS = {
     ),
     "global-precision-diagonal": NamedMethod(
         "Precision-diagonal[M]",
-        "its control: the precision's diagonal alone",
+        "control of global-precision: only the precision's diagonal",
         lambda h: build_precision(h, 1),
         lambda h: adjust_precision(h, diagonal=True),
         samples=True,
@@ -382,26 +382,26 @@ METHODS = {
     ),
     "mb-sgd": NamedMethod(
         "MB-SGD",
-        "mini-batch SGD: the mean of as many gradients, all at θ",
+        "mini-batch SGD: the mean of as many gradients as FedAvg, all at θ",
         NUMERATORS["mb-sgd"],
         sends="θ / ∇f̂",
     ),
     "mean": NamedMethod(
         "mean[M]",
-        "control: Δ = θ₀ − mean of FedPA's samples",
+        "control of fedpa without a covariance: Δ = θ₀ − mean of the samples",
         build_mean,
         lambda h: unset(h, COVARIANCE_FIELDS),
         samples=True,
     ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
-        "control: mean with FedPA's longer step, rate × (1+(ℓ−1)ρ)",
+        "control of fedpa: mean with fedpa's longer step, rate × (1 + (ℓ−1)ρ)",
         build_mean_scaled,
         samples=True,
     ),
     "mime": NamedMethod(
         "MIME[M]",
-        "local steps with the server's momentum, and c − ∇f̂(θ)",
+        "local steps with the server's momentum, corrected by c − ∇f̂(θ)",
         build_mime,
         adjust_mime,
         default_mime,
@@ -411,7 +411,7 @@ METHODS = {
     ),
     "mime-lite": NamedMethod(
         "MimeLite[M]",
-        "local steps with the server's momentum, or Adam's moments",
+        "local steps with the server's momentum or moments, not corrected",
         lambda h: build_mime(h, lite=True),
         adjust_mime,
         default_mime,
@@ -421,7 +421,7 @@ METHODS = {
     ),
     "scaffold": NamedMethod(
         "SCAFFOLD[M]",
-        "FedAvg, its gradients corrected by c − c_i",
+        "FedAvg with local gradients corrected by c − c_i",
         lambda h: fedpa.scaffold(build_local(h), build_server(h)),
         sends="θ, c / Δ, Δc_i",
         keeps="c_i, c",

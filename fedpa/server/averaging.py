@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from fedpa.errors import refuse
+from fedpa.errors import ask_if_meant, refuse
 from fedpa.types import Count, Params
 
 
@@ -177,4 +177,5 @@ def parse(text: str, field: str = "iterate_averaging") -> Averaging:
                 return last_two()
     except ValueError:
         pass
-    raise refuse(field, text, "must be none, polyak[:START], exponential:DECAY or last-two")
+    meant = ask_if_meant(text.split(":")[0], ("none", "polyak", "exponential", "last-two"))
+    raise refuse(field, text, f"must be none, polyak[:START], exponential:DECAY or last-two{meant}")

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fedpa.errors import refuse
+from fedpa.errors import ask_if_meant, refuse
 from fedpa.types import Count
 
 Round: TypeAlias = int | Count | jax.Array
@@ -128,7 +128,8 @@ def parse(text: str, field: str = "schedule") -> Schedule:
             field,
             text,
             "must be constant, exponential:DECAY[:EVERY], inverse-time[:SCALE] or "
-            "inverse-sqrt[:SCALE], optionally followed by ,warmup:ROUNDS",
+            f"inverse-sqrt[:SCALE], optionally followed by ,warmup:ROUNDS"
+            f"{ask_if_meant(name, _MAKERS)}",
         ) from None
     schedule = make(*numbers)
     return warmup(rounds[0], schedule) if rounds else schedule

@@ -13,7 +13,6 @@ written.
 import contextlib
 import dataclasses
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from fedpa.atomic_write import write_directory
 from fedpa.data.federated import FederatedData
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
@@ -41,9 +39,9 @@ from fedpa.training.callbacks import (
 )
 from fedpa.training.checkpoint import (
     Stored,
-    checkpoint_path,
     list_checkpoints,
     prune_checkpoints,
+    read_checkpoint,
     read_last_checkpoint,
     remove_checkpoints_after,
     restore_snapshot,
@@ -90,13 +88,13 @@ class StorageOptions:
     """What is stored of a run, and where. None of it changes its numbers."""
 
     checkpoint_every: int | None = None
-    """Rounds from one checkpoint to the next; default: a checkpoint is written about every ten
-    seconds, less often where writing one takes long."""
+    """Rounds from one checkpoint to the next, at least 1 (default: one about every ten seconds,
+    fewer where writing takes long)."""
     keep_checkpoints: int = 3
-    """How many of the last checkpoints are kept, beside the best."""
+    """Number of latest checkpoints to keep, at least 1; the best is kept, too."""
     log: str | None = None
-    """Where records go beside metrics.jsonl and TensorBoard: wandb, mlflow, or both with a comma
-    between them."""
+    """More places for records beside metrics.jsonl and TensorBoard: wandb, mlflow or wandb,mlflow
+    (default: none)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -438,19 +436,33 @@ def _prepare_directory(place: Place, start: Snapshot | None) -> None:
 
 
 def _branch(training: Training, place: Place) -> Snapshot | None:
-    """Take the end of another run as this run's past, with a checkpoint of its own."""
-    source, out = place.branch, place.out
+    """Take the end of another run as this run's past, with checkpoints of its own.
+
+    What was training there may be burn-in here: records have this run's names of the phases.
+    """
+    source, name_phase = place.branch, training.prepared.algorithm.phase
     if source is None:
         return None
-    start = _restore(training, source, read_last_checkpoint(source))
-    if start is None:
-        raise FedpaError(f"{str(source)!r} has no checkpoint to start from")
-    best = best_round(start.memory)
-    if best in list_checkpoints(source) and best != start.round:
-        with writing(out), write_directory(checkpoint_path(out, best)) as part:
-            shutil.copytree(checkpoint_path(source, best), part, dirs_exist_ok=True)
-    save_checkpoint(out, start, place.settings)
-    return start
+
+    def rename(record: Record) -> Record:
+        return record | {"phase": name_phase(record["round"] - 1)}
+
+    def take_over(stored: Stored | None) -> Snapshot:
+        snapshot = _restore(training, source, stored)
+        if snapshot is None:
+            raise FedpaError(f"{str(source)!r} has no checkpoint to start from")
+        own = snapshot._replace(
+            history=History(map(rename, snapshot.history)),
+            untold=None if snapshot.untold is None else rename(snapshot.untold),
+        )
+        save_checkpoint(place.out, own, place.settings)
+        return own
+
+    last = read_last_checkpoint(source)
+    best = 0 if last is None else best_round(last.memory) or 0
+    if last is not None and best != last.round and best in list_checkpoints(source):
+        take_over(read_checkpoint(source, best))
+    return take_over(last)
 
 
 def _find_start(

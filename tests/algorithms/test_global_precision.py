@@ -166,9 +166,9 @@ def test_a_sketch_is_sent_every_kth_round_and_counted():
         out = jax.eval_shape(algorithm.clients[phase], message, data, (), jax.random.key(0))
         return num_bytes(out.result) // 4
 
-    assert numbers("burn-in") == 22
+    assert numbers("training") == 22
     for options, more in [({}, 21), ({"rank": 1}, 7), ({"rank": "exact"}, 28), ({"block": 1}, 7)]:
-        assert numbers("burn-in with precision", **options) == 22 + more
+        assert numbers("training with precision", **options) == 22 + more
 
 
 def test_the_numerators_deltas_are_what_they_would_be_alone():
@@ -180,7 +180,7 @@ def test_the_numerators_deltas_are_what_they_would_be_alone():
 
     @jax.jit
     def deltas(key):
-        alone = plain.clients["burn-in"](message, data, (), key).result
+        alone = plain.clients["training"](message, data, (), key).result
         beside = [client(message, data, (), key).result.delta for client in ours.clients.values()]
         return [alone, *beside]
 

@@ -5,6 +5,7 @@ Fields of dataclasses in it are options of the command, too. A field's metadata 
 
 positional: it is an argument without a name; messages call it this
 help: what the docstring below the field would say
+value: what help calls its value; its type says it otherwise
 without: of a dataclass, those of its fields that are no options here
 
 Nothing here imports JAX: commands that only list things are ready at once.
@@ -13,10 +14,11 @@ Nothing here imports JAX: commands that only list things are ready at once.
 import ast
 import contextlib
 import dataclasses
-import difflib
 import inspect
 import itertools
+import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,14 +26,24 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from fedpa.errors import FedpaError, describe_type, match_name, refuse
+from fedpa.errors import FedpaError, ask_if_meant, match_name, refuse, refuse_type
 from fedpa.experiments.hyperparameters import replace_fields
 
 C = TypeVar("C")
-HELP = ("-h", "--help")
+HELP_ALL = "--help-all"
+HELP = ("-h", "--help", HELP_ALL)
+INDENT = 30
+"""Columns of help that options and their values have; their descriptions are beside them."""
+
+
+class Help(NamedTuple):
+    """What `--help` shows of a command; `--help-all` shows all of its options."""
+
+    common: tuple[str, ...] = ()
+    """The fields that most users need, in the order in which they are shown; () for all."""
+    groups: Mapping[str, tuple[str, ...]] = {}
+    """Title → fields; all others are the command's options."""
 
 
 class Option(NamedTuple):
@@ -44,6 +56,8 @@ class Option(NamedTuple):
     positional: str | None
     owner: Any
     """The dataclass."""
+    value: str | None = None
+    """What help calls its value; its type says it otherwise."""
 
     @property
     def name(self) -> str:
@@ -64,13 +78,14 @@ def parse_words(command: type[C], argv: Sequence[str], prog: str) -> C:
         prog: What messages call the command.
     """
     given = read_words(command, argv, prog)
-    if asks_for_help(argv):
+    if asks_for_help(argv) is not None:
         show_help(command, prog)
     return make_command(command, given, prog)
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
-    return any(word in HELP for word in argv)
+def asks_for_help(argv: Sequence[str]) -> str | None:
+    """The word that asks for help, if one does: `--help-all` before others."""
+    return max((word for word in argv if word in HELP), default=None, key=len)
 
 
 def read_words(command: type, argv: Sequence[str], prog: str) -> dict[str, Any]:
@@ -154,7 +169,8 @@ def list_options(command: Any, **parts: Any) -> dict[str, Option]:
             inner = list_options(parts.get(field.name, hint if command is kind else default))
             found |= {n: o for n, o in inner.items() if n not in about.get("without", ())}
         else:
-            found[field.name] = Option(field.name, hint, default, about.get("positional"), kind)
+            position, value = about.get("positional"), about.get("value")
+            found[field.name] = Option(field.name, hint, default, position, kind, value)
     return found
 
 
@@ -172,7 +188,7 @@ def convert_text(hint: Any, text: str, field: str) -> Any:
         elif kind is not types.NoneType:
             with contextlib.suppress(ValueError):
                 return kind(text)
-    raise refuse(field, text, f"must be {describe_type(hint)}")
+    raise refuse_type(field, text, hint)
 
 
 def _explain_unknown(name: str, options: Collection[Option], prog: str) -> str:
@@ -181,41 +197,59 @@ def _explain_unknown(name: str, options: Collection[Option], prog: str) -> str:
             short = option.field.upper()
             return f"unknown option {name}: give the {option.field} without it, as {prog} {short}"
     names = [option.name for option in options if not option.positional]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    hint = f": did you mean {close[0]}?" if close else ""
-    return f"unknown option {name}{hint} (see {prog} --help)"
+    return f"unknown option {name}{ask_if_meant(name, names)} (see {prog} {HELP_ALL})"
 
 
-def show_help(command: Any, prog: str, **parts: Any) -> NoReturn:
-    """Print a command's options and exit; `parts` as in `list_options`."""
-    options = list_options(command, **parts).values()
-    arguments = [option for option in options if option.positional]
-    groups: dict[Any, list[Option]] = {"arguments": arguments, command: []}
-    for option in options:
-        if not option.positional:
-            groups.setdefault(option.owner, []).append(option)
+def show_help(command: Any, prog: str, shown: Help = Help(), **parts: Any) -> NoReturn:
+    """Print a command's options and exit.
+
+    Args:
+        command: Its dataclass; the docstring is shown above the options.
+        prog: What the command is called.
+        shown: Which of them, and under which titles.
+        parts: As in `list_options`.
+    """
+    options = list_options(command, **parts)
+    arguments = [option for option in options.values() if option.positional]
+    grouped = {field for fields in shown.groups.values() for field in fields}
+    own = [name for name in options if name not in grouped and not options[name].positional]
+    groups = {"options": shown.common or own, **shown.groups}
+    titled = {"arguments": arguments} | {
+        title: [options[field] for field in fields if field in options]
+        for title, fields in groups.items()
+    }
     console = Console(highlight=False, markup=False)
-    console.print(" ".join(["usage:", prog, "[OPTIONS]", *(option.name for option in arguments)]))
-    console.print(f"\n{inspect.getdoc(command)}")
-    for owner, members in groups.items():
-        if not members:
-            continue
-        title = owner if isinstance(owner, str) else str(owner.__doc__).split("\n")[0]
-        console.print(f"\n{'options' if owner is command else title.rstrip('.')}:")
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for option in members:
-            table.add_row(f"  {option.name}{_describe_value(option)}", Text(_describe(option)))
-        console.print(table)
+    names = " ".join(option.name for option in arguments)
+    lines = [f"usage: {prog} {names} [OPTIONS]".replace("  ", " "), "", inspect.getdoc(command)]
+    for title, members in titled.items():
+        if members:
+            lines += ["", f"{title}:"]
+            lines += [line for one in members for line in _lay_out(one, min(console.width, 100))]
+    if shown.common:
+        lines += ["", f"{prog} {HELP_ALL} shows all {len(options) - len(arguments)} options."]
+    for line in lines:
+        say(console, str(line))
     sys.exit(0)
 
 
+def _lay_out(option: Option, width: int) -> list[str]:
+    """The lines of an option: its name and value, beside them what it is."""
+    name = f"  {option.name}{_describe_value(option)}"
+    text = textwrap.wrap(_describe(option), max(width - INDENT, 20), break_on_hyphens=False)
+    beside = [" " * INDENT + line for line in text]
+    if len(name) + 2 > INDENT:
+        return [name, *beside]
+    return [name + beside[0][len(name) :], *beside[1:]]
+
+
 def _describe(option: Option) -> str:
-    text = _describe_fields(option.owner).get(option.field, "")
+    text = _describe_fields(option.owner).get(option.field, "").removesuffix(".")
     if option.default is dataclasses.MISSING:
         return f"{text} (required)"
     if option.default is False or option.default in (None, (), ""):
         return text
-    return f"{text} (default: {option.default})"
+    text = re.sub(r" \(default: [^()]*\)$", "", text)  # a task's own is in its place
+    return f"{text} (default: {'yes' if option.default is True else option.default})"
 
 
 def _describe_fields(owner: Any) -> dict[str, str]:
@@ -235,17 +269,21 @@ def _describe_fields(owner: Any) -> dict[str, str]:
 
 
 def _describe_value(option: Option) -> str:
-    """What follows an option: INT, {sgd,adam}."""
+    """What follows an option: N, PATH, sgd|adam."""
     if option.type is bool:
         return f", {option.opposite}" if option.default is True else ""
     if option.positional:
         return ""
-    kinds = typing.get_args(option.type) or (option.type,)
-    if typing.get_origin(option.type) is Literal:
-        return f" {{{','.join(kinds)}}}"
-    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-    shown = [names.get(kind) or "|".join(typing.get_args(kind)) for kind in kinds]
-    return " " + "|".join(name for name in shown if name)
+    return f" {option.value or '|'.join(_name_values(option.type))}"
+
+
+def _name_values(hint: Any) -> list[str]:
+    """The values a type has: each choice, or a word that stands for them."""
+    if typing.get_origin(hint) is Literal:
+        return list(typing.get_args(hint))
+    if typing.get_args(hint):
+        return [name for kind in typing.get_args(hint) for name in _name_values(kind)]
+    return {int: ["N"], float: ["X"], str: ["TEXT"], Path: ["PATH"]}.get(hint, [])
 
 
 def format_path(path: Path) -> str:

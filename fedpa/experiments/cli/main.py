@@ -12,7 +12,7 @@ from rich.console import Console
 
 import fedpa
 from fedpa.errors import FedpaError, match_name, suggest
-from fedpa.experiments.cli.arguments import say
+from fedpa.experiments.cli.arguments import HELP, say
 from fedpa.experiments.cli.commands import FEDPA
 
 
@@ -51,7 +51,7 @@ def _run_command(words: Sequence[str], console: Console) -> None:
     """Find the command that the first words name, and run it with the others."""
     prog, command = "fedpa", FEDPA
     while command.commands:
-        if not words or words[0] in ("-h", "--help"):
+        if not words or words[0] in HELP:
             summary = command.summary[0].upper() + command.summary[1:]
             say(console, f"usage: {prog} COMMAND [OPTIONS]\n\n{summary}.\n\ncommands:")
             for name, member in command.commands.items():

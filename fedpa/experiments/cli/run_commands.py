@@ -9,42 +9,129 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from fedpa.engines import EngineOptions
+from fedpa.engines.distributed import Processes
 from fedpa.errors import FedpaError, NoUsableClientError, refuse
 from fedpa.experiments.cli.arguments import (
+    HELP_ALL,
+    Help,
     asks_for_help,
     list_options,
     make_command,
     read_words,
     show_help,
 )
-from fedpa.experiments.config import RunConfig, default_config, read_toml
+from fedpa.experiments.config import RunConfig, StoppingOptions, default_config, read_toml
 from fedpa.experiments.evaluation import curve_split
-from fedpa.experiments.hyperparameters import SAMPLING_FIELDS, Hyperparameters, replace_fields
-from fedpa.experiments.methods import METHODS
+from fedpa.experiments.hyperparameters import (
+    COVARIANCE_FIELDS,
+    SAMPLING_FIELDS,
+    Hyperparameters,
+    replace_fields,
+)
+from fedpa.experiments.methods import METHODS, list_own_fields
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import WAITING
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.problem import Problem
+from fedpa.training.run import StorageOptions
 
 C = TypeVar("C")
 ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
 """A timer's; not on Windows."""
 GRACE = 2.0
 """Seconds that a round has to end in peace."""
+GROUPS = {
+    "method, task and rounds": (
+        "method",
+        "preset",
+        "rounds",
+        "clients_per_round",
+        "seed",
+        "min_success",
+        "init",
+        "init_round",
+    ),
+    "data and model": (
+        "data_dir",
+        "dataset",
+        "model",
+        "max_examples",
+        "vocabulary",
+        "tags",
+        "words",
+        "groups",
+        "label_skew",
+        "partition_seed",
+    ),
+    "evaluation": (
+        "eval_every",
+        "eval_split",
+        "eval_examples",
+        "validation_share",
+        "test_at_end",
+    ),
+    "clients": (
+        "epochs",
+        "batch_size",
+        "order",
+        "client_optimizer",
+        "client_learning_rate",
+        "client_momentum",
+        "client_schedule",
+        "weighting",
+    ),
+    "server": (
+        "server_optimizer",
+        "server_learning_rate",
+        "server_momentum",
+        "server_b1",
+        "server_b2",
+        "server_tau",
+        "server_schedule",
+        "iterate_averaging",
+    ),
+    "posterior samples (fedpa and its controls)": (
+        "burn_in_rounds",
+        "samples",
+        "burn_in_epochs",
+        "steps_per_sample",
+        "burn_in_steps",
+        "discard_steps",
+        "sampler",
+        "temperature",
+        "friction",
+        "integration_steps",
+        "max_doublings",
+        "target_acceptance",
+    ),
+    "posterior delta (fedpa)": COVARIANCE_FIELDS,
+    "settings of other methods": tuple(list_own_fields()),
+    "early stopping": tuple(list_options(StoppingOptions)),
+    "checkpoints and records": tuple(list_options(StorageOptions)),
+    "engine and devices": ("engine", *list_options(EngineOptions)),
+    "several processes": tuple(list_options(Processes)),
+}
+"""Titles under which `--help-all` shows the options of a run."""
 
 
-def parse_run_command(command: type[C], argv: Sequence[str], prog: str) -> tuple[C, dict[str, Any]]:
+def parse_run_command(
+    command: type[C], argv: Sequence[str], prog: str, common: tuple[str, ...] = ()
+) -> tuple[C, dict[str, Any]]:
     """The command that the words describe, and the fields that they set.
 
     Args:
         command: A dataclass with fields `run: RunConfig` and `config`, a file to start from.
         argv: The words after the command's name.
         prog: What messages call the command.
+        common: The fields that `--help` shows, in their order.
     """
     given = read_words(command, argv, prog)
-    if asks_for_help(argv):
-        show_help(command, prog, run=_find_defaults(given, None))
+    asked = asks_for_help(argv)
+    if asked is not None:
+        shown = Help(groups=GROUPS) if asked == HELP_ALL else Help(common)
+        show_help(command, prog, shown, run=_find_defaults(given, None))
     return make_command(command, given, prog, run=configure_run(given)), given
 
 

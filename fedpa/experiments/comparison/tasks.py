@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, refuse, suggest
 from fedpa.experiments.comparison.comparison import (
     SEED,
     Deciding,
@@ -134,7 +134,7 @@ def choose_deciding(task: str, preset: str | None, tuning: Tuning) -> Deciding:
     """By what rates are chosen, on the task's validation clients."""
     own = task_named(task).metric
     if tuning.by not in (None, own, "loss"):
-        raise refuse("tune_by", tuning.by, f"choose from {', '.join(sorted({own, 'loss'}))}")
+        raise refuse("tune_by", tuning.by, suggest(tuning.by, sorted({own, "loss"})))
     metric = f"valid/{tuning.by or own}"
     return Deciding(metric, lower_is_better(metric), preset_named(task, preset)[1].last)
 

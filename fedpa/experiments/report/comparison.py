@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpa.errors import match_name, refuse
+from fedpa.errors import match_name, refuse, suggest
 from fedpa.experiments.report.bootstrap import Interval, interval_of_mean
 from fedpa.experiments.report.curves import (
     WINDOW,
@@ -119,9 +119,12 @@ def compare_groups(
     if reference is not None:
         counts = [len(_find_groups(own, reference)) for own in by_task.values()]
         if not any(counts) or max(counts) > 1:
-            labels = ", ".join(dict.fromkeys(group.label for group in groups))
-            what = "stands for several" if any(counts) else "does not take part"
-            raise refuse("reference", reference, f"{what}; choose from {labels}")
+            labels = list(dict.fromkeys(group.label for group in groups))
+            if any(counts):
+                expected = f"stands for several; choose from {', '.join(labels)}"
+            else:
+                expected = f"does not take part; {suggest(reference, labels)}"
+            raise refuse("reference", reference, expected)
     return [_compare(own, reference, scale or choose_scale(own)) for own in by_task.values()]
 
 

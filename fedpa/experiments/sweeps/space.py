@@ -8,7 +8,6 @@ As a file has it:
 """
 
 import dataclasses
-import difflib
 import itertools
 import math
 import typing
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpa.errors import FedpaError, convert_value, refuse
+from fedpa.errors import FedpaError, convert_value, refuse, suggest
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
 from fedpa.experiments.hyperparameters import Hyperparameters
 
@@ -87,10 +86,7 @@ def _values(name: str, value: Any, where: str) -> Choices | Interval:
 def _known(name: str) -> str:
     if name in {field.name for field in dataclasses.fields(RunConfig)}:
         return "it is the same for all trials; give it as an option"
-    close = difflib.get_close_matches(name, _HINTS, n=1)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"hyperparameters are {', '.join(_HINTS)}"
+    return suggest(name, _HINTS)
 
 
 def _interval(name: str, table: Mapping[str, Any], field: str) -> Interval:

@@ -28,35 +28,36 @@ class TaskOptions:
     """
 
     data_dir: str | None = None
-    """Where the data set lies, unpacked or as downloaded; FEDPA_DATA or the user's data directory
-    if not given."""
+    """Directory of the data set, unpacked or as downloaded (default: $FEDPA_DATA, then your own
+    data directory)."""
     dataset: str | None = None
-    """Which of the task's data sets (see fedpa tasks); the first that is found if not given."""
+    """One of the task's data sets (default: the first that is found, see fedpa tasks)."""
     model: str | None = None
-    """The task's model, where it has several (see fedpa tasks)."""
+    """One of the task's models (default: the preset's, see fedpa tasks)."""
     max_examples: int | None = None
-    """At most this many examples per client."""
+    """At most this many examples per client (default: all)."""
     vocabulary: int | None = None
-    """Vocabulary size."""
+    """stackoverflow: vocabulary size, at least 1 (default: 10000)."""
     tags: int | None = None
-    """Number of tags."""
+    """stackoverflow-lr: number of tags, at least 1 (default: 500)."""
     words: int | None = None
-    """Distinct words of an example that are kept."""
+    """stackoverflow-lr: distinct words per example, at least 1 (default: 64)."""
     groups: int | None = None
-    """Groups of the group norm."""
+    """cifar100: groups of the group norm, at least 1 (default: 32 for resnet18)."""
     label_skew: float | None = None
-    """Deal the training examples to as many clients again, with labels by Dirichlet draws of this
-    concentration (0.1: most clients have one to three labels), instead of by whose they are."""
+    """emnist: partition the training examples again, over as many clients, with Dirichlet label
+    skew of this concentration > 0; at 0.1 most clients have one to three labels (default: the
+    data's own clients)."""
     partition_seed: int | None = None
-    """Seed of the partition, where examples are dealt to clients."""
+    """Random seed of a partition into clients, at least 0 (default: 0)."""
     validation_share: float | None = None
-    """Share of the training clients held out for validation, where the data has no such split."""
+    """Share of the training clients held out for validation, in [0, 1) (default: 0)."""
     eval_split: EvalSplit = "auto"
-    """What curves (eval/…) show: validation clients, or the test split; auto: validation if there
-    is any."""
+    """What curves (eval/…) are evaluated on; auto: validation clients if there are any, else the
+    test split."""
     eval_examples: int = 10_000
-    """Examples of an evaluation during the run, of the first clients in a shuffled order that is
-    always the same; at the end all of test are taken."""
+    """At most this many examples per evaluation, always of the same clients. The test at the end
+    takes all."""
 
 
 class Grid(NamedTuple):

@@ -22,9 +22,12 @@ import pytest
 from rich.cells import cell_len
 
 import fedpa
+from fedpa.experiments.cli.arguments import list_options
+from fedpa.experiments.cli.commands.compare import CompareCommand
 from fedpa.experiments.cli.commands.run import RunCommand
+from fedpa.experiments.cli.commands.sweep import SweepCommand
 from fedpa.experiments.cli.main import main
-from fedpa.experiments.cli.run_commands import parse_run_command
+from fedpa.experiments.cli.run_commands import GROUPS, parse_run_command
 from fedpa.experiments.config import resolve
 from fedpa.experiments.methods import METHODS
 
@@ -88,9 +91,78 @@ def test_version_and_help(here, capsys):
     assert leaving.value.code == 0
     text = capsys.readouterr().out
     words = "method rounds clients-per-round epochs batch-size burn-in-rounds samples rho seed"
-    for option in (words + " out config overwrite dry-run").split():
+    for option in (words.replace(" samples", "") + " out config overwrite dry-run").split():
         assert f"--{option}" in text
     assert "(default: 150)" in text  # the task's own default
+
+
+def show_help(*words, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    return capsys.readouterr().out.splitlines()
+
+
+COMMON = {"run": RunCommand, "compare": CompareCommand, "sweep": SweepCommand}
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("name", COMMON)
+def test_help_is_short_and_help_all_complete(name, columns, capsys, monkeypatch):
+    how = {"columns": columns, "capsys": capsys, "monkeypatch": monkeypatch}
+    short = show_help(name, "--help", **how)
+    assert len(short) <= 60
+    everything = show_help(name, "--help-all", **how)
+    assert max(map(len, short + everything)) <= columns
+    text = "\n".join(everything)
+    for odd in ("None", "{", "INT", "options options"):
+        assert odd not in text
+    options = [o for o in list_options(COMMON[name]).values() if not o.positional]
+    for option in options:
+        assert len(re.findall(rf"^  {option.name}\b(?!-)", text, re.MULTILINE)) == 1, option.name
+    shown = [line for line in short if line.startswith("  --")]
+    assert 12 <= len(shown) <= 20
+    assert f"fedpa {name} --help-all shows all {len(options)} options." in short
+    assert sum(line.startswith(f"  fedpa {name} ") for line in short) >= 3  # examples
+
+
+def test_every_option_of_a_run_has_one_group():
+    grouped = [field for fields in GROUPS.values() for field in fields]
+    assert len(set(grouped)) == len(grouped)
+    options = list_options(RunCommand)
+    own = {"task", "out", "config", "overwrite", "dry_run", "max_minutes", "quiet"}
+    assert set(options) == {*grouped, *own}
+
+
+def test_a_preset_replaces_the_default_that_help_states(capsys, monkeypatch):
+    how = {"columns": 100, "capsys": capsys, "monkeypatch": monkeypatch}
+    for task, share in (("digits", "0"), ("emnist", "0.1")):
+        text = " ".join(" ".join(show_help("run", task, "--help-all", **how)).split())
+        assert f"held out for validation, in [0, 1) (default: {share}) --" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "meant"),
+    [
+        (["runn"], "runn", "run"),
+        (["run", "--metod", "fedavg"], "--metod", "--method"),
+        (["run", "digts"], "task", "digits"),
+        (["run", "--method", "fedap"], "method", "fedpa"),
+        (["run", "--client-optimizer", "adm"], "client_optimizer", "adam"),
+        (["run", "--sample-scale", "sqrtn2"], "sample_scale", "sqrt-n"),
+        (["run", "--client-schedule", "exponentail:0.1"], "client_schedule", "exponential"),
+        (["run", "--iterate-averaging", "polyac"], "iterate_averaging", "polyak"),
+        (["run", "--engine", "lokal"], "engine", "local"),
+        (["sweep", "--search", "grd"], "search", "grid"),
+        (["compare", "--methods", "fedavg,fedpa", "--reference", "fedvag"], "reference", "fedavg"),
+        (["eval", "a", "--split", "tset"], "split", "test"),
+        (["data", "get", "fed_emnits"], "data set", "fed_emnist"),
+    ],
+)
+def test_a_mistyped_word_is_answered_by_the_one_that_is_close(here, capsys, words, field, meant):
+    said = refused_here(*words, capsys=capsys)
+    assert field in said
+    assert f"did you mean {meant}?" in said
 
 
 def test_help_is_a_command_too(here, capsys):
@@ -151,7 +223,7 @@ def test_methods_are_listed_for_narrow_and_wide_terminals(columns, monkeypatch, 
     for name, method in METHODS.items():
         facts = [method.sends, method.keeps, method.cost]
         sends, keeps, cost = ("nothing" if fact == "–" else fact for fact in facts)
-        assert f"{name}: {method.summary} sends {sends}; keeps {keeps}; cost {cost}" in said
+        assert f"{name} {method.summary} sends {sends}; keeps {keeps}; cost {cost}" in said
     main(["methods", "--json"])
     assert json.loads(capsys.readouterr().out)["fedprox"]["options"] == ["proximal"]
 
@@ -185,7 +257,7 @@ def test_without_out_a_fresh_directory_is_named(here, capsys):
     (made,) = (here / "runs").iterdir()
     assert made.name.endswith("-digits-fedavg")
     assert f"runs/{made.name}" in capsys.readouterr().out
-    assert {record["phase"] for record in fedpa.load(made).metrics} == {"burn-in"}
+    assert {record["phase"] for record in fedpa.load(made).metrics} == {"training"}
 
 
 def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
@@ -207,6 +279,10 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     assert (here / "alone" / "params.npz").read_bytes() == (
         out / "fedpa-1" / "params.npz"
     ).read_bytes()
+    phases = {n: [r["phase"] for r in fedpa.load(n).metrics] for n in ("alone", "cmp/fedpa-1")}
+    assert phases["alone"] == phases["cmp/fedpa-1"] == ["burn-in", "sampling", "sampling"]
+    (shared, _) = sorted((out / "burn-in").iterdir())
+    assert [record["phase"] for record in fedpa.load(shared).metrics] == ["training"]
     # Again: what is finished stays, what is missing is run, what was cut is resumed.
     kept = (out / "fedpa-1" / "metrics.jsonl").stat().st_mtime_ns
     shutil.rmtree(out / "fedpa-0")
@@ -325,12 +401,12 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["study", "toi", "--out", "x"], "study = 'toi': unknown study"),
         (["compare", "--seeds", "two"], "seeds = 'two': must be a whole number"),
         (["sweep", "--trials", "x"], "trials = 'x': must be a whole number"),
-        (["sweep", "--search", "x"], "search = 'x': unknown search"),
+        (["sweep", "--search", "x"], "search = 'x': "),
         (["data", "partition", "a.npz", "--clients", "1.5"], "clients = '1.5': must be a whole"),
         (["eval", "a-run", "--split", "all"], "split = 'all': must be one of"),
         (["run", "--samples", "0"], "samples = 0: must be a whole number"),
         (["run", "--samples", "9"], "one sample per epoch gives at most 5"),
-        (["run", "--rouns", "3"], "unknown option --rouns: did you mean --rounds?"),
+        (["run", "--rouns", "3"], "unknown option --rouns; did you mean --rounds?"),
         (
             ["run", "--method", "fednova"],
             "method = 'fednova': unknown method; choose from ",

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse
+from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse, suggest
 from fedpa.experiments.cli.arguments import format_path, say, write_words
 from fedpa.experiments.cli.run_commands import (
     configure_run,
@@ -54,44 +54,73 @@ ELSEWHERE = {"out", "jobs", "quiet", "overwrite"}
 """Fields that say nothing of what is compared."""
 
 
+COMMON = (
+    "methods",
+    "seeds",
+    "reference",
+    "tune",
+    "preset",
+    "rounds",
+    "clients_per_round",
+    "epochs",
+    "client_learning_rate",
+    "server_learning_rate",
+    "burn_in_rounds",
+    "rho",
+    "seed",
+    "data_dir",
+    "jobs",
+    "out",
+    "overwrite",
+)
+"""What `fedpa compare --help` shows."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CompareCommand:
-    """Run several methods on one task and compare them."""
+    """Compare methods on one task, with the same clients in every round.
+
+    examples:
+      fedpa compare digits --seeds 3                    the task's methods
+      fedpa compare digits --methods fedavg,fedpa,mean  your choice of methods
+      fedpa compare digits --tune 0.3,1,3               tune learning rates first
+      fedpa compare --out runs/c                        continue a comparison
+    """
 
     run: RunConfig = dataclasses.field(metadata={"without": ("method",)})
     methods: str | None = None
-    """Comma-separated methods; the task's choice if not given."""
+    """Methods with commas between them; fedpa methods lists them (default: the task's choice)."""
     seeds: int = 1
-    """How many seeds each method runs: --seed, --seed + 1, …"""
+    """Number of runs of each method, at least 1, with the seeds --seed, --seed + 1, …"""
     reference: str | None = None
-    """The method that differences are taken from; fedavg if it takes part, else the first."""
+    """Method that the others are compared with (default: fedavg if it takes part, else the
+    first)."""
     tune: str | None = None
-    """Multiples of each method's server rate (of its client rate where the server's is fixed), as
-    0.3,1,3: each method runs at the one that is best on validation, by a seed of its own."""
+    """Multiples of each method's server learning rate to try first, as 0.3,1,3; of the client's
+    where the server's is fixed. The best on validation clients is used (default: no search)."""
     tune_rounds: int | None = None
-    """Rounds of the runs that choose it, if not as many as are compared."""
+    """Rounds of the runs of --tune, at least 1 (default: --rounds)."""
     tune_by: str | None = None
-    """What decides: loss, where the task's own metric (accuracy, say, which is what decides if
-    nothing is said) tells little apart in so few rounds."""
+    """What --tune compares: loss or the task's metric (default: the task's metric)."""
     published: bool = False
-    """Show the paper's own results beside the measured ones."""
+    """Show the paper's results beside the measured ones."""
     jobs: int | None = None
-    """Runs at a time, in processes of their own; if not given, 1 for models whose programs use all
-    cores, half of the cores for small ones."""
+    """Runs at the same time, one process each, at least 1 (default: half of the cores for small
+    models, 1 for models that use all cores by themselves)."""
     out: Path | None = None
-    """Directory to write to; a fresh runs/<time>-<task>-compare if not given. If the
-    directory contains a comparison, it is continued: finished runs are kept, interrupted runs
-    resumed, missing runs started."""
+    """Directory to write to (default: a new runs/<time>-<task>-compare). If it contains a
+    comparison, that is continued: finished runs are kept, interrupted runs resumed, missing runs
+    started."""
     config: Path | None = None
-    """A config.toml to start from; options on the command line win over it."""
+    """Start from the settings in this config.toml; options given here replace them."""
     overwrite: bool = False
-    """Replace what the directory already holds."""
+    """Replace the comparison that --out contains."""
     quiet: bool = False
-    """Show no progress, only the table."""
+    """Show no progress; print only the table."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:
-    command, given = parse_run_command(CompareCommand, argv, PROG)
+    command, given = parse_run_command(CompareCommand, argv, PROG, COMMON)
     if "out" in given and set(given) <= ELSEWHERE:
         words = [*_read_words(given["out"]), *argv]
         command, given = parse_run_command(CompareCommand, words, PROG)
@@ -253,7 +282,7 @@ def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
     """The method that the others are compared with; None if there is only one."""
     found = None if wanted is None else match_name(wanted, names)
     if wanted is not None and found is None:
-        raise refuse("reference", wanted, f"does not take part; choose from {', '.join(names)}")
+        raise refuse("reference", wanted, f"does not take part; {suggest(wanted, names)}")
     if len(names) == 1:
         return None
     return found or ("fedavg" if "fedavg" in names else names[0])

@@ -32,37 +32,41 @@ from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_
 from fedpa.experiments.download import download
 from fedpa.experiments.report.live import show_file_progress
 
-NAMES = {"positional": "NAME", "help": f"{', '.join(DATA_SETS)}."}
+NAMES = {"positional": "NAME", "help": f"One or more of {', '.join(DATA_SETS)}."}
 
 
 @dataclasses.dataclass(frozen=True)
 class ListCommand:
-    """The benchmarks' data sets, and where each was found."""
+    """List the benchmarks' data sets, and where each was found."""
 
     data_dir: Path | None = None
-    """The only directory to look in; else FEDPA_DATA and your own."""
+    """Look only in this directory (default: $FEDPA_DATA, then your own data directory)."""
     json: bool = False
     """Print JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GetCommand:
-    """Download data sets. What broke off is resumed; what is there is kept."""
+    """Download data sets. Interrupted downloads are resumed, complete files kept.
+
+    example:
+      fedpa data get fed_emnist --data-dir data
+    """
 
     names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
-    """Where to put them; your own data directory if not given."""
+    """Directory to write to (default: your own data directory)."""
     mirror: str | None = None
-    """Base URL of a copy of the archives; FEDPA_DATA_URL, or their home, if not given."""
+    """Base URL of a copy of the archives (default: $FEDPA_DATA_URL, else the original site)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InfoCommand:
-    """What a data set holds, beside the paper's table 2."""
+    """Describe data sets: their clients and examples, beside the paper's table 2."""
 
     names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
-    """The only directory to look in; else FEDPA_DATA and your own."""
+    """Look only in this directory (default: $FEDPA_DATA, then your own data directory)."""
     json: bool = False
     """Print JSON."""
 

@@ -21,7 +21,7 @@ class MethodsCommand:
     """List methods: what they send, keep and cost."""
 
     json: bool = False
-    """As JSON, for programs."""
+    """Print JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,10 @@ class TasksCommand:
     """List tasks, their models and presets, and the data they need."""
 
     data_dir: str | None = None
-    """Where data sets lie; FEDPA_DATA or the user's data directory if not given."""
+    """Look for data sets only in this directory (default: $FEDPA_DATA, then your own data
+    directory)."""
     json: bool = False
-    """As JSON, for programs."""
+    """Print JSON."""
 
 
 def list_methods(argv: Sequence[str], console: Console) -> None:
@@ -44,10 +45,12 @@ def list_methods(argv: Sequence[str], console: Console) -> None:
     for name, method in described.items():
         facts = {key: method[key] for key in ("sends", "keeps", "cost")}
         listed = (f"{key} {'nothing' if fact == '–' else fact}" for key, fact in facts.items())
-        console.print(Text(f"{name}: {method['summary']}"))
-        console.print(Padding(Text("; ".join(listed)), (0, 0, 0, 2), expand=False))
+        console.print(Text(name, style="bold"))
+        for line in (method["summary"], "; ".join(listed)):
+            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
     console.print()
-    console.print(Text(NOTES))
+    for note in NOTES:
+        console.print(Text(note))
 
 
 def describe_method(method: NamedMethod) -> dict[str, Any]:
@@ -63,12 +66,14 @@ def describe_method(method: NamedMethod) -> dict[str, Any]:
 
 
 NOTES = (
-    "sends: to a client / from it; each is as large as the model, but for ‖Δ‖² and Z. s: the "
-    "server's momentum, or two moments; c: a mean gradient; c_i: a client's, kept by it from round "
-    "to round; Z, every k-th round: what layers' inputs tell of their precision A, at most as "
-    "large; A and its Cholesky factor L: inputs² of each layer. "
-    "keeps: beside θ and the server optimizer's state. cost: a client's work in a round, FedAvg's "
-    "with M epochs being 1."
+    "θ: the model; Δ: a client's update; M: local epochs; ℓ: posterior samples; ρ: shrinkage.",
+    "sends: from the server to a client / from the client to the server. Each is as large as the "
+    "model, except the number ‖Δ‖² and Z, which is at most that large and sent every k-th round.",
+    "keeps: what is stored from round to round, beside θ and the server optimizer's state.",
+    "cost: a client's computation per round, relative to FedAvg with M epochs.",
+    "s: the server's momentum, or its two moments; c: a mean gradient; c_i: a client's, stored by "
+    "the client; A, L: the precision of layers' inputs and its Cholesky factor, inputs² numbers "
+    "per layer; Z: a sketch of A.",
 )
 
 
@@ -117,4 +122,4 @@ def describe_task(task: Task, data_dir: str | None) -> dict[str, Any]:
 def _data(data: dict[str, Any]) -> str:
     if not data["found"]:
         return f"missing: {data['get']}"
-    return "comes along" if data["dataset"] is None else f"{data['dataset']} in {data['path']}"
+    return "bundled" if data["dataset"] is None else f"{data['dataset']} in {data['path']}"

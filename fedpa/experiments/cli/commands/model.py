@@ -20,30 +20,38 @@ from fedpa.training.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class EvalCommand:
-    """Evaluate a run's model on a split of its task's data, all of it."""
+    """Evaluate a run's model on all examples of a split.
+
+    example:
+      fedpa eval runs/a --split validation --params best
+    """
 
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
-    """The run's directory; the run need not be finished."""
+    """The run's directory, of a finished or an unfinished run."""
     split: Literal["test", "validation", "train"] = "test"
-    """Whose examples."""
+    """The split to evaluate on."""
     params: str = "last"
-    """Which parameters: last, best, or the number of a round that has a checkpoint."""
+    """Parameters of which round: last, best, or the number of a round that has a checkpoint."""
     json: bool = False
     """Print one line of JSON instead of a table."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportCommand:
-    """Write a run's parameters to a .npz or .safetensors file. The task's data is not needed."""
+    """Write a run's parameters to a .npz or .safetensors file. The task's data is not needed.
+
+    example:
+      fedpa export runs/a model.npz --params best
+    """
 
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
-    """The run's directory; the run need not be finished."""
+    """The run's directory, of a finished or an unfinished run."""
     file: Path = dataclasses.field(metadata={"positional": "FILE"})
-    """What to write; its ending, .npz or .safetensors, says in which format."""
+    """File to write, ending in .npz or .safetensors."""
     params: str = "last"
-    """Which parameters: last, best, or the number of a round that has a checkpoint."""
+    """Parameters of which round: last, best, or the number of a round that has a checkpoint."""
     overwrite: bool = False
-    """Replace a file that exists."""
+    """Replace an existing file."""
 
 
 def evaluate(argv: Sequence[str], console: Console) -> None:

@@ -52,11 +52,16 @@ STAGED = "partition"
 
 @dataclasses.dataclass(frozen=True)
 class PartitionCommand:
-    """Deal a data set without clients to clients; write it in TFF's HDF5 layout and draw it.
+    """Partition a data set into clients; write TFF's HDF5 layout and a picture of it.
 
-    Schemes: `column` makes a client of each value of a column; `dirichlet` deals equally many
-    examples with label proportions of a Dirichlet draw; `quantity` deals at random to clients of
-    unequal sizes; `pachinko` draws coarse, then fine labels, as the paper's CIFAR-100 was dealt.
+    schemes:
+      column     one client per value of a column
+      dirichlet  clients of equal size, label proportions by Dirichlet draws
+      quantity   clients of unequal sizes, examples drawn at random
+      pachinko   coarse, then fine labels are drawn, as for the paper's CIFAR-100
+
+    example:
+      fedpa data partition mine.csv --scheme dirichlet --clients 50 --out mine
     """
 
     source: str = dataclasses.field(
@@ -67,34 +72,36 @@ class PartitionCommand:
         },
     )
     scheme: str
-    """column, dirichlet, quantity or pachinko."""
+    """How examples are assigned: column, dirichlet, quantity or pachinko."""
     out: Path
     """Directory to write to, new or empty."""
     clients: int | None = None
-    """How many; 500 for CIFAR-100 by pachinko."""
+    """Number of clients, at least 1 (default: 500 for CIFAR-100 by pachinko)."""
     test_clients: int | None = None
-    """How many the test split is dealt to (cifar-100-binary); a fifth of --clients if not given."""
+    """cifar-100-binary: clients of the test split, at least 1 (default: a fifth of --clients)."""
     test_share: float | None = None
-    """Files: so much of each client's examples is put aside as its test split; 0.2 if not given."""
+    """Files: share of each client's examples for its test split, in [0, 1) (default: 0.2)."""
     seed: int = 0
-    """One seed, one partition."""
+    """Random seed, at least 0. The same seed gives the same partition."""
     column: str | None = None
-    """column: whose values name the clients."""
+    """column: name of the column whose values are the clients."""
     label: str | None = None
-    """Which array or column is the label; `label` or `y` if there is one."""
+    """Name of the label's array or column (default: label or y, if there is one)."""
     coarse: str | None = None
-    """pachinko: which is the coarse label; `coarse_label` if not given."""
+    """pachinko: name of the coarse label (default: coarse_label)."""
     concentration: float | None = None
-    """dirichlet: of the labels; pachinko: of the coarse labels (both 0.1 if not given). quantity:
-    sizes are a Dirichlet draw with it."""
+    """Concentration > 0 of the Dirichlet distribution: of labels (dirichlet), of coarse labels
+    (pachinko) or of sizes (quantity); lower is more unequal (default: 0.1, quantity: see
+    --sigma)."""
     fine_concentration: float | None = None
-    """pachinko: of the fine labels in a coarse one; 10 if not given."""
+    """pachinko: concentration > 0 of the fine labels in a coarse one (default: 10)."""
     sigma: float | None = None
-    """quantity: sizes are log-normal with it; 1 if not given."""
+    """quantity: σ ≥ 0 of the sizes' log-normal distribution (default: 1)."""
     examples_per_client: int | None = None
-    """pachinko: how many; 100 if not given."""
+    """pachinko: examples per client, at least 1 (default: 100)."""
     data_dir: Path | None = None
-    """The only directory to look for cifar-100-binary in; else FEDPA_DATA and your own."""
+    """Look for cifar-100-binary only in this directory (default: $FEDPA_DATA, then your own data
+    directory)."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:

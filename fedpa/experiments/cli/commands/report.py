@@ -18,24 +18,28 @@ from fedpa.training.run_directory import check_writable, writing
 
 @dataclasses.dataclass(frozen=True)
 class ReportCommand:
-    """Make one self-contained page of runs and comparisons, and its figures as PNG and PDF."""
+    """Make one self-contained page of runs and comparisons, with figures beside it.
+
+    examples:
+      fedpa report runs/c                       report.html of a comparison
+      fedpa report runs/a runs/b --out ab.html  a page of two runs
+    """
 
     directories: tuple[Path, ...] = dataclasses.field(
         default=(), metadata={"positional": "DIR [DIR …]"}
     )
-    """Runs, directories that hold runs (as fedpa compare writes them), or both; runs need not be
-    finished."""
+    """Runs, finished or not, or directories that contain runs, as fedpa compare writes them."""
     out: Path = Path("report.html")
-    """The page to write; figures go beside it: report-curves.png, report-curves.pdf, …"""
+    """Page to write. Figures are written beside it: report-curves.png, report-curves.pdf, …"""
     figures: bool = True
-    """Write the figures, too; --no-figures for the page alone."""
+    """Write the figures as PNG and PDF; --no-figures writes the page alone."""
     mixed: bool = False
-    """Take runs of different tasks, each with its own curves and table."""
+    """Allow runs of different tasks; each task has its own curves and table."""
     reference: str | None = None
-    """The method that differences are taken from, by name or label; fedavg if it takes part, else
-    the first."""
+    """Method that the others are compared with, by name or label (default: fedavg if it takes
+    part, else the first)."""
     overwrite: bool = False
-    """Replace files that are already there."""
+    """Replace existing files."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:

@@ -29,50 +29,81 @@ from fedpa.training.checkpoint import list_checkpoints, read_last_checkpoint
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 
+COMMON = (
+    "method",
+    "preset",
+    "rounds",
+    "clients_per_round",
+    "epochs",
+    "batch_size",
+    "client_learning_rate",
+    "server_learning_rate",
+    "burn_in_rounds",
+    "rho",
+    "seed",
+    "data_dir",
+    "out",
+    "config",
+    "overwrite",
+    "dry_run",
+)
+"""What `fedpa run --help` shows."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RunCommand:
-    """Train one method on one task."""
+    """Train one method on one task.
+
+    examples:
+      fedpa run digits                                FedPA, bundled data, seconds
+      fedpa run digits --method fedavg --out runs/a   another method and directory
+      fedpa run emnist --preset paper --dry-run       show settings and costs
+      fedpa run --config runs/a/config.toml --seed 1  same settings, another seed
+    """
 
     run: RunConfig
     out: Path | None = None
-    """Directory to write to; a fresh runs/<time>-<task>-<method> if not given."""
+    """Directory to write to (default: a new runs/<time>-<task>-<method>)."""
     config: Path | None = None
-    """A config.toml to start from; options on the command line win over it."""
+    """Start from the settings in this config.toml; options given here replace them."""
     overwrite: bool = False
-    """Replace a run that the directory already holds."""
+    """Replace the run that --out contains."""
     dry_run: bool = False
-    """Print the resolved configuration and what a round will cost, and stop."""
+    """Print all settings and what a round will cost, without training."""
     max_minutes: float | None = None
-    """Stop after this many minutes, to be resumed later."""
+    """Stop after this many minutes; fedpa resume continues the run (default: no limit)."""
     quiet: bool = False
-    """Show no progress and print only the run's directory."""
+    """Show no progress; print only the run's directory."""
     processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeCommand:
-    """Resume a run from its last checkpoint: the result is that of an uninterrupted one.
+    """Resume a run from its last checkpoint. A finished run is not changed.
 
-    A finished run is left as it is.
+    The result equals that of an uninterrupted run, bit for bit.
+
+    examples:
+      fedpa resume runs/a               finish an interrupted run
+      fedpa resume runs/a --rounds 300  extend a finished run to 300 rounds
     """
 
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
     """The run's directory."""
     rounds: int | None = None
-    """The total number of rounds, if other than configured; more extend the run."""
+    """Total number of rounds, at least those done; more extend the run (default: as configured)."""
     max_minutes: float | None = None
-    """Stop after this many minutes, to be resumed later."""
+    """Stop after this many minutes; fedpa resume continues the run (default: no limit)."""
     quiet: bool = False
-    """Show no progress and print only the run's directory."""
+    """Show no progress; print only the run's directory."""
     force: bool = False
-    """Resume although versions or data have changed; the result is then not exact."""
+    """Resume even if versions or data have changed; the result is then not exact."""
     processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 def start(argv: Sequence[str], console: Console) -> None:
     """`fedpa run`."""
-    command, given = parse_run_command(RunCommand, argv, "fedpa run")
+    command, given = parse_run_command(RunCommand, argv, "fedpa run", COMMON)
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
     refuse_unused([command.run], [config], given)

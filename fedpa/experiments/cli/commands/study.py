@@ -29,7 +29,12 @@ from fedpa.training.run_directory import check_free, writing
 
 @dataclasses.dataclass(frozen=True)
 class StudyCommand:
-    """Measure and draw the paper's synthetic studies."""
+    """Measure and draw the paper's synthetic studies.
+
+    examples:
+      fedpa study toy --quick --out studies/toy       a small version of one study
+      fedpa study all --out studies                   all of them
+    """
 
     name: str = dataclasses.field(
         metadata={
@@ -39,19 +44,20 @@ class StudyCommand:
         },
     )
     out: Path
-    """Directory to write to, new or empty; with `all`, one directory per study in it."""
+    """Directory to write to, new or empty; all writes one directory per study into it."""
     quick: bool = False
-    """A smaller version, in at most about a minute each."""
+    """Measure a smaller version, in about a minute per study."""
     seed: int = 0
-    """One seed, one result (but for measured times)."""
+    """Random seed, at least 0. The same seed gives the same numbers, except for times."""
     seeds: int | None = None
-    """How many seeds (toy, correction); the study's own number if not given."""
+    """toy, correction: number of seeds, at least 1 (default: the study's own)."""
     repeats: int | None = None
-    """How many problems (bias-variance, ess) or timings (timing) to repeat over."""
+    """bias-variance, ess: number of problems; timing: number of timings. At least 1 (default: the
+    study's own)."""
     resume: bool = False
-    """With `all`: keep the studies that the directory already holds and do the rest."""
+    """all: keep the finished studies in the directory and measure the missing ones."""
     redraw: Path | None = None
-    """Draw from this CSV of the study instead of measuring."""
+    """Draw from this CSV of the study; nothing is measured."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:
