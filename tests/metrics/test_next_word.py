@@ -11,21 +11,21 @@ from fedpa.experiments.models import NextWordLSTM
 from fedpa.metrics import next_words
 from tests.experiments.models.token_losses import token_losses
 from tests.metrics.summing import owners, parts, sums, values
+from tests.strategies import labels
 
-WORDS, EXAMPLES, LENGTH = 3, 5, 4
+WORDS, EXAMPLES, LENGTH = 3, 3, 4
 IDS = WORDS + 4
 OOV, BEGIN, END = 4, 5, 6
 
 METRIC = next_words(WORDS, lambda params, x: params[x[:, 0]])
 
 
-def case(seed):
-    """A model that has learnt the scores of every sentence by heart."""
-    rng = np.random.default_rng(seed)
-    # Few values, so that many are equally high.
-    params = jnp.asarray(rng.integers(-2, 3, (EXAMPLES, LENGTH, IDS)), jnp.float32)
-    lengths = rng.integers(0, LENGTH + 1, (EXAMPLES, 1))
-    y = np.where(np.arange(LENGTH) < lengths, rng.integers(1, IDS, (EXAMPLES, LENGTH)), 0)
+@st.composite
+def cases(draw):
+    """A model that has learnt the scores of every sentence by heart; many are equally high."""
+    params = jnp.asarray(draw(labels(5, EXAMPLES, LENGTH, IDS)) - 2, jnp.float32)
+    lengths = draw(labels(LENGTH + 1, EXAMPLES))[:, None]
+    y = np.where(np.arange(LENGTH) < lengths, 1 + draw(labels(IDS - 1, EXAMPLES, LENGTH)), 0)
     x = np.repeat(np.arange(EXAMPLES)[:, None], LENGTH, axis=1)
     return params, {"x": x.astype(np.int32), "y": y.astype(np.int32)}
 
@@ -48,16 +48,16 @@ def plain(params, y):
     }
 
 
-@given(st.integers(0, 9999))
-def test_values_are_means_over_targets(seed):
-    params, batch = case(seed)
+@given(cases())
+def test_values_are_means_over_targets(case):
+    params, batch = case
     found = values(METRIC, params, [batch])
     assert found == pytest.approx(plain(params, batch["y"]), rel=1e-5, nan_ok=True)
 
 
-@given(st.integers(0, 9999), owners(EXAMPLES))
-def test_values_are_the_same_whatever_the_batches(seed, owner):
-    params, batch = case(seed)
+@given(cases(), owners(EXAMPLES))
+def test_values_are_the_same_whatever_the_batches(case, owner):
+    params, batch = case
     apart, together = (values(METRIC, params, b) for b in (parts(batch, owner), [batch]))
     assert apart == pytest.approx(together, rel=1e-6, nan_ok=True)
     assert apart["accuracy"] == pytest.approx(together["accuracy"], rel=0, abs=0, nan_ok=True)
@@ -98,8 +98,8 @@ def test_a_diverged_model_has_infinite_perplexity():
 
 def test_the_loss_is_the_models():
     model = NextWordLSTM(WORDS, embedding=3, hidden=4, key=jax.random.key(0))
-    _, batch = case(1)
-    batch["x"] = np.roll(batch["y"], 1, axis=1)
+    y = np.array([[2, 3, END, 0], [OOV, 1, 1, END], [0, 0, 0, 0]], np.int32)
+    batch = {"x": np.roll(y, 1, axis=1), "y": y}
     each, _ = sums(next_words(WORDS), model, [batch])
     losses, mask = jax.jit(token_losses)(model, batch)
     assert each["loss"] == pytest.approx(float(losses.sum()), rel=1e-5)
