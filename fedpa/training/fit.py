@@ -126,7 +126,7 @@ def fit(
         recording: The run's label, the metric whose best round is kept, checkpoints, loggers,
             whether to overwrite a run.
         progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines and one
-            for each phase while it is compiled.
+            for each phase while it is compiled. A finished run that is returned is one line.
     Returns:
         The trained model, one record per round, the server's state; printed, a summary.
     Raises:
@@ -364,9 +364,14 @@ def follow(
         nonlocal done, rounds
         done, rounds = event.round, event.rounds
 
-    with show_progress(progress and is_first(), label) as shown:
+    progress = progress and is_first() and sys.stderr is not None
+    with show_progress(progress, label) as shown:
         try:
-            return train([*shown, count])
+            fit = train([*shown, count])
+            if progress and not rounds:
+                told = f"finished after round {len(fit.history)}, returned from {str(out)!r}"
+                print(f"{label}  {told}", file=sys.stderr, flush=True)
+            return fit
         except KeyboardInterrupt:  # what is done is saved by now
             if out is not None:
                 done = max(list_checkpoints(out), default=0)
@@ -381,11 +386,8 @@ def follow(
 
 @contextlib.contextmanager
 def show_progress(progress: bool, label: str) -> Iterator[list[Callback]]:
-    """Give the callbacks that show a run's rounds: a bar on a terminal, else lines.
-
-    Nothing is shown of a run that has no rounds left.
-    """
-    if not progress or sys.stderr is None:
+    """Give the callbacks that show a run's rounds: a bar on a terminal, else lines."""
+    if not progress:
         yield []
     elif not sys.stderr.isatty():
         yield [_print_lines(label)]

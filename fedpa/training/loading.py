@@ -7,7 +7,8 @@ run without one was made by `fedpa.fit`, whose functions no file can hold: they 
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,11 +33,12 @@ from fedpa.training.checkpoint import (
 )
 from fedpa.training.fit import OWN, follow, resume_fit, spell_method
 from fedpa.training.history import History
-from fedpa.training.loop import Fit
+from fedpa.training.loop import Fit, count_parameters, describe_metrics, list_fields
 from fedpa.training.named_arrays import (
     check_format,
     fill_model,
     fill_tree,
+    path_name,
     read_arrays,
     read_npz,
     to_portable,
@@ -50,12 +52,14 @@ MADE_BY = "made_by"
 
 
 class Run(NamedTuple):
-    """A recorded run, as `fedpa.load` gives it.
+    """A recorded run, as `fedpa.load` gives it; printed, a summary of at most ten lines.
 
     Example:
-        >>> run = Run({"w": np.zeros(2)}, {"rounds": 3}, History(), 3, None)
-        >>> run.round, list(run.params)
-        (3, ['w'])
+        >>> print(Run({"w": np.zeros(2)}, {"label": "mine"}, History(), 3, None))
+        Run
+          params   2 parameters, of round 3
+          config   label = 'mine'
+          metrics  0 rounds
     """
 
     params: Model
@@ -69,6 +73,27 @@ class Run(NamedTuple):
     """Whose parameters these are."""
     problem: Problem | None
     """The task: its loss, its metric, its data; None of a run by `fedpa.fit`."""
+
+    def __repr__(self) -> str:
+        """At most ten lines; parameters, settings and records are in the fields."""
+        table, config = isinstance(self.config, Mapping), self.config
+        settings = {k: config.get(k) if table else getattr(config, k, None) for k in _IN_SHORT}
+        texts = [f"{k} = {value!r}" for k, value in settings.items() if value is not None]
+        fields = {
+            "params": f"{count_parameters(self.params)}, of round {self.round}",
+            "config": ", ".join(texts),
+            "metrics": _count_rounds(self.metrics),
+            **describe_metrics(self.metrics),
+        }
+        return list_fields("Run", fields)
+
+
+_IN_SHORT = ("task", "label", "method", "rounds", "clients_per_round", "seed")
+"""The settings that a printed run shows."""
+
+
+def _count_rounds(history: History) -> str:
+    return f"{len(history)} round{'s' if len(history) != 1 else ''}"
 
 
 def load(directory: str | Path, which: str | int = "last", params: Model = None) -> Run:
@@ -110,10 +135,13 @@ def load(directory: str | Path, which: str | int = "last", params: Model = None)
 class Checkpoint(NamedTuple):
     """A run after one of its rounds, as `fedpa.load_checkpoint` gives it.
 
+    Printed, it is a summary of at most ten lines.
+
     Example:
-        >>> checkpoint = Checkpoint(2, {"params": {"w": np.zeros(2)}}, History())
-        >>> checkpoint.state["params"]["w"].shape
-        (2,)
+        >>> print(Checkpoint(2, {"theta": {"w": np.zeros(2)}}, History()))
+        Checkpoint of round 2
+          state    theta (2)
+          history  0 rounds
     """
 
     round: int
@@ -123,6 +151,24 @@ class Checkpoint(NamedTuple):
     history: History
     """The records of the rounds done. That of a finished run's last round is as it was before its
     callbacks: `fedpa.load` has it whole."""
+
+    def __repr__(self) -> str:
+        """At most ten lines; state and records are in the fields."""
+        sizes: Counter[str] = Counter()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.state):
+            sizes[path_name(path[:1])] += np.size(leaf)
+        parts = [f"{name} ({size:,})" for name, size in sizes.items()]
+        more = [f"{len(parts) - _PARTS} more"] if len(parts) > _PARTS else []
+        fields = {
+            "state": ", ".join([*parts[:_PARTS], *more]),
+            "history": _count_rounds(self.history),
+            **describe_metrics(self.history),
+        }
+        return list_fields(f"Checkpoint of round {self.round}", fields)
+
+
+_PARTS = 5
+"""How many parts of its state a printed checkpoint names."""
 
 
 def load_checkpoint(

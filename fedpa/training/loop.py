@@ -72,25 +72,20 @@ class Fit(NamedTuple):
 
     def __repr__(self) -> str:
         """At most ten lines; parameters and records are in the fields."""
-        arrays = [leaf for leaf in jax.tree.leaves(self.params) if is_array(leaf)]
         phases = Counter(record["phase"] for record in self.history)
         counts = ", ".join(f"{count} of {phase}" for phase, count in phases.items())
         fields = {
             "rounds": f"{len(self.history)}" + (f": {counts}" if len(phases) > 1 else ""),
             "ended": (self.stopped or "after its last round")
             + ("" if self.finished else " (can be resumed)"),
-            **self._describe_metrics(METRIC_LINES),
+            **describe_metrics(self.history, self.best),
             "failures": self._describe_failures(),
             "traffic": f"{_format_bytes(self._total('comm/bytes_up'))} up, "
             f"{_format_bytes(self._total('comm/bytes_down'))} down",
             "seconds": f"{self._total('seconds'):.3g}",
             "recorded": "no" if self.out is None else repr(str(self.out)),
         }
-        width = max(map(len, fields)) + 2
-        size = sum(leaf.size for leaf in arrays)
-        size_text = f"{size:,} parameter{'s' if size != 1 else ''}"
-        lines = [f"  {name:<{width}}{value}" for name, value in fields.items()]
-        return "\n".join([f"{self.label or 'Fit'}: {size_text}", *lines])
+        return list_fields(f"{self.label or 'Fit'}: {count_parameters(self.params)}", fields)
 
     def _total(self, name: str) -> Any:
         return sum(record.get(name, 0) for record in self.history)
@@ -102,36 +97,51 @@ class Fit(NamedTuple):
         count = self._total("train/rejected")
         return f"{count} client updates, in {len(failed)} of {len(self.history)} rounds"
 
-    def _describe_metrics(self, most: int) -> dict[str, str]:
-        """The last and the best value of the training loss and of each evaluation metric."""
-        names = dict.fromkeys(name for record in self.history for name in record)
-        evaluated = [name for name in names if name.startswith(("eval/", "valid/", "test/"))]
-        chosen = None if self.best is None else self.best["metric"]
-        evaluated.sort(key=lambda name: name != chosen)  # the one that matters comes first
-        shown = [*(["train/loss"] if "train/loss" in names else []), *evaluated]
-        if len(shown) > most:
-            left = len(shown) - most + 1
-            texts = {name: self._describe_metric(name) for name in shown[: most - 1]}
-            return texts | {"…": f"{left} more metrics in .history"}
-        return {name: self._describe_metric(name) for name in shown}
-
-    def _describe_metric(self, name: str) -> str:
-        values = [(record[name], record["round"]) for record in self.history if name in record]
-        last = f"{values[-1][0]:.4g}"
-        if name.startswith("test/"):
-            return last
-        known = [(value, t) for value, t in values if value == value]
-        if self.best is not None and self.best["metric"] == name:
-            known = [(self.best["value"], self.best["round"])]
-        if not known:
-            return last
-        sign = 1 if lower_is_better(name) else -1
-        best, t = min(known, key=lambda point: sign * point[0])
-        return f"{last} (best {best:.4g} in round {t})"
-
 
 METRIC_LINES = 3
-"""How many lines of a printed `Fit` are of metrics."""
+"""How many lines of a printed run are of metrics."""
+
+
+def describe_metrics(
+    history: History, best: Mapping[str, Any] | None = None, most: int = METRIC_LINES
+) -> dict[str, str]:
+    """The last and the best value of the training loss and of each evaluation metric."""
+    names = dict.fromkeys(name for record in history for name in record)
+    evaluated = [name for name in names if name.startswith(("eval/", "valid/", "test/"))]
+    chosen = None if best is None else best["metric"]
+    evaluated.sort(key=lambda name: name != chosen)  # the one that matters comes first
+    shown = [*(["train/loss"] if "train/loss" in names else []), *evaluated]
+    if len(shown) > most:
+        left = len(shown) - most + 1
+        texts = {name: _describe_metric(history, best, name) for name in shown[: most - 1]}
+        return texts | {"…": f"{left} more metrics in the records"}
+    return {name: _describe_metric(history, best, name) for name in shown}
+
+
+def _describe_metric(history: History, best: Mapping[str, Any] | None, name: str) -> str:
+    values = [(record[name], record["round"]) for record in history if name in record]
+    last = f"{values[-1][0]:.4g}"
+    if name.startswith("test/"):
+        return last
+    known = [(value, t) for value, t in values if value == value]
+    if best is not None and best["metric"] == name:
+        known = [(best["value"], best["round"])]
+    if not known:
+        return last
+    sign = 1 if lower_is_better(name) else -1
+    value, t = min(known, key=lambda point: sign * point[0])
+    return f"{last} (best {value:.4g} in round {t})"
+
+
+def list_fields(title: str, fields: Mapping[str, str]) -> str:
+    """A title, and below it a line for each field."""
+    width = max(map(len, fields)) + 2
+    return "\n".join([title, *(f"  {name:<{width}}{text}" for name, text in fields.items())])
+
+
+def count_parameters(tree: Any) -> str:
+    size = sum(leaf.size for leaf in jax.tree.leaves(tree) if is_array(leaf))
+    return f"{size:,} parameter{'s' if size != 1 else ''}"
 
 
 def _format_bytes(count: float) -> str:

@@ -92,6 +92,37 @@ def test_a_result_has_ten_lines_whatever_is_measured():
     assert lines["recorded"] == "no"
 
 
+def test_runs_and_checkpoints_are_printed_in_a_few_lines(tmp_path):
+    out, metrics = tmp_path / "run", dict.fromkeys("abcdefgh", 1.0)
+    fit(out=out, evaluate=lambda params: metrics)
+    run, checkpoint = fedpa.load(out), fedpa.load_checkpoint(out)
+    first, lines = printed(run)
+    assert first == "Run"
+    assert lines["params"] == "3 parameters, of round 3"
+    assert "label = 'FedAvg'" in lines["config"]
+    assert lines["metrics"] == "3 rounds"
+    assert lines["train/loss"].startswith(f"{run.metrics[-1]['train/loss']:.4g} (best ")
+    first, lines = printed(checkpoint)
+    assert first == "Checkpoint of round 3"
+    assert "theta (3)" in lines["state"]
+    assert lines["history"] == "3 rounds"
+    filled = METHOD(fedpa.Objective(least_squares.loss)).init(jnp.zeros(3))
+    assert "theta (3)" in str(fedpa.load_checkpoint(out, like=filled))
+    assert "state" in printed(checkpoint._replace(state={str(k): 1.0 for k in range(99)}))[1]
+
+
+def test_a_finished_run_that_is_returned_says_so(tmp_path, capsys):
+    out = tmp_path / "run"
+    fit(out=out)
+    fit(out=out)
+    assert not capsys.readouterr().err
+    fit(out=out, progress=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("FedAvg ")
+    assert "round 3" in line
+    assert repr(str(out)) in line
+
+
 def own_method(objective):
     return METHOD(objective)
 
