@@ -63,6 +63,10 @@ class NamedMethod(NamedTuple):
     """Whether a round's clients put their examples together: no federation at all."""
     takes: tuple[str, ...] = ()
     """The settings of its own: fields of `Hyperparameters` that are None for other methods."""
+    control_of: tuple[str, ...] = ()
+    """The methods that it is a control of, if any."""
+    isolates: str = ""
+    """Of a control: what a difference from it is an effect of."""
     sends: str = "θ / Δ"
     """Down to a client / up from it."""
     keeps: str = "–"
@@ -376,6 +380,8 @@ METHODS = {
         samples=True,
         begins_as_fedavg=False,
         takes=PRECISION_FIELDS,
+        control_of=("global-precision",),
+        isolates="correlations between parameters",
         sends="θ / Δ, at times Z",
         keeps="A, L",
         cost="1 + 1/(kM)",
@@ -392,12 +398,16 @@ METHODS = {
         build_mean,
         lambda h: unset(h, COVARIANCE_FIELDS),
         samples=True,
+        control_of=("fedpa", "fedpa-oas"),
+        isolates="the covariance and its longer step",
     ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
         "control of fedpa: mean with fedpa's longer step, rate × (1 + (ℓ−1)ρ)",
         build_mean_scaled,
         samples=True,
+        control_of=("fedpa",),
+        isolates="the covariance",
     ),
     "mime": NamedMethod(
         "MIME[M]",

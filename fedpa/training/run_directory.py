@@ -37,7 +37,8 @@ ENVIRONMENT = "environment"
 """The table of `config.toml` that says what a run was made with and of."""
 INIT = "init.npz"
 """The parameters a warm start began with."""
-TABLE, CURVES, REPORT = "table.csv", "curves.png", "report.html"
+TABLE, LATEX, CURVES, REPORT = "table.csv", "table.tex", "curves.png", "report.html"
+OF_COMPARISON = (TABLE, LATEX, CURVES, REPORT)
 COMPARISON = "comparison.toml"
 """The words of the command that made a comparison."""
 TRIALS = "trials"
@@ -125,9 +126,13 @@ def check_comparison(out: Path) -> None:
     if is_run(out):
         raise refuse("out", str(out), "holds a run: choose another directory")
     if not _runs_below(out):
-        for name in (TABLE, CURVES, REPORT, TRIALS):
+        for name in (*OF_COMPARISON, TRIALS):
             if (out / name).exists():
-                raise refuse("out", str(out), f"{name} is of others: choose another directory")
+                raise refuse(
+                    "out",
+                    str(out),
+                    f"contains {name}, which fedpa did not write: choose another directory",
+                )
 
 
 def check_writable(out: Path) -> None:
@@ -154,7 +159,7 @@ def clear(out: Path) -> None:
                     place.rmdir()
         _remove(
             [
-                *(out / name for name in (TABLE, CURVES, REPORT, COMPARISON)),
+                *(out / name for name in (*OF_COMPARISON, COMPARISON)),
                 *(_of_a_run(out) if is_run(out) else []),
             ]
         )
@@ -188,7 +193,7 @@ def _runs_below(out: Path) -> list[Path]:
 
 def _has_comparison(out: Path) -> bool:
     """Whether a comparison left something."""
-    return any((out / name).exists() for name in (TABLE, CURVES, REPORT)) or bool(_runs_below(out))
+    return any((out / name).exists() for name in OF_COMPARISON) or bool(_runs_below(out))
 
 
 @contextlib.contextmanager

@@ -80,7 +80,15 @@ def made(tmp_path_factory):
 
 def test_the_table_curves_page_and_runs_are_written(made):
     names = {f"{stem}-{seed}" for stem in ("FedAvg", "FedPA-ρ-=-0.1") for seed in (0, 1)}
-    files = {"table.csv", "curves.png", "report.html", "comparison.toml", "burn-in", "tuning"}
+    files = {
+        "table.csv",
+        "table.tex",
+        "curves.png",
+        "report.html",
+        "comparison.toml",
+        "burn-in",
+        "tuning",
+    }
     assert {path.name for path in made.out.iterdir()} == names | files
     assert all(is_run(made.out / name) for name in names)
     assert (made.out / "curves.png").read_bytes().startswith(b"\x89PNG")

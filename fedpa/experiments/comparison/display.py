@@ -15,7 +15,7 @@ from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.figures import draw_curves, render_figure
 from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.report.page import make_page
-from fedpa.experiments.report.tables import format_csv, format_number
+from fedpa.experiments.report.tables import format_csv, format_latex, format_number, make_results
 from fedpa.experiments.sweeps.space import format_value
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback
@@ -90,9 +90,10 @@ def _join(settings: Mapping[str, Any]) -> str:
 
 
 def write_report(out: Path, comparison: Comparison) -> None:
-    """Write `table.csv`, `curves.png` and `report.html`."""
+    """Write `table.csv`, `table.tex`, `curves.png` and `report.html`."""
     with run_directory.writing(out):
         write_atomically(out / run_directory.TABLE, format_csv(comparison).encode())
+        write_atomically(out / run_directory.LATEX, format_latex(make_results(comparison)).encode())
         curves = render_figure(draw_curves([comparison]), "png")
         write_atomically(out / run_directory.CURVES, curves)
         write_atomically(out / run_directory.REPORT, make_page([comparison]).encode())

@@ -41,6 +41,7 @@ from fedpa.experiments.comparison.splits import (
     split_clients,
 )
 from fedpa.experiments.report import comparison as report
+from fedpa.experiments.report.conclusions import conclude
 from fedpa.experiments.report.curves import WINDOW, Scale
 from fedpa.experiments.report.runs import find_runs, group_runs
 from fedpa.experiments.report.tables import make_records, make_table
@@ -79,6 +80,8 @@ class Comparison(NamedTuple):
             if self.chosen:
                 console.print(make_choices_table(self.chosen))
             console.print(make_table(self.results))
+            for sentence in conclude(self.results):
+                console.print(sentence, markup=False, highlight=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -142,10 +145,11 @@ def compare(
             there.
         engine: Where clients run. Default: `fedpa.engines.local()`.
         min_success: The share of a round's clients that must succeed for a run to continue.
-        out: The directory that records it: `table.csv`, `curves.png`, `report.html`, a directory
-            per run. If it contains this comparison, that is continued: finished runs are kept,
-            interrupted runs resumed, missing runs started. Other settings are refused before
-            anything is written; `evaluate` and `metrics` are compared by name only. Default: none.
+        out: The directory that records it: `table.csv`, `table.tex`, `curves.png`, `report.html`,
+            a directory per run. If it contains this comparison, that is continued: finished runs
+            are kept, interrupted runs resumed, missing runs started. Other settings are refused
+            before anything is written; `evaluate` and `metrics` are compared by name only. Default:
+            none.
         progress: Show the runs on stderr. Default: on a terminal only.
     Returns:
         A `Comparison`: `print(comparison)` shows the table.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpa.errors import match_name, refuse, suggest
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.report.bootstrap import Interval, interval_of_mean
 from fedpa.experiments.report.curves import (
     WINDOW,
@@ -71,6 +72,17 @@ class Row(NamedTuple):
     """Of all clients, mean over seeds."""
 
 
+class Contrast(NamedTuple):
+    """A method beside its control."""
+
+    method: str
+    control: str
+    difference: Difference | str
+    """From the control, or why there is none."""
+    isolates: str
+    """What a difference is an effect of."""
+
+
 class Comparison(NamedTuple):
     """The methods of one task, in numbers."""
 
@@ -86,6 +98,8 @@ class Comparison(NamedTuple):
     clients: Sequence[Panel]
     unequal_burn_in: str | None = None
     """In which rounds the methods begin to sample, if not in the same."""
+    contrasts: Sequence[Contrast] = ()
+    """The methods whose controls take part."""
 
     @property
     def rounds(self) -> int:
@@ -146,7 +160,20 @@ def _compare(groups: Sequence[Group], reference: str | None, scale: Scale) -> Co
         make_diagnostics(groups),
         make_client_panels(groups),
         unequal,
+        _contrast(groups, scale),
     )
+
+
+def _contrast(groups: Sequence[Group], scale: Scale) -> list[Contrast]:
+    """Compare methods with their controls."""
+    found = []
+    for control in groups:
+        about = METHODS.get(control.runs[0].method or "")
+        for group in groups if about is not None else ():
+            if about is not None and group.runs[0].method in about.control_of:
+                difference = _subtract(group, control, scale)
+                found.append(Contrast(group.label, control.label, difference, about.isolates))
+    return found
 
 
 def _find_groups(groups: Sequence[Group], wanted: str) -> list[Group]:

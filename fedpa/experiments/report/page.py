@@ -18,6 +18,7 @@ from rich import filesize
 
 from fedpa.errors import FedpaError
 from fedpa.experiments.report.comparison import Comparison
+from fedpa.experiments.report.conclusions import conclude, explain_controls, interpret_diagnostics
 from fedpa.experiments.report.curves import Curve, Panel, find_spread_metrics, read_last
 from fedpa.experiments.report.figures import COLOURS
 from fedpa.experiments.report.runs import UNUSED, Group, Run, list_differences
@@ -236,7 +237,9 @@ def _show_curves(part: Comparison, number: int) -> str:
 
 
 def _show_results(part: Comparison, number: int) -> str:
-    return _show_table(*make_results(part))
+    results, said = make_results(part), [*conclude(part), *explain_controls(part.groups)]
+    table = _show_table(results.header, results.rows, results.caption)
+    return "".join(f"<p>{_escape(text)}</p>" for text in said) + table
 
 
 def _show_diagnostics(part: Comparison, number: int) -> str:
@@ -246,8 +249,10 @@ def _show_diagnostics(part: Comparison, number: int) -> str:
     shaded = " Shaded: from the lowest seed to the highest." if several else ""
     charts = "".join(_show_chart(panel, number, "chart") for panel in part.diagnostics)
     rejected = any(panel.name == "train-rejected" for panel in part.diagnostics)
+    meanings = "".join(f"<li>{_escape(text)}</li>" for text in interpret_diagnostics(part.groups))
     return (
-        f'<p class="quiet">Means over the clients of a round, and over seeds.{shaded}</p>'
+        (f"<ul>{meanings}</ul>" if meanings else "")
+        + f'<p class="quiet">Means over the clients of a round, and over seeds.{shaded}</p>'
         f'<div class="grid">{charts}</div>' + ("" if rejected else "<p>No client was rejected.</p>")
     )
 

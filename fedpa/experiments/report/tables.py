@@ -15,6 +15,7 @@ import numpy as np
 from rich import box, filesize
 from rich.table import Table
 
+from fedpa.errors import find_name, refuse
 from fedpa.experiments.report.bootstrap import LEVEL, Interval
 from fedpa.experiments.report.comparison import Comparison, Difference, Row
 from fedpa.experiments.report.curves import WINDOW, find_split, has_test
@@ -72,6 +73,21 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
 """By task; the order is the paper's."""
 
 
+COLUMNS = (
+    "method",
+    "seeds",
+    "final",
+    "difference",
+    "test",
+    "rounds_to",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+    "rejected",
+)
+"""The names by which columns are chosen, in the order of the table."""
+
+
 class Results(NamedTuple):
     """A table as texts in cells: a new line in one is where a terminal breaks it."""
 
@@ -79,24 +95,50 @@ class Results(NamedTuple):
     rows: Sequence[Sequence[str]]
     """The first cell is the method's label, with how far it has come where that is not all."""
     caption: str
+    names: Sequence[str] = ()
+    """Of each column, the one of `COLUMNS` by which it is chosen."""
+    best: Mapping[int, Sequence[int]] = {}
+    """Column → the rows whose mean is the best."""
+
+    def select(self, columns: Sequence[str]) -> "Results":
+        """Select columns by their names, in the order of the names; `()` for all."""
+        chosen = [k for name in columns for k, own in enumerate(self.names) if own == name]
+        if not columns:
+            return self
+        return Results(
+            [self.header[k] for k in chosen],
+            [[row[k] for k in chosen] for row in self.rows],
+            self.caption,
+            [self.names[k] for k in chosen],
+            {to: self.best[k] for to, k in enumerate(chosen) if k in self.best},
+        )
+
+
+def parse_columns(text: str | None) -> list[str]:
+    """Read names of `COLUMNS` with commas between them; `[]`, which stands for all, of None."""
+    words = [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    if text is not None and not words:
+        raise refuse("columns", text, f"name at least one of {', '.join(COLUMNS)}")
+    return list(dict.fromkeys(find_name("columns", word, COLUMNS, "column") for word in words))
 
 
 def make_results(comparison: Comparison) -> Results:
     """Make a row per method: means over seeds."""
     scale, reference, most = comparison.scale, comparison.reference, comparison.rounds
     tested = has_test(comparison.groups, scale.metric)
-    header = [
-        "method",
-        "seeds",
-        f"final\n{scale.metric}",
-        *([f"Δ vs\n{_break_label(reference)}"] if reference is not None else []),
-        *([f"test\n{scale.metric}"] if tested else []),
-        *(f"rounds\nto {target:g}" for target in scale.targets),
-        "seconds",
-        "bytes\nup",
-        "bytes\ndown",
-        "rejected",
+    titles = [
+        ("method", "method"),
+        ("seeds", "seeds"),
+        ("final", f"final\n{scale.metric}"),
+        *([("difference", f"Δ vs\n{_break_label(reference)}")] if reference is not None else []),
+        *([("test", f"test\n{scale.metric}")] if tested else []),
+        *(("rounds_to", f"rounds\nto {target:g}") for target in scale.targets),
+        ("seconds", "seconds"),
+        ("bytes_up", "bytes\nup"),
+        ("bytes_down", "bytes\ndown"),
+        ("rejected", "rejected"),
     ]
+    names, header = zip(*titles, strict=True)
     rows = []
     for row, group in zip(comparison.rows, comparison.groups, strict=True):
         unfinished = sum(not run.is_finished for run in group.runs)
@@ -118,7 +160,32 @@ def make_results(comparison: Comparison) -> Results:
                 str(int(np.nansum(rejected))),
             ]
         )
-    return Results(header, rows, _explain(comparison) + "; rejected: clients, all seeds.")
+    caption = _explain(comparison) + "; rejected: clients, all seeds."
+    return Results(header, rows, caption, names, _find_best(comparison, names))
+
+
+def _find_best(comparison: Comparison, names: Sequence[str]) -> dict[int, list[int]]:
+    """Find the rows with the best mean in each column that has a best, as its cells show it."""
+    if len(comparison.rows) < 2:
+        return {}
+    sign = -1 if comparison.scale.lower else 1
+    values = {
+        "final": [sign * round(row.final, 4) for row in comparison.rows],
+        "test": [sign * round(row.test, 4) for row in comparison.rows],
+    }
+    targets = iter(comparison.scale.targets)
+    best = {}
+    for k, name in enumerate(names):
+        own = values.get(name, [])
+        if name == "rounds_to":
+            # A mean over some of the seeds is not compared with one over all.
+            target = next(targets)
+            numbers = [row.rounds_to[target] for row in comparison.rows]
+            own = [math.nan if None in each else -round(float(np.mean(each))) for each in numbers]
+        top = max((value for value in own if math.isfinite(value)), default=None)
+        if top is not None:
+            best[k] = [place for place, value in enumerate(own) if value == top]
+    return best
 
 
 def _break_label(label: str) -> str:
@@ -188,14 +255,33 @@ def _list_ends(name: str, interval: Interval | None) -> dict[str, float | None]:
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def format_csv(comparison: Comparison) -> str:
-    """Format the comparison as `table.csv`."""
-    records = make_records(comparison)
+def format_csv(*comparisons: Comparison, columns: Sequence[str] = ()) -> str:
+    """Format comparisons as `table.csv`; of several tasks the first column is the task.
+
+    columns: of `COLUMNS`; all by default.
+    """
+    records = []
+    for part in comparisons:
+        task = {"task": part.task} if len(comparisons) > 1 else {}
+        for record in make_records(part):
+            chosen = [k for name in columns for k in record if name_column(k, part) == name]
+            records.append(task | {k: record[k] for k in chosen or record})
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
+    fields = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: _format_cell(k, v) for k, v in record.items()} for record in records)
     return out.getvalue()
+
+
+def name_column(field: str, comparison: Comparison) -> str:
+    """Name the column of the table that a field of `table.csv` is part of."""
+    if field.removesuffix("_low").removesuffix("_high") == comparison.scale.metric:
+        return "final"
+    return next(
+        (name for name in ("difference", "test", "rounds_to") if field.startswith(f"{name}_")),
+        field,
+    )
 
 
 def _format_cell(name: str, value: Any) -> str:
@@ -303,9 +389,22 @@ def _escape_markdown(text: str) -> str:
 
 
 def format_latex(results: Results) -> str:
-    """Format a tabular with booktabs' rules; what the numbers are is a comment, for a caption."""
+    """Format a tabular with booktabs' rules; what the numbers are is a comment, for a caption.
+
+    The best mean of a column is in bold.
+    """
+
+    def format_cell(text: str, bold: bool) -> str:
+        value, *rest = text.split("\n")
+        shown = [rf"\textbf{{{escape_latex(value)}}}" if bold else escape_latex(value)]
+        return " ".join([*shown, *map(escape_latex, rest)])
+
     header, *rows = (
-        " & ".join(map(escape_latex, cells)) + r" \\" for cells in (results.header, *results.rows)
+        " & ".join(
+            format_cell(cell, place in results.best.get(k, ())) for k, cell in enumerate(cells)
+        )
+        + r" \\"
+        for place, cells in enumerate((results.header, *results.rows), start=-1)
     )
     return "\n".join(
         [

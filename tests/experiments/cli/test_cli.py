@@ -266,7 +266,7 @@ def test_compare_writes_runs_table_and_curves(here, capsys, monkeypatch):
     said = capsys.readouterr().out
     out = here / "cmp"
     names = {f"{m}-{s}" for m in ("fedpa", "mean-scaled") for s in (0, 1)}
-    files = {"table.csv", "curves.png", "report.html", "burn-in", "comparison.toml"}
+    files = {"table.csv", "table.tex", "curves.png", "report.html", "burn-in", "comparison.toml"}
     assert {path.name for path in out.iterdir()} == names | files
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["FedPA[2]", "mean-scaled[2]"]
@@ -311,12 +311,12 @@ def _interrupted(*words):
 
 
 def test_compare_leaves_the_files_of_others(here, capsys):
-    for name in ("table.csv", "report.html", "trials"):
+    for name in ("table.csv", "table.tex", "report.html", "trials"):
         place = here / name.partition(".")[0]
         place.mkdir()
         (place / name).touch()
         said = refused_here("compare", "digits", *QUICK, "--out", str(place), capsys=capsys)
-        assert f"{name} is of others: choose another directory" in said
+        assert f"out = {str(place)!r}: contains {name}" in said
 
 
 def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatch):

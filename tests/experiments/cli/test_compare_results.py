@@ -86,7 +86,7 @@ def test_the_page_has_the_reference_of_the_table(capsys):
     assert not fedpa["difference"]
 
 
-@pytest.mark.parametrize("name", ["table.csv", "curves.png", "report.html"])
+@pytest.mark.parametrize("name", ["table.csv", "table.tex", "curves.png", "report.html"])
 def test_a_full_disk_is_one_line(name, capsys, monkeypatch):
     replace = os.replace
 

@@ -1,5 +1,7 @@
 """`fedpa report` without a browser: what is on the page, and what is refused."""
 
+import csv
+import html
 import json
 import re
 from pathlib import Path
@@ -436,6 +438,8 @@ def test_figures_are_beside_the_page():
         "x-curves.png",
         "x-diagnostics.pdf",
         "x-diagnostics.png",
+        "x-table.csv",
+        "x-table.tex",
         "x.html",
     ]
     image = imread(Path("sub/x-curves.png"))
@@ -514,6 +518,48 @@ def test_refusals(capsys):
     assert Path("report.html").stat().st_size > MEGABYTE
     (Path("a-run") / "config.toml").write_text("task = \n")
     assert "not valid TOML" in refused("a-run", "--overwrite", capsys=capsys)
+
+
+def test_tables_of_chosen_columns_are_beside_the_page(capsys):
+    made_comparison(Path("cmp"), seeds=2)
+    assert "columns = 'finl': unknown column; did you mean final?" in refused(
+        "cmp", "--columns", "method,finl", capsys=capsys
+    )
+    main(["report", "cmp", "--columns", "method,final,difference", "--no-figures"])
+    records = list(csv.DictReader(Path("report-table.csv").read_text("utf-8").splitlines()))
+    assert list(records[0]) == [
+        *("method", "accuracy", "accuracy_low", "accuracy_high"),
+        *("difference", "difference_low", "difference_high", "difference_round"),
+    ]
+    latex = Path("report-table.tex").read_text("utf-8")
+    assert r"\begin{tabular}{lrr}" in latex
+    assert r"$\Delta$ vs FedAvg[5]" in latex
+    best = max(float(record["accuracy"]) for record in records)
+    bold = re.findall(r"^(\S+).*\\textbf\{([\d.]+)\}", latex, re.MULTILINE)
+    assert [number for _, number in bold] == [f"{best:.4f}"] * len(bold)
+    assert [name for name, _ in bold] == [
+        record["method"] for record in records if float(record["accuracy"]) > best - 5e-5
+    ]
+    main(["report", "cmp", "--overwrite", "--no-figures"])
+    everything = list(csv.DictReader(Path("report-table.csv").read_text("utf-8").splitlines()))
+    assert {"seeds", "round", "seconds", "bytes_up"} <= set(everything[0])
+
+
+def test_the_page_says_what_diagnostics_and_controls_mean():
+    for seed in (0, 1):
+        made_run(Path(f"cmp/a-{seed}"), "fedavg", seed)
+        made_run(Path(f"cmp/b-{seed}"), "fedpa", seed, more={"train/ess": 1.04})
+        made_run(Path(f"cmp/c-{seed}"), "mean-scaled", seed, more={"train/ess": 4.5})
+    text = html.unescape(reported("cmp")[0])
+    assert (
+        "FedPA[5]: an effective sample size of 1.0 of 5 samples: the samples are one path" in text
+    )
+    assert (
+        "mean-scaled[5]: an effective sample size of 4.5 of 5 samples: the samples are near" in text
+    )
+    assert "FedAvg[5]: an effective" not in text
+    assert "FedPA[5] does not differ" in text  # from its control, whose records are the same
+    assert "mean-scaled[5]: control of fedpa" in text
 
 
 def test_the_same_runs_give_the_same_page():

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedpa.experiments.report.bootstrap import interval_of_mean
 from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.conclusions import conclude
 from fedpa.experiments.report.curves import (
     Curve,
     Scale,
@@ -144,6 +145,42 @@ def test_differences_are_paired_by_seed():
     assert "+0.0100" in text
     assert text.count("(published)") == len(published)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_sentences_say_which_methods_differ():
+    base = [0.2, 0.5, 0.8]
+
+    def shifted(*by):
+        return [history([x + own] * 20) for x, own in zip(base, by, strict=True)]
+
+    runs = {
+        "fedavg": shifted(0, 0, 0),
+        "fedpa": shifted(0.02, 0.021, 0.022),
+        "mean-scaled": shifted(0.02, 0.022, 0.021),
+        "scaffold": shifted(-0.02, -0.021, -0.022),
+        "fedprox": shifted(0.01, -0.01, 0.001),
+    }
+    about, control = conclude(compared(of(**runs)))
+    assert "Compared with fedavg over 3 seeds" in about
+    better, worse, same = (
+        about.index(f"{word} with") for word in ("better", "worse", "beyond the interval")
+    )
+    assert (
+        better < about.index("fedpa (+0.0210 ± ") < worse < about.index("scaffold (-0.0210") < same
+    )
+    assert same < about.index("fedprox (+0.0003 ± ")
+    assert control.startswith("fedpa does not differ")
+    assert "no effect of the covariance" in control
+    runs["mean-scaled"] = shifted(0.01, 0.011, 0.012)
+    _, control = conclude(compared(of(**runs)))
+    assert control.startswith("fedpa is better than its control mean-scaled (+0.0100 ± ")
+    lower = compare_groups(of(**runs), None, Scale("accuracy", (), 5, lower=True))[0]
+    assert conclude(lower)[1].startswith("fedpa is worse than its control")
+    single = conclude(compared(of(**{name: own[:1] for name, own in runs.items()})))
+    assert "one seed" in single[0]
+    assert "can't be said from one seed" in single[1]
+    assert "±" not in "".join(single)
+    assert conclude(compared(of(fedavg=runs["fedavg"]))) == []
 
 
 def test_one_seed_has_no_interval_and_the_table_says_so():

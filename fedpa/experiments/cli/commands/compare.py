@@ -41,6 +41,7 @@ from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_o
 from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.conclusions import conclude
 from fedpa.experiments.report.curves import Scale
 from fedpa.experiments.report.runs import find_runs, group_runs
 from fedpa.experiments.report.tables import PUBLISHED, make_table
@@ -255,11 +256,13 @@ def _report(
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     # Printed first: whatever becomes of the files, the numbers are seen.
     console.print(make_table(comparison, published, name))
+    for sentence in conclude(comparison):
+        say(console, sentence)
     write_report(plan.out, comparison)
     say(
         console,
-        f"written to {format_path(plan.out)}: {run_directory.TABLE}, {run_directory.CURVES}, "
-        f"{run_directory.REPORT}, one directory per run",
+        f"written to {format_path(plan.out)}: {run_directory.TABLE}, {run_directory.LATEX}, "
+        f"{run_directory.CURVES}, {run_directory.REPORT}, one directory per run",
     )
     page = plan.out / run_directory.REPORT
     say(console, f"to look at in a browser: {page.resolve().as_uri()}")

@@ -8,12 +8,21 @@ from rich.console import Console
 
 from fedpa.errors import refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words, say
-from fedpa.experiments.report.comparison import compare_groups
+from fedpa.experiments.report.comparison import Comparison, compare_groups
 from fedpa.experiments.report.figures import FIGURES, draw_figures
 from fedpa.experiments.report.page import make_page
 from fedpa.experiments.report.runs import check_tasks, find_runs, group_runs
+from fedpa.experiments.report.tables import (
+    COLUMNS,
+    format_csv,
+    format_latex,
+    make_results,
+    parse_columns,
+)
 from fedpa.experiments.staged_files import remove_leftovers, write_together
 from fedpa.training.run_directory import check_writable, writing
+
+TABLES = ("table.csv", "table.tex")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +32,8 @@ class ReportCommand:
     examples:
       fedpa report runs/c                       report.html of a comparison
       fedpa report runs/a runs/b --out ab.html  a page of two runs
+      fedpa report runs/c --columns method,final,difference
+                                                columns of report-table.tex and .csv
     """
 
     directories: tuple[Path, ...] = dataclasses.field(
@@ -30,9 +41,15 @@ class ReportCommand:
     )
     """Runs, finished or not, or directories that contain runs, as fedpa compare writes them."""
     out: Path = Path("report.html")
-    """Page to write. Figures are written beside it: report-curves.png, report-curves.pdf, …"""
+    """Page to write. Beside it: report-table.csv, report-table.tex, report-curves.png, …"""
     figures: bool = True
     """Write the figures as PNG and PDF; --no-figures writes the page alone."""
+    columns: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": f"Columns of the tables, in this order: {', '.join(COLUMNS)} (default: all)."
+        },
+    )
     mixed: bool = False
     """Allow runs of different tasks; each task has its own curves and table."""
     reference: str | None = None
@@ -44,18 +61,28 @@ class ReportCommand:
 
 def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(ReportCommand, argv, "fedpa report")
+    columns = parse_columns(command.columns)
     _check_out(command)
     runs = find_runs(command.directories)
     if not command.mixed:
         check_tasks(runs)
     comparisons = compare_groups(group_runs(runs), command.reference)
-    figures = draw_figures(comparisons) if command.figures else {}
-    beside = {_beside(command.out, name).name: content for name, content in figures.items()}
+    files = dict(zip(TABLES, _format_tables(comparisons, columns), strict=True))
+    files |= draw_figures(comparisons) if command.figures else {}
+    beside = {_beside(command.out, name).name: content for name, content in files.items()}
     with writing(command.out):
-        # The page comes last: where it is, its figures are.
+        # The page comes last: where it is, its tables and figures are.
         write_together(command.out, {**beside, command.out.name: make_page(comparisons).encode()})
     said = f"written {format_path(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
     say(console, f"{said}, beside it {', '.join(beside)}" if beside else said)
+
+
+def _format_tables(
+    comparisons: Sequence[Comparison], columns: Sequence[str]
+) -> tuple[bytes, bytes]:
+    """Format the tables as CSV and as LaTeX."""
+    latex = "\n".join(format_latex(make_results(part).select(columns)) for part in comparisons)
+    return format_csv(*comparisons, columns=columns).encode(), latex.encode()
 
 
 def _check_out(command: ReportCommand) -> None:
@@ -68,8 +95,8 @@ def _check_out(command: ReportCommand) -> None:
     remove_leftovers(out)
     if command.overwrite:
         return
-    names = [_beside(out, name) for name in FIGURES] if command.figures else []
-    for path in [out, *names]:
+    names = (*TABLES, *(FIGURES if command.figures else ()))
+    for path in [out, *(_beside(out, name) for name in names)]:
         if path.exists():
             raise refuse("out", str(out), f"{path.name} exists: choose another or give --overwrite")
 
