@@ -258,8 +258,11 @@ def test_what_can_not_be_done_is_refused_with_field_and_value(changed, says):
     [
         ({}, "methods = {}"),
         ({"": FIXED["FedAvg"]}, "methods = ''"),
-        ({"FedAvg": fedpa.fedavg}, "methods['FedAvg']"),
-        ({"FedAvg": lambda rate: FIXED["FedAvg"]}, "methods['FedAvg']"),
+        ({"FedAvg": fedpa.fedavg}, "methods['FedAvg']'s parameter = 'local'"),
+        ({"FedAvg": make_fedavg}, "methods['FedAvg']'s parameter = 'server_learning_rate'"),
+        ({"FedAvg": lambda rate=1.0: rate}, "methods['FedAvg'] = 1.0"),
+        ({"FedAvg": 3}, "methods['FedAvg'] = 3"),
+        ({"mine": lambda objective: None}, "methods['mine']: "),
         ({"FedPA": lambda: fedpa.fedpa(LOCAL, at(1.0), rho=-1)}, "methods['FedPA']: rho = -1"),
     ],
 )
@@ -269,9 +272,39 @@ def test_what_is_no_method_is_refused_by_its_label(methods, says):
     assert says in str(refused.value)
 
 
-def test_a_function_that_takes_more_than_is_tuned_is_refused():
-    with pytest.raises(fedpa.FedpaError, match=r"tune = .*rho"):
-        brief({"FedPA": lambda rate, rho: None}, tune={"rate": [1, 2]})
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (lambda lr: make_fedavg(lr), "lr"),
+        (lambda rate, rho: None, "rho"),
+        (lambda rate, objective: None, "objective"),
+        (lambda other, **settings: None, "other"),
+    ],
+)
+def test_a_parameter_that_is_not_tuned_is_refused_by_its_name(function, missing):
+    with pytest.raises(fedpa.FedpaError) as refused:
+        brief({"FedPA": function}, tune={"rate": [1, 2], "momentum": [0.0, 0.9]})
+    assert f"methods['FedPA']'s parameter = {missing!r}" in str(refused.value)
+    assert "tune (rate, momentum)" in str(refused.value)
+
+
+def test_a_method_of_ones_own_is_told_by_its_argument():
+    """From functions of settings, of which a default need not be in tune."""
+
+    def mine(objective, rate=1.0):
+        return make_fedavg(rate)(objective)
+
+    found = brief(
+        {
+            "named": mine,
+            "by position": lambda x, /: mine(x),
+            "settings": lambda rate=1.0: make_fedavg(rate),
+            "none": lambda: make_fedavg(1.0),
+        },
+        rounds=1,
+    )
+    losses = [row["loss"] for row in found.table]
+    assert losses == pytest.approx([losses[0]] * 4)
 
 
 def test_test_clients_are_what_the_table_shows():

@@ -51,6 +51,8 @@ from fedpa.training.loop import Fit, check_counts, check_share
 from fedpa.types import Loss
 
 MADE_BY = "fedpa.compare"
+OBJECTIVE = "objective"
+"""The parameter by which a method of one's own is told from a function of settings."""
 Builder = Callable[..., Method]
 """Tuned settings → the method."""
 
@@ -117,8 +119,9 @@ def compare(
     full grid is tried.
 
     Args:
-        methods: Label → a method (`fedpa.fedavg(local, server)`), or a function of tuned settings
-            that returns one: its parameters' names say which of `tune` it takes.
+        methods: Label → a method (`fedpa.fedavg(local, server)`, or a function of one argument
+            named `objective`), or a function of tuned settings that returns one: its parameters'
+            names say which of `tune` it takes, and those without a default must be in `tune`.
         loss: `loss(params, batch, key)`, one number per example, or a `fedpa.Objective`.
         params: The initial parameters, of all runs: any pytree.
         clients: Client id → arrays (first axis = examples), or a `FederatedData`.
@@ -267,7 +270,7 @@ def _run(
 
 def make_entries(
     setup: Setup,
-    methods: Mapping[str, Method | Builder],
+    methods: Any,
     grid: Mapping[str, Sequence[Any]],
     tuning_seed: int,
 ) -> list[Entry]:
@@ -300,9 +303,13 @@ def _make_entry(
         key = json.dumps(settings)
         if key not in built:
             try:
-                built[key] = Assembly(setup, item if taken is None else item(**settings))
+                method = item if taken is None else item(**settings)
             except FedpaError as error:
                 raise FedpaError(f"methods[{label!r}]: {error}") from None
+            if not callable(method):
+                what = "must be" if taken is None else "was returned: must be"
+                raise refuse(f"methods[{label!r}]", method, f"{what} a method, as fedpa.fedavg(…)")
+            built[key] = Assembly(setup, method)
         return built[key]
 
     def make(settings: Settings, seed: int | None) -> OwnRun:
@@ -314,10 +321,7 @@ def _make_entry(
     try:
         _ = assemblies[0].prepared  # refuses what is no method for this problem
     except FedpaError as error:
-        hint = ""
-        if taken is None and not isinstance(item, Described) and callable(item):
-            hint = f" (a function of settings takes those of tune: {', '.join(grid) or 'none'})"
-        raise FedpaError(f"methods[{label!r}]: {error}{hint}") from None
+        raise FedpaError(f"methods[{label!r}]: {error}") from None
     stem = re.sub(r"[^\w+.=]+", "-", label).strip("-.") or "method"
     names = [stem, *(f"{stem}-{k}" for k in range(2, len(others) + 3))]
     used = {entry.name for entry in others}
@@ -325,26 +329,33 @@ def _make_entry(
 
 
 def _find_taken(label: str, item: Any, grid: Mapping[str, Sequence[Any]]) -> list[str] | None:
-    """Which settings a function of settings takes; None if it is a method itself."""
+    """Which settings a function of settings takes; None if it is a method itself.
+
+    A method of one's own is called by position: the one parameter that it needs is `objective`, or
+    its parameters can't be given by name. The parameters of any other function are settings.
+    """
     if isinstance(item, Described) or not callable(item):
         return None
     try:
         parameters = inspect.signature(item).parameters.values()
     except ValueError:  # what is not written in Python does not tell
         return None
-    if any(own.kind is own.VAR_KEYWORD for own in parameters):
-        return list(grid)
-    taken = [own.name for own in parameters if own.name in grid]
-    missing = [
-        own.name
-        for own in parameters
-        if own.name not in grid and own.default is own.empty and own.kind is not own.VAR_POSITIONAL
-    ]
-    if taken and missing:
+    named = [own for own in parameters if own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY)]
+    takes_all = any(own.kind is own.VAR_KEYWORD for own in parameters)
+    if parameters and not named and not takes_all:
+        return None
+    taken = list(grid) if takes_all else [own.name for own in named if own.name in grid]
+    missing = [own.name for own in named if own.name not in grid and own.default is own.empty]
+    if missing == [OBJECTIVE] and (takes_all or not taken):
+        return None
+    if missing:
         raise refuse(
-            "tune", list(grid), f"methods[{label!r}] takes {missing[0]}, too: add its values"
+            f"methods[{label!r}]'s parameter",
+            missing[0],
+            f"is not in tune ({', '.join(grid) or 'which is empty'}). A function of settings takes "
+            f"names of tune; a method of your own takes one argument, `{OBJECTIVE}`",
         )
-    return taken if taken or not parameters else None
+    return taken
 
 
 def _check_grid(tune: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
