@@ -337,9 +337,9 @@ def test_what_is_better_can_be_said():
         evaluate=lambda w: {"norm": float(jnp.linalg.norm(w))},
         by=fedpa.Best("norm", lower=True),
         targets=[100.0],
-        rounds=10,
+        rounds=2,
     )
-    assert found.table[0]["rounds_to_100"] == 10  # from above, as soon as there is an average
+    assert found.table[0]["rounds_to_100"] == 1  # from above
     assert found.fits["FedAvg"][0].best["metric"] == "eval/norm"
     assert found.fits["FedAvg"][0].best["round"] == 1
 

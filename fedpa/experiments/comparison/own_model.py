@@ -141,8 +141,8 @@ def compare(
             the loss. Lower is better for names like loss, error, mse; `fedpa.Best(name, lower=…)`
             says it of others.
         reference: The label that differences are from. Default: the first FedAvg, else the first.
-        targets: Values of that metric: the table has the rounds until the 10-round average gets
-            there.
+        targets: Values of that metric: the table has the rounds until the average over the last 10
+            rounds, or over all so far before round 10, gets there.
         engine: Where clients run. Default: `fedpa.engines.local()`.
         min_success: The share of a round's clients that must succeed for a run to continue.
         out: The directory that records it: `table.csv`, `curves.png`, `report.html`, a directory
