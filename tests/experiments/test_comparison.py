@@ -231,6 +231,14 @@ def test_other_settings_are_refused_before_anything_is_written(made, changed, fi
     [
         ({"rounds": 0}, "rounds = 0"),
         ({"seeds": 0}, "seeds = 0"),
+        ({"seeds": []}, "seeds = []"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]"),
+        ({"seeds": [0, -1]}, "seeds = -1"),
+        ({"seeds": "01"}, "seeds = '0'"),
+        ({"seeds": 1.5}, "seeds = 1.5"),
+        ({"seeds": [0, 2**32]}, "seed = 4294967296"),
+        ({"seeds": [1, 2], "seed": 1}, "seed = 1"),
+        ({"seeds": [0, 1_000_000], "tune": RATES}, "seeds = 1000000"),
         ({"validation": 1.5}, "validation = 1.5"),
         ({"validation": None}, "validation = None"),
         ({"validation": None, "evaluate": lambda w: {}, "metrics": {"a": accuracy}}, "metrics = "),
@@ -305,6 +313,23 @@ def test_a_method_of_ones_own_is_told_by_its_argument():
     )
     losses = [row["loss"] for row in found.table]
     assert losses == pytest.approx([losses[0]] * 4)
+
+
+def test_seeds_can_be_named_and_runs_have_about_ten_lines(capsys):
+    found = brief(seeds=[5, np.int64(2)])
+    assert [list(fits) for fits in found.fits.values()] == [[5, 2]] * 2
+    assert all(type(seed) is int for fits in found.fits.values() for seed in fits)
+    written = capsys.readouterr().err.splitlines()
+    for start in ("FedAvg, seed 5", "FedPA, seed 2", "first 2 rounds, seed 2"):
+        assert 1 <= sum(line.startswith(start) for line in written) <= 2
+    assert len(written) <= 12
+    alone = brief({"FedAvg": FIXED["FedAvg"]}, seed=2, rounds=20)
+    assert 8 <= len(capsys.readouterr().err.splitlines()) <= 12
+    assert list(alone.fits["FedAvg"]) == [2]
+    again = brief(seeds=[2], progress=False)
+    assert capsys.readouterr().err == ""
+    for label, fits in again.fits.items():
+        assert trees_equal(fits[2].params, found.fits[label][2].params)
 
 
 def test_test_clients_are_what_the_table_shows():

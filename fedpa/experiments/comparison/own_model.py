@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ from fedpa.experiments.comparison.splits import (
 )
 from fedpa.experiments.report import comparison as report
 from fedpa.experiments.report.curves import WINDOW, Scale
+from fedpa.experiments.report.live import LINES
 from fedpa.experiments.report.runs import find_runs, group_runs
 from fedpa.experiments.report.tables import make_records, make_table
 from fedpa.objectives.objective import Objective
@@ -92,7 +93,7 @@ def compare(
     *,
     rounds: int,
     clients_per_round: int,
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
     seed: int = 0,
     tune: Mapping[str, Sequence[Any]] | None = None,
     validation: float | Mapping[Any, Any] | FederatedData | None = None,
@@ -106,7 +107,7 @@ def compare(
     engine: Engine | OfAlgorithm | None = None,
     min_success: float = 0.0,
     out: str | Path | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Comparison:
     """Compare methods on a model and data of one's own, as `fedpa compare` does on a task.
 
@@ -127,8 +128,9 @@ def compare(
         clients: Client id → arrays (first axis = examples), or a `FederatedData`.
         rounds: Rounds of each run.
         clients_per_round: Clients that take part in each.
-        seeds: Runs of each method: seeds `seed`, `seed` + 1, …
-        seed: The first seed.
+        seeds: How many runs each method has, of seeds `seed`, `seed` + 1, …; or the seeds
+            themselves, `[0, 3, 7]`.
+        seed: The first seed, where `seeds` is a number.
         tune: Setting → at least two values to try: numbers or texts.
         validation: Whose examples settings are chosen on: a share of the clients, which then do not
             train (drawn by NumPy's generator with seed 0 from the sorted ids, so the same for every
@@ -149,7 +151,8 @@ def compare(
             per run. If it contains this comparison, that is continued: finished runs are kept,
             interrupted runs resumed, missing runs started. Other settings are refused before
             anything is written; `evaluate` and `metrics` are compared by name only. Default: none.
-        progress: Show the runs on stderr. Default: on a terminal only.
+        progress: Whether runs are shown on stderr: a bar each on a terminal, else about ten lines,
+            at least one per run.
     Returns:
         A `Comparison`: `print(comparison)` shows the table.
     Raises:
@@ -167,18 +170,23 @@ def compare(
         ...     return fedpa.Server(fedpa.server.sgd(rate))
         >>> comparison = fedpa.compare(
         ...     {"slow": fedpa.fedavg(local, at(0.1)), "fast": fedpa.fedavg(local, at(1.0))},
-        ...     loss, np.zeros(2), clients, rounds=3, clients_per_round=4, seeds=2, validation=0.25)
+        ...     loss, np.zeros(2), clients, rounds=3, clients_per_round=4, seeds=2, validation=0.25,
+        ...     progress=False)
         >>> [row["method"] for row in comparison.table], comparison.table[1]["difference"] < 0
         (['slow', 'fast'], True)
     """
     check_counts(rounds, clients_per_round, seed)
-    check_integer("seeds", seeds, 1)
-    check_counts(rounds, clients_per_round, seed + seeds - 1)
+    chosen_seeds = _list_seeds(seeds, seed)
+    for own in chosen_seeds:
+        check_counts(rounds, clients_per_round, own)
     check_integer("eval_every", eval_every, 1)
     check_share("min_success", min_success)
     for target in targets:
         check_number("targets", target, least=-math.inf)
     grid = _check_grid(tune or {})
+    tuning_seed = chosen_seeds[0] + SEED
+    if grid and tuning_seed in chosen_seeds:
+        raise refuse("seeds", tuning_seed, "is the seed that settings are chosen by: leave it out")
     splits = split_clients(clients, validation, test)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     names = ["loss", *(metrics or ())]
@@ -200,7 +208,7 @@ def compare(
         best,
         names,
     )
-    entries = make_entries(setup, methods, grid, seed + SEED)
+    entries = make_entries(setup, methods, grid, tuning_seed)
     if reference is not None and reference not in methods:
         raise refuse(
             "reference", reference, f"does not take part. Choose from {', '.join(methods)}"
@@ -209,7 +217,7 @@ def compare(
     if grid and deciding is not None:
         choosing = Deciding(f"valid/{deciding.metric}", is_lower(deciding), WINDOW)
     with _open_directory(out) as place:
-        plan = Plan(place, entries, range(seed, seed + seeds), choosing, MADE_BY)
+        plan = Plan(place, entries, chosen_seeds, choosing, MADE_BY)
         check_plan(plan)
         remember(plan)
         fits, chosen = _run(plan, deciding, progress, is_kept=out is not None)
@@ -222,6 +230,24 @@ def compare(
         if out is not None:
             write_report(place, results)
     return Comparison(make_records(results), fits, chosen, None if out is None else place, results)
+
+
+def _list_seeds(seeds: Any, first: int) -> list[int]:
+    """The seeds that were given, or as many from the first on."""
+    if isinstance(seeds, int | np.integer):
+        check_integer("seeds", seeds, 1)
+        return list(range(first, first + int(seeds)))
+    expected = "must be a number of runs, or different seeds: [0, 1, 2]"
+    if not isinstance(seeds, Iterable):
+        raise refuse("seeds", seeds, expected)
+    listed = list(seeds)
+    for seed in listed:
+        check_integer("seeds", seed, 0)
+    if not listed or len(set(listed)) < len(listed):
+        raise refuse("seeds", seeds, expected)
+    if first:
+        raise refuse("seed", first, "needs a number of seeds, not a list of them: leave it out")
+    return [int(seed) for seed in listed]
 
 
 @contextlib.contextmanager
@@ -238,14 +264,14 @@ def _open_directory(out: str | Path | None) -> Iterator[Path]:
 
 
 def _run(
-    plan: Plan, deciding: Best | None, progress: bool | None, is_kept: bool
+    plan: Plan, deciding: Best | None, progress: bool, is_kept: bool
 ) -> tuple[dict[str, dict[int, Fit]], dict[str, Choice]]:
     """Carry the plan out: the runs' outcomes and the chosen settings, by label."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    quiet = not terminal if progress is None else not progress
+    quiet = not progress or sys.stderr is None
     console = Console(stderr=True, quiet=quiet)
     shown = None if deciding is None or is_lower(deciding) else deciding.metric
-    show = show_runs(console, shown, quiet)
+    lines = max(LINES // len(plan.list_places()), 1)
+    show = show_runs(console, shown, quiet, lines=lines)
     labels = {entry.name: entry.label for entry in plan.entries}
 
     def by_label(chosen: Mapping[str, Choice]) -> dict[str, Choice]:
