@@ -317,7 +317,7 @@ def stop_at(
 ) -> Remembering:
     """Make a callback that ends a run when a running average of a metric reaches a target.
 
-    Not before round `window`: tables count the rounds to a target in the same way.
+    Not before round `window`; from there on tables count the rounds to a target in the same way.
 
     Args:
         metric: As records name it: "eval/accuracy".

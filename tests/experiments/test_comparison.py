@@ -239,6 +239,14 @@ def test_other_settings_are_refused_before_anything_is_written(made, changed, fi
     [
         ({"rounds": 0}, "rounds = 0"),
         ({"seeds": 0}, "seeds = 0"),
+        ({"seeds": []}, "seeds = []"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]"),
+        ({"seeds": [0, -1]}, "seeds = -1"),
+        ({"seeds": "01"}, "seeds = '0'"),
+        ({"seeds": 1.5}, "seeds = 1.5"),
+        ({"seeds": [0, 2**32]}, "seed = 4294967296"),
+        ({"seeds": [1, 2], "seed": 1}, "seed = 1"),
+        ({"seeds": [0, 1_000_000], "tune": RATES}, "seeds = 1000000"),
         ({"validation": 1.5}, "validation = 1.5"),
         ({"validation": None}, "validation = None"),
         ({"validation": None, "evaluate": lambda w: {}, "metrics": {"a": accuracy}}, "metrics = "),
@@ -266,8 +274,11 @@ def test_what_can_not_be_done_is_refused_with_field_and_value(changed, says):
     [
         ({}, "methods = {}"),
         ({"": FIXED["FedAvg"]}, "methods = ''"),
-        ({"FedAvg": fedpa.fedavg}, "methods['FedAvg']"),
-        ({"FedAvg": lambda rate: FIXED["FedAvg"]}, "methods['FedAvg']"),
+        ({"FedAvg": fedpa.fedavg}, "methods['FedAvg']'s parameter = 'local'"),
+        ({"FedAvg": make_fedavg}, "methods['FedAvg']'s parameter = 'server_learning_rate'"),
+        ({"FedAvg": lambda rate=1.0: rate}, "methods['FedAvg'] = 1.0"),
+        ({"FedAvg": 3}, "methods['FedAvg'] = 3"),
+        ({"mine": lambda objective: None}, "methods['mine']: "),
         ({"FedPA": lambda: fedpa.fedpa(LOCAL, at(1.0), rho=-1)}, "methods['FedPA']: rho = -1"),
     ],
 )
@@ -277,9 +288,56 @@ def test_what_is_no_method_is_refused_by_its_label(methods, says):
     assert says in str(refused.value)
 
 
-def test_a_function_that_takes_more_than_is_tuned_is_refused():
-    with pytest.raises(fedpa.FedpaError, match=r"tune = .*rho"):
-        brief({"FedPA": lambda rate, rho: None}, tune={"rate": [1, 2]})
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (lambda lr: make_fedavg(lr), "lr"),
+        (lambda rate, rho: None, "rho"),
+        (lambda rate, objective: None, "objective"),
+        (lambda other, **settings: None, "other"),
+    ],
+)
+def test_a_parameter_that_is_not_tuned_is_refused_by_its_name(function, missing):
+    with pytest.raises(fedpa.FedpaError) as refused:
+        brief({"FedPA": function}, tune={"rate": [1, 2], "momentum": [0.0, 0.9]})
+    assert f"methods['FedPA']'s parameter = {missing!r}" in str(refused.value)
+    assert "tune (rate, momentum)" in str(refused.value)
+
+
+def test_a_method_of_ones_own_is_told_by_its_argument():
+    """From functions of settings, of which a default need not be in tune."""
+
+    def mine(objective, rate=1.0):
+        return make_fedavg(rate)(objective)
+
+    found = brief(
+        {
+            "named": mine,
+            "by position": lambda x, /: mine(x),
+            "settings": lambda rate=1.0: make_fedavg(rate),
+            "none": lambda: make_fedavg(1.0),
+        },
+        rounds=1,
+    )
+    losses = [row["loss"] for row in found.table]
+    assert losses == pytest.approx([losses[0]] * 4)
+
+
+def test_seeds_can_be_named_and_runs_have_about_ten_lines(capsys):
+    found = brief(seeds=[5, np.int64(2)])
+    assert [list(fits) for fits in found.fits.values()] == [[5, 2]] * 2
+    assert all(type(seed) is int for fits in found.fits.values() for seed in fits)
+    written = capsys.readouterr().err.splitlines()
+    for start in ("FedAvg, seed 5", "FedPA, seed 2", "first 2 rounds, seed 2"):
+        assert 1 <= sum(line.startswith(start) for line in written) <= 2
+    assert len(written) <= 12
+    alone = brief({"FedAvg": FIXED["FedAvg"]}, seed=2, rounds=20)
+    assert 8 <= len(capsys.readouterr().err.splitlines()) <= 12
+    assert list(alone.fits["FedAvg"]) == [2]
+    again = brief(seeds=[2], progress=False)
+    assert capsys.readouterr().err == ""
+    for label, fits in again.fits.items():
+        assert trees_equal(fits[2].params, found.fits[label][2].params)
 
 
 def test_test_clients_are_what_the_table_shows():
@@ -312,9 +370,9 @@ def test_what_is_better_can_be_said():
         evaluate=lambda w: {"norm": float(jnp.linalg.norm(w))},
         by=fedpa.Best("norm", lower=True),
         targets=[100.0],
-        rounds=10,
+        rounds=2,
     )
-    assert found.table[0]["rounds_to_100"] == 10  # from above, as soon as there is an average
+    assert found.table[0]["rounds_to_100"] == 1  # from above
     assert found.fits["FedAvg"][0].best["metric"] == "eval/norm"
     assert found.fits["FedAvg"][0].best["round"] == 1
 

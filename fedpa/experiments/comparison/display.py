@@ -13,7 +13,7 @@ from fedpa.atomic_write import write_atomically
 from fedpa.experiments.comparison.comparison import Choice, Planned, Show
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.figures import draw_curves, render_figure
-from fedpa.experiments.report.live import watch_run
+from fedpa.experiments.report.live import LINES, watch_run
 from fedpa.experiments.report.page import make_page
 from fedpa.experiments.report.tables import format_csv, format_latex, format_number, make_results
 from fedpa.experiments.sweeps.space import format_value
@@ -24,7 +24,11 @@ RATE = "_learning_rate"
 
 
 def show_runs(
-    console: Console, metric: str | None, quiet: bool, callbacks: Sequence[Callback] = ()
+    console: Console,
+    metric: str | None,
+    quiet: bool,
+    callbacks: Sequence[Callback] = (),
+    lines: int = LINES,
 ) -> Show:
     """Make what shows a run's rounds; of one that chooses settings, that it begins.
 
@@ -33,6 +37,7 @@ def show_runs(
         metric: Whose best value is shown, higher being better.
         quiet: Show nothing.
         callbacks: Others that each run has.
+        lines: About how many lines a run has where there is no terminal.
     """
 
     @contextlib.contextmanager
@@ -49,6 +54,7 @@ def show_runs(
             metric=metric,
             past=run_directory.past(planned.out, planned.branch),
             quiet=quiet,
+            lines=lines,
         ) as progress:
             yield [progress, *callbacks]
 

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from fedpa.experiments.comparison.splits import (
 from fedpa.experiments.report import comparison as report
 from fedpa.experiments.report.conclusions import conclude
 from fedpa.experiments.report.curves import WINDOW, Scale
+from fedpa.experiments.report.live import LINES
 from fedpa.experiments.report.runs import find_runs, group_runs
 from fedpa.experiments.report.tables import make_records, make_table
 from fedpa.objectives.objective import Objective
@@ -52,6 +53,8 @@ from fedpa.training.loop import Fit, check_counts, check_share
 from fedpa.types import Loss
 
 MADE_BY = "fedpa.compare"
+OBJECTIVE = "objective"
+"""The parameter by which a method of one's own is told from a function of settings."""
 Builder = Callable[..., Method]
 """Tuned settings → the method."""
 
@@ -93,7 +96,7 @@ def compare(
     *,
     rounds: int,
     clients_per_round: int,
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
     seed: int = 0,
     tune: Mapping[str, Sequence[Any]] | None = None,
     validation: float | Mapping[Any, Any] | FederatedData | None = None,
@@ -107,7 +110,7 @@ def compare(
     engine: Engine | OfAlgorithm | None = None,
     min_success: float = 0.0,
     out: str | Path | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Comparison:
     """Compare methods on a model and data of one's own, as `fedpa compare` does on a task.
 
@@ -120,15 +123,17 @@ def compare(
     full grid is tried.
 
     Args:
-        methods: Label → a method (`fedpa.fedavg(local, server)`), or a function of tuned settings
-            that returns one: its parameters' names say which of `tune` it takes.
+        methods: Label → a method (`fedpa.fedavg(local, server)`, or a function of one argument
+            named `objective`), or a function of tuned settings that returns one: its parameters'
+            names say which of `tune` it takes, and those without a default must be in `tune`.
         loss: `loss(params, batch, key)`, one number per example, or a `fedpa.Objective`.
         params: The initial parameters, of all runs: any pytree.
         clients: Client id → arrays (first axis = examples), or a `FederatedData`.
         rounds: Rounds of each run.
         clients_per_round: Clients that take part in each.
-        seeds: Runs of each method: seeds `seed`, `seed` + 1, …
-        seed: The first seed.
+        seeds: How many runs each method has, of seeds `seed`, `seed` + 1, …; or the seeds
+            themselves, `[0, 3, 7]`.
+        seed: The first seed, where `seeds` is a number.
         tune: Setting → at least two values to try: numbers or texts.
         validation: Whose examples settings are chosen on: a share of the clients, which then do not
             train (drawn by NumPy's generator with seed 0 from the sorted ids, so the same for every
@@ -141,8 +146,8 @@ def compare(
             the loss. Lower is better for names like loss, error, mse; `fedpa.Best(name, lower=…)`
             says it of others.
         reference: The label that differences are from. Default: the first FedAvg, else the first.
-        targets: Values of that metric: the table has the rounds until the 10-round average gets
-            there.
+        targets: Values of that metric: the table has the rounds until the average over the last 10
+            rounds, or over all so far before round 10, gets there.
         engine: Where clients run. Default: `fedpa.engines.local()`.
         min_success: The share of a round's clients that must succeed for a run to continue.
         out: The directory that records it: `table.csv`, `table.tex`, `curves.png`, `report.html`,
@@ -150,7 +155,8 @@ def compare(
             are kept, interrupted runs resumed, missing runs started. Other settings are refused
             before anything is written; `evaluate` and `metrics` are compared by name only. Default:
             none.
-        progress: Show the runs on stderr. Default: on a terminal only.
+        progress: Whether runs are shown on stderr: a bar each on a terminal, else about ten lines,
+            at least one per run.
     Returns:
         A `Comparison`: `print(comparison)` shows the table.
     Raises:
@@ -168,18 +174,23 @@ def compare(
         ...     return fedpa.Server(fedpa.server.sgd(rate))
         >>> comparison = fedpa.compare(
         ...     {"slow": fedpa.fedavg(local, at(0.1)), "fast": fedpa.fedavg(local, at(1.0))},
-        ...     loss, np.zeros(2), clients, rounds=3, clients_per_round=4, seeds=2, validation=0.25)
+        ...     loss, np.zeros(2), clients, rounds=3, clients_per_round=4, seeds=2, validation=0.25,
+        ...     progress=False)
         >>> [row["method"] for row in comparison.table], comparison.table[1]["difference"] < 0
         (['slow', 'fast'], True)
     """
     check_counts(rounds, clients_per_round, seed)
-    check_integer("seeds", seeds, 1)
-    check_counts(rounds, clients_per_round, seed + seeds - 1)
+    chosen_seeds = _list_seeds(seeds, seed)
+    for own in chosen_seeds:
+        check_counts(rounds, clients_per_round, own)
     check_integer("eval_every", eval_every, 1)
     check_share("min_success", min_success)
     for target in targets:
         check_number("targets", target, least=-math.inf)
     grid = _check_grid(tune or {})
+    tuning_seed = chosen_seeds[0] + SEED
+    if grid and tuning_seed in chosen_seeds:
+        raise refuse("seeds", tuning_seed, "is the seed that settings are chosen by: leave it out")
     splits = split_clients(clients, validation, test)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     names = ["loss", *(metrics or ())]
@@ -201,7 +212,7 @@ def compare(
         best,
         names,
     )
-    entries = make_entries(setup, methods, grid, seed + SEED)
+    entries = make_entries(setup, methods, grid, tuning_seed)
     if reference is not None and reference not in methods:
         raise refuse(
             "reference", reference, f"does not take part. Choose from {', '.join(methods)}"
@@ -210,7 +221,7 @@ def compare(
     if grid and deciding is not None:
         choosing = Deciding(f"valid/{deciding.metric}", is_lower(deciding), WINDOW)
     with _open_directory(out) as place:
-        plan = Plan(place, entries, range(seed, seed + seeds), choosing, MADE_BY)
+        plan = Plan(place, entries, chosen_seeds, choosing, MADE_BY)
         check_plan(plan)
         remember(plan)
         fits, chosen = _run(plan, deciding, progress, is_kept=out is not None)
@@ -223,6 +234,24 @@ def compare(
         if out is not None:
             write_report(place, results)
     return Comparison(make_records(results), fits, chosen, None if out is None else place, results)
+
+
+def _list_seeds(seeds: Any, first: int) -> list[int]:
+    """The seeds that were given, or as many from the first on."""
+    if isinstance(seeds, int | np.integer):
+        check_integer("seeds", seeds, 1)
+        return list(range(first, first + int(seeds)))
+    expected = "must be a number of runs, or different seeds: [0, 1, 2]"
+    if not isinstance(seeds, Iterable):
+        raise refuse("seeds", seeds, expected)
+    listed = list(seeds)
+    for seed in listed:
+        check_integer("seeds", seed, 0)
+    if not listed or len(set(listed)) < len(listed):
+        raise refuse("seeds", seeds, expected)
+    if first:
+        raise refuse("seed", first, "needs a number of seeds, not a list of them: leave it out")
+    return [int(seed) for seed in listed]
 
 
 @contextlib.contextmanager
@@ -239,14 +268,14 @@ def _open_directory(out: str | Path | None) -> Iterator[Path]:
 
 
 def _run(
-    plan: Plan, deciding: Best | None, progress: bool | None, is_kept: bool
+    plan: Plan, deciding: Best | None, progress: bool, is_kept: bool
 ) -> tuple[dict[str, dict[int, Fit]], dict[str, Choice]]:
     """Carry the plan out: the runs' outcomes and the chosen settings, by label."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    quiet = not terminal if progress is None else not progress
+    quiet = not progress or sys.stderr is None
     console = Console(stderr=True, quiet=quiet)
     shown = None if deciding is None or is_lower(deciding) else deciding.metric
-    show = show_runs(console, shown, quiet)
+    lines = max(LINES // len(plan.list_places()), 1)
+    show = show_runs(console, shown, quiet, lines=lines)
     labels = {entry.name: entry.label for entry in plan.entries}
 
     def by_label(chosen: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -271,7 +300,7 @@ def _run(
 
 def make_entries(
     setup: Setup,
-    methods: Mapping[str, Method | Builder],
+    methods: Any,
     grid: Mapping[str, Sequence[Any]],
     tuning_seed: int,
 ) -> list[Entry]:
@@ -304,9 +333,13 @@ def _make_entry(
         key = json.dumps(settings)
         if key not in built:
             try:
-                built[key] = Assembly(setup, item if taken is None else item(**settings))
+                method = item if taken is None else item(**settings)
             except FedpaError as error:
                 raise FedpaError(f"methods[{label!r}]: {error}") from None
+            if not callable(method):
+                what = "must be" if taken is None else "was returned: must be"
+                raise refuse(f"methods[{label!r}]", method, f"{what} a method, as fedpa.fedavg(…)")
+            built[key] = Assembly(setup, method)
         return built[key]
 
     def make(settings: Settings, seed: int | None) -> OwnRun:
@@ -318,10 +351,7 @@ def _make_entry(
     try:
         _ = assemblies[0].prepared  # refuses what is no method for this problem
     except FedpaError as error:
-        hint = ""
-        if taken is None and not isinstance(item, Described) and callable(item):
-            hint = f" (a function of settings takes those of tune: {', '.join(grid) or 'none'})"
-        raise FedpaError(f"methods[{label!r}]: {error}{hint}") from None
+        raise FedpaError(f"methods[{label!r}]: {error}") from None
     stem = re.sub(r"[^\w+.=]+", "-", label).strip("-.") or "method"
     names = [stem, *(f"{stem}-{k}" for k in range(2, len(others) + 3))]
     used = {entry.name for entry in others}
@@ -329,26 +359,33 @@ def _make_entry(
 
 
 def _find_taken(label: str, item: Any, grid: Mapping[str, Sequence[Any]]) -> list[str] | None:
-    """Which settings a function of settings takes; None if it is a method itself."""
+    """Which settings a function of settings takes; None if it is a method itself.
+
+    A method of one's own is called by position: the one parameter that it needs is `objective`, or
+    its parameters can't be given by name. The parameters of any other function are settings.
+    """
     if isinstance(item, Described) or not callable(item):
         return None
     try:
         parameters = inspect.signature(item).parameters.values()
     except ValueError:  # what is not written in Python does not tell
         return None
-    if any(own.kind is own.VAR_KEYWORD for own in parameters):
-        return list(grid)
-    taken = [own.name for own in parameters if own.name in grid]
-    missing = [
-        own.name
-        for own in parameters
-        if own.name not in grid and own.default is own.empty and own.kind is not own.VAR_POSITIONAL
-    ]
-    if taken and missing:
+    named = [own for own in parameters if own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY)]
+    takes_all = any(own.kind is own.VAR_KEYWORD for own in parameters)
+    if parameters and not named and not takes_all:
+        return None
+    taken = list(grid) if takes_all else [own.name for own in named if own.name in grid]
+    missing = [own.name for own in named if own.name not in grid and own.default is own.empty]
+    if missing == [OBJECTIVE] and (takes_all or not taken):
+        return None
+    if missing:
         raise refuse(
-            "tune", list(grid), f"methods[{label!r}] takes {missing[0]}, too: add its values"
+            f"methods[{label!r}]'s parameter",
+            missing[0],
+            f"is not in tune ({', '.join(grid) or 'which is empty'}). A function of settings takes "
+            f"names of tune; a method of your own takes one argument, `{OBJECTIVE}`",
         )
-    return taken if taken or not parameters else None
+    return taken
 
 
 def _check_grid(tune: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

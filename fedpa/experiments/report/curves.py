@@ -1,7 +1,8 @@
 """Curves: a run's numbers by round, and the panels that a report draws of them.
 
 As in the paper, "final" is the mean of the evaluations in the last rounds, and "rounds to x" the
-first round at which the 10-round running average reaches x.
+first round at which the 10-round running average reaches x. Before round 10 the average is of the
+rounds so far.
 
 A panel's line is the mean over seeds at the rounds that all of them have; a band reaches from the
 lowest seed to the highest there. Where some seeds have gone further, each goes on as a thin line.
@@ -130,12 +131,12 @@ def compute_finals(curves: Sequence[Curve], last: int) -> list[float]:
 
 
 def compute_running_average(curve: Curve, window: int = WINDOW) -> Curve:
-    """Average, at each round from `window` on, the evaluations in the last `window` rounds."""
-    rounds = curve.rounds[curve.rounds >= window]
+    """Average, at each round, the evaluations in the last `window` rounds, or in all so far."""
     means = [
-        np.mean(curve.values[(curve.rounds > t - window) & (curve.rounds <= t)]) for t in rounds
+        np.mean(curve.values[(curve.rounds > t - window) & (curve.rounds <= t)])
+        for t in curve.rounds
     ]
-    return Curve(rounds, np.array(means, float))
+    return Curve(curve.rounds, np.array(means, float))
 
 
 def find_rounds_to(curve: Curve, target: float, lower: bool = False) -> int | None:
@@ -185,7 +186,7 @@ def make_learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
     band = ", shaded from the lowest seed to the highest" if several else ""
     note = f"×: an evaluation; line: the {WINDOW}-round average, mean over seeds{band}."
     if not any(_has_points(own) for own in series):
-        note += f" No run has been evaluated after round {WINDOW} yet, so there is no line."
+        note += " No run has been evaluated yet, so there is no line."
     starts = {find_first_sampling(history) for group in groups for history in group.histories}
     # What samples from the first round on has no burn-in to switch from.
     switches = tuple(sorted(t for t in starts if t is not None and t > 1))

@@ -52,6 +52,7 @@ def watch_run(
     metric: str | None = None,
     past: Sequence[Mapping[str, Any]] = (),
     quiet: bool = False,
+    lines: int = LINES,
 ) -> Iterator[Callback]:
     """Make a callback that shows where a run of `rounds` rounds stands.
 
@@ -62,6 +63,7 @@ def watch_run(
         metric: The name of the metric, higher being better, whose best value is shown.
         past: The records of the rounds that were done before, if the run is resumed.
         quiet: Show nothing.
+        lines: About how many lines are printed where there is no terminal.
     """
     if quiet:
         yield lambda event: None
@@ -71,8 +73,8 @@ def watch_run(
     for record in past:
         view.take(record["round"], record)
     # A dumb terminal can't redraw a line: there, too, lines are printed.
-    show = _show_live if console.is_terminal and console.is_interactive else _print_lines
-    with show(view) as callback:
+    is_live = console.is_terminal and console.is_interactive
+    with _show_live(view) if is_live else _print_lines(view, lines) as callback:
         yield callback
 
 
@@ -236,8 +238,8 @@ class RunView:
 
 
 @contextlib.contextmanager
-def _print_lines(view: RunView) -> Iterator[Callback]:
-    every = max(math.ceil((view.rounds - view.round) / LINES), 1)
+def _print_lines(view: RunView, lines: int) -> Iterator[Callback]:
+    every = max(math.ceil((view.rounds - view.round) / lines), 1)
     printed = view.round
 
     def print_line() -> None:

@@ -314,7 +314,8 @@ def _explain(comparison: Comparison) -> str:
         parts.append("test: after each run's last round, on all of the test split")
     if scale.targets:
         parts.append(
-            f"rounds to: until the {WINDOW}-round average gets there, – if it has not so far"
+            f"rounds to: until the average of the last {WINDOW} rounds (at first, of all so far) "
+            "gets there, – if it has not"
         )
     parts.append(
         "seconds (compiling included) and bytes (of all clients): of a run, mean over seeds"

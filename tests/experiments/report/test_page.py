@@ -106,12 +106,13 @@ def test_curves_are_those_of_the_paper():
     marks = [t for t in chart["data"] if t["meta"]["role"] == "marks"]
     assert all(len(t["x"]) == 30 for t in marks)
     line = next(t for t in chart["data"] if t["meta"]["role"] == "line")
-    assert line["x"] == list(range(10, 31))
-    ten = [np.mean(t["y"][:10]) for t in marks[:2]]
-    assert line["y"][0] == pytest.approx(np.mean(ten), abs=1e-4)
+    assert line["x"] == list(range(1, 31))
     band = chart["data"][0]
-    assert band["y"][0] == pytest.approx(max(ten), abs=1e-4)
-    assert band["y"][-1] == pytest.approx(min(ten), abs=1e-4)
+    for t in (1, 4, 10, 25):
+        means = [np.mean(own["y"][max(t - 10, 0) : t]) for own in marks[:2]]
+        assert line["y"][t - 1] == pytest.approx(np.mean(means), abs=1e-4)
+        assert band["y"][t - 1] == pytest.approx(max(means), abs=1e-4)
+        assert band["y"][-t] == pytest.approx(min(means), abs=1e-4)
     assert (chart["targets"], chart["switches"]) == (part.scale.targets, (16,))
 
 
@@ -150,7 +151,7 @@ def test_seeds_of_unequal_length_go_on_as_thin_lines():
 
 
 def test_a_seed_without_points_leaves_no_mean_of_the_others():
-    for seed, done in ((0, None), (1, None), (2, 4)):
+    for seed, done in ((0, None), (1, None), (2, 4), (3, 0)):
         spread = {f"eval/accuracy_p{p}": p / 100 for p in (10, 50, 90)}
         made_run(Path(f"cmp/fedpa-{seed}"), seed=seed, done=done, more=spread if done else None)
     _, data = reported("cmp")
@@ -159,7 +160,7 @@ def test_a_seed_without_points_leaves_no_mean_of_the_others():
         assert line["x"] == []
         assert all(t["x"] == [] for t in chart["data"] if t["meta"]["role"] == "band")
     rest = [t["name"] for t in data["charts"][0]["data"] if t["meta"]["role"] == "rest"]
-    assert rest == ["FedPA[5], seed 0", "FedPA[5], seed 1"]
+    assert rest == ["FedPA[5], seed 0", "FedPA[5], seed 1", "FedPA[5], seed 2"]
     rest = [t["name"] for t in data["charts"][-1]["data"] if t["meta"]["role"] == "rest"]
     assert rest == ["FedPA[5], seed 2"]
 
@@ -230,11 +231,14 @@ def test_the_reference_can_be_chosen(capsys):
     assert "stands for several; choose from FedAvg[5], FedPA[5] (rho=" in error
 
 
-def test_a_run_of_a_few_rounds_has_marks_but_no_line_yet():
+def test_a_run_of_a_few_rounds_has_a_line_and_one_of_none_says_so():
     text, data = reported(made_run(Path("a-run"), rounds=5), figures=True)
-    assert "there is no line" in shown(text)
-    assert [len(t["x"]) for t in data["charts"][0]["data"]] == [5, 0]
+    assert "there is no line" not in shown(text)
+    assert [len(t["x"]) for t in data["charts"][0]["data"]] == [5, 5]
     assert Path("report-curves.png").exists()
+    text, data = reported(made_run(Path("begun"), done=0), out="begun.html")
+    assert "there is no line" in shown(text)
+    assert [len(t["x"]) for t in data["charts"][0]["data"]] == [0, 0]
 
 
 def test_text_of_files_is_never_markup():
@@ -422,7 +426,7 @@ def test_a_page_that_gets_too_large_has_less_in_it_or_is_refused(monkeypatch):
     text, points, number = within(len(text.encode()) - 1)
     assert (points, number) == (10, 6)
     text, points, number = within(len(text.encode()) - 1)
-    assert (points, number) == (21, 1)
+    assert (points, number) == (30, 1)
     assert "the posterior diagnostics are left out" in shown(text)
     with pytest.raises(
         FedpaError, match=r"page of these 3 runs would have 4\.\d* MB, .*fewer runs"

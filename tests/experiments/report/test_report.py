@@ -88,7 +88,19 @@ def test_rounds_to_uses_the_ten_round_average():
     assert find_rounds_to(c, 0.5) == 15
     assert find_rounds_to(c, 1.0) == 20
     assert find_rounds_to(c, 1.1) is None
-    assert compute_running_average(c).rounds[0] == 10
+
+
+def test_before_round_ten_the_average_is_of_the_rounds_so_far():
+    c = read_curve(history([0.0, 0.5, 1.0, 1.0]), "eval/accuracy")
+    smooth = compute_running_average(c)
+    assert smooth.rounds.tolist() == [1, 2, 3, 4]
+    assert smooth.values == pytest.approx([0, 0.25, 0.5, 0.625])
+    assert find_rounds_to(c, 0.5) == 3
+    assert find_rounds_to(c, 0.1, lower=True) == 1
+    assert find_rounds_to(c, 0.7) is None
+    # From round 10 on nothing of the first rounds is left but what the window has.
+    full = compute_running_average(read_curve(history([1.0, *[0.0] * 10]), "eval/accuracy"))
+    assert full.values[8:] == pytest.approx([1 / 9, 0.1, 0])
 
 
 def test_rounds_without_an_evaluation_are_left_out():
@@ -114,14 +126,14 @@ def test_table_in_both_forms():
     assert float(parsed[0]["accuracy_low"]) == pytest.approx(wide.low, abs=1e-6)
     assert float(parsed[0]["accuracy_high"]) == pytest.approx(wide.high, abs=1e-6)
     assert parsed[0]["rounds_to_0.6"] == ""  # not every seed got there
-    assert parsed[0]["rounds_to_0.6_by_seed"] == "–;10"
+    assert parsed[0]["rounds_to_0.6_by_seed"] == "–;1"
     assert parsed[1]["accuracy_low"] == ""
     text = as_printed(table)
     assert "two seeds make a very wide one" in " ".join(text.split())
     assert "at round" not in text
     assert f"± {wide.half:.4f}" in text
     assert [row[5].split() for row in make_results(table).rows] == [
-        ["10", "(1", "of", "2", "seeds)"],
+        ["1", "(1", "of", "2", "seeds)"],
         ["–"],
     ]
     assert "–" in text
