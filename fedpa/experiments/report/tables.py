@@ -176,12 +176,14 @@ def _find_best(comparison: Comparison, names: Sequence[str]) -> dict[int, list[i
     targets = iter(comparison.scale.targets)
     best = {}
     for k, name in enumerate(names):
-        own = values.get(name, [])
+        own = list(values.get(name, []))
         if name == "rounds_to":
             # A mean over some of the seeds is not compared with one over all.
             target = next(targets)
-            numbers = [row.rounds_to[target] for row in comparison.rows]
-            own = [math.nan if None in each else -round(float(np.mean(each))) for each in numbers]
+            for row in comparison.rows:
+                reached = [t for t in row.rounds_to[target] if t is not None]
+                is_whole = len(reached) == len(row.rounds_to[target])
+                own.append(-round(float(np.mean(reached))) if is_whole else math.nan)
         top = max((value for value in own if math.isfinite(value)), default=None)
         if top is not None:
             best[k] = [place for place, value in enumerate(own) if value == top]
