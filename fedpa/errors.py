@@ -4,6 +4,7 @@ Each error names the field, the value it had and what would be right.
 """
 
 import difflib
+import inspect
 import math
 import re
 import types
@@ -149,6 +150,33 @@ def check_type(field: str, value: object, kind: type, example: str) -> None:
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise refuse(field, value, f"must be {article} {kind.__name__}, for example {example}")
+
+
+def check_takes(field: str, function: object, arguments: str) -> None:
+    """Refuse what is not a function of so many arguments.
+
+    Args:
+        field: What the error calls it.
+        function: What was given.
+        arguments: What it will be called with: `(params, batch, key)`.
+    Raises:
+        FedpaError: It can't be called so.
+    Example:
+        >>> check_takes("loss", lambda params, batch: 0.0, "(params, batch, key)")
+        Traceback (most recent call last):
+        fedpa.errors.FedpaError: loss = <function <lambda> at ...>: ...
+    """
+    refusal = refuse(field, function, f"must be a function of {arguments}")
+    if not callable(function):
+        raise refusal
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # what is not written in Python does not tell
+        return
+    try:
+        signature.bind(*arguments.split(","))
+    except TypeError:
+        raise refusal from None
 
 
 def convert_value(hint: Any, value: Any, field: str) -> Any:

@@ -28,6 +28,7 @@ from fedpa.training.problem import Problem, prepare
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.run import (
     Place,
+    Remedies,
     Training,
     check_settings,
     connect_engine,
@@ -36,6 +37,8 @@ from fedpa.training.run import (
     train_run,
 )
 from fedpa.training.run_directory import read_run
+
+REMEDIES = Remedies("--force, or fedpa.resume(…, force=True),", "--overwrite")
 
 
 def run(
@@ -70,7 +73,7 @@ def run(
     recorded = out if is_recorded else None
     if out is not None and recorded is None:
         if is_first():
-            run_directory.check_free(out, overwrite)
+            run_directory.check_free(out, overwrite, REMEDIES.overwrite)
         if config.init is not None and Path(config.init) == out.absolute():
             raise refuse("init", config.init, "is the directory to write to: choose another")
     problem = task_named(config.task).load(config.task_options) if problem is None else problem
@@ -87,7 +90,7 @@ def run(
         "label": training.label,
         "seed": config.seed,
     }
-    place = Place(out, as_table(config), made_of, config.recording, about, arrays, branch)
+    place = Place(out, as_table(config), made_of, config.recording, about, arrays, branch, REMEDIES)
     if recorded is not None:
         return resume_run(training, place, force)
     return start_run(training, place, overwrite)
@@ -98,7 +101,8 @@ def check_resumable(config: RunConfig, out: Path, problem: Problem) -> None:
     if not run_directory.is_run(out):
         return
     recorded = read_run(out)
-    check_settings(out, recorded.settings, as_table(set_dataset(resolve(config), problem)))
+    settings = as_table(set_dataset(resolve(config), problem))
+    check_settings(out, recorded.settings, settings, REMEDIES.overwrite)
     summary = recorded.summary
     if summary is not None and summary["round"] > config.rounds:
         raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")

@@ -8,7 +8,7 @@ All are refused here, by name and where possible by line, before anything is com
 
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,15 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
     def batch_of(size: int) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), examples)
 
-    value = trace("loss", objective.loss, theta, batch_of(2), key)
+    try:
+        value = trace("loss", objective.loss, theta, batch_of(2), key)
+    except KeyError as error:
+        has = [
+            f"{name} has {', '.join(map(repr, tree))}"
+            for name, tree in (("the batch", examples), ("params", theta))
+            if isinstance(tree, Mapping)
+        ]
+        raise FedpaError(f"loss: no {error}{_where(error)}: {'; '.join(has)}") from error
     for size in (2, 3):
         batch = batch_of(size)
         check_one_per_example(jax.eval_shape(objective.loss, theta, batch, key), size)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedpa.algorithms.fedopt import State
-from fedpa.errors import FedpaError, check_integer, check_number, refuse
+from fedpa.errors import FedpaError, check_integer, check_number, check_takes, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.history import plain
 from fedpa.types import Model
@@ -168,7 +168,12 @@ def initial_memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Refuse a user's callbacks whose memories could not be kept under their names."""
+    """Refuse what are no callbacks, and memories that could not be kept under their names."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, Remembering):
+        raise refuse("callbacks", callbacks, "must be a list of them: callbacks=[…]")
+    for callback in callbacks:
+        if not isinstance(callback, Remembering):
+            check_takes("callbacks", callback, "(event)")
     if BEST in initial_memories(callbacks):
         raise refuse("callbacks", BEST, "is the name of fedpa's own: give yours another")
 

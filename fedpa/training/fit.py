@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,14 @@ from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm, num_bytes
 from fedpa.engines.local import local
-from fedpa.errors import FedpaError, check_integer, check_type, convert_value, refuse
+from fedpa.errors import (
+    FedpaError,
+    check_integer,
+    check_takes,
+    check_type,
+    convert_value,
+    refuse,
+)
 from fedpa.objectives.objective import Objective
 from fedpa.training.callbacks import (
     Best,
@@ -41,6 +49,7 @@ from fedpa.training.provenance import (
 from fedpa.training.run import (
     Place,
     RecordingOptions,
+    Remedies,
     StorageOptions,
     Training,
     check_storage,
@@ -54,6 +63,10 @@ from fedpa.types import Loss, Model
 
 OWN = ("loss", "params", "clients", "method")
 """The arguments of `fit` that no file can hold."""
+REMEDIES = Remedies(
+    "recording=fedpa.RecordingOptions(force=True) or fedpa.resume(…, force=True)",
+    "recording=fedpa.RecordingOptions(overwrite=True)",
+)
 LINES = 10
 """How many lines of progress a run has where there is no terminal."""
 NAMES = {
@@ -145,12 +158,14 @@ def fit(
     check_share("min_success", min_success)
     check_integer("eval_every", eval_every, 1)
     check_callbacks(callbacks)
+    if evaluate is not None:
+        check_takes("evaluate", evaluate, "(params)")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise refuse("out", out, 'must be a directory: "runs/mine"')
     _check_recording(recording)
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError("clients has no clients: at least one is needed")
-    if not (callable(loss) or isinstance(loss, Objective)):
-        raise refuse("loss", loss, "must be a function of (params, batch, key), or an Objective")
     best = Best(recording.best) if isinstance(recording.best, str) else recording.best
     label = recording.label or label_method(method)
 
@@ -203,7 +218,7 @@ def fit(
         about = {k: v for k, v in settings.items() if k in ("label", "method", "seed")}
         theta = arrays_fingerprint(prepared.theta)
         made_of = environment(data=data_fingerprint({"clients": data}), params=theta)
-        place = Place(Path(out), settings, made_of, recording, about)
+        place = Place(Path(out), settings, made_of, recording, about, remedies=REMEDIES)
         if not recording.overwrite and from_first(lambda: is_run(place.out)):
             return resume_run(training, place, recording.force)
         return start_run(training, place, recording.overwrite)

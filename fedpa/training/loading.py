@@ -357,7 +357,7 @@ def export(
     out, path = Path(directory), Path(path)
     check_format("path", path)
     if path.exists() and not overwrite:
-        raise refuse("path", str(path), "exists already: choose another, or give --overwrite")
+        raise refuse("path", str(path), _EXISTS)
     recorded = read_run(out)
     settings, environment = recorded.settings, recorded.environment
     t, arrays = read_params(recorded, parse_round("which", which))
@@ -373,6 +373,9 @@ def export(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_arrays(path, arrays, about)
     return t
+
+
+_EXISTS = "exists already: choose another, or give overwrite=True (of the command, --overwrite)"
 
 
 def read_initial(source: str, which: str = "last") -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.methods import count_population, set_population
 from fedpa.data.federated import FederatedData, check_when_read
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import FedpaError, check_takes, refuse
 from fedpa.metrics.metric import Metric
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.client_data import find_bad_value, is_real
@@ -68,10 +68,13 @@ def prepare(
     Raises:
         FedpaError: Loss, parameters, data and method don't fit together.
     """
+    check_takes("loss", objective.loss, "(params, batch, key)")
     objective, theta, assemble = bind(objective, params)
     objective = objective._replace(like=some_examples(data))
     check_loss(objective, theta, objective.like)
-    algorithm = None
+    if isinstance(method, Algorithm):
+        raise refuse("method", method, "is an algorithm already: give what made it of an objective")
+    algorithm: Any = None
     if callable(method):
         _check_called(method, objective)
         population = count_population(method, map(data.num_examples, data.ids))
@@ -81,7 +84,10 @@ def prepare(
         raise refuse(
             "method", method, f"must be an algorithm: fedpa.fedavg(local, server) takes a {kind}"
         )
-    if not isinstance(algorithm, Algorithm):
+    if algorithm is not None and not isinstance(algorithm, Algorithm):
+        made = "must return an algorithm, as fedpa.fedopt(server, clients) gives"
+        raise refuse("method's answer", algorithm, made)
+    if algorithm is None:
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     if rounds is not None:
         _warn_of_no_sampling(algorithm, rounds)

@@ -23,9 +23,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from fedpa.data.federated import FederatedData
+from fedpa.engines import ENGINES
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
-from fedpa.errors import FedpaError, check_integer, match_name, refuse
+from fedpa.errors import FedpaError, check_integer, check_takes, match_name, refuse
 from fedpa.training import run_directory
 from fedpa.training.callbacks import (
     Best,
@@ -136,6 +137,15 @@ def _logger_names(options: StorageOptions) -> list[str]:
     return asked
 
 
+class Remedies(NamedTuple):
+    """What a user gives against a refusal, as the function or the command takes it."""
+
+    force: str = ""
+    """Resumes although versions or data have changed."""
+    overwrite: str = ""
+    """Starts again in the same directory."""
+
+
 class Place(NamedTuple):
     """Where and how a run is recorded."""
 
@@ -150,6 +160,7 @@ class Place(NamedTuple):
     """The arrays of a warm start: kept in the directory."""
     branch: Path | None = None
     """A run whose rounds this one would have had as its first, too: it starts from its end."""
+    remedies: Remedies = Remedies()
 
 
 @dataclasses.dataclass
@@ -300,6 +311,10 @@ def connect_engine(engine: Any, prepared: Prepared) -> tuple[Prepared, Engine]:
         prepared = prepared._replace(algorithm=algorithm)
     if not callable(engine):
         raise refuse("engine", engine, "must be an engine, for example fedpa.engines.local()")
+    if engine in ENGINES.values():
+        name = engine.__name__
+        raise FedpaError(f"engine = {name}: must be called, fedpa.engines.{name}()")
+    check_takes("engine", engine, "(client update, aggregation, message, cohort)")
     return prepared, engine
 
 
@@ -308,7 +323,7 @@ def start_run(training: Training, place: Place, overwrite: bool = False) -> Fit:
     with contextlib.ExitStack() as stack:
         start = None
         if is_first():
-            stack.enter_context(_lock_empty_directory(place.out, overwrite))
+            stack.enter_context(_lock_empty_directory(place, overwrite))
             _prepare_directory(place, None)  # whatever a kill leaves is now known to be a run's
             start = _branch(training, place)
         return train_run(training, place, start)
@@ -413,13 +428,14 @@ def train_run(training: Training, place: Place | None, start: Snapshot | None = 
 
 
 @contextlib.contextmanager
-def _lock_empty_directory(out: Path, overwrite: bool) -> Iterator[None]:
+def _lock_empty_directory(place: Place, overwrite: bool) -> Iterator[None]:
     """Hold the directory, with nothing of an earlier run in it."""
-    run_directory.check_free(out, overwrite)
+    out, remedy = place.out, place.remedies.overwrite
+    run_directory.check_free(out, overwrite, remedy)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
-        run_directory.check_free(out, overwrite)  # another process may have been there until now
+        run_directory.check_free(out, overwrite, remedy)  # another process may have been there
         run_directory.clear(out)
         yield
 
@@ -481,24 +497,30 @@ def _find_start(
     out = recorded.out
     changed = _list_changes(recorded, place, may_differ)
     if changed and not force:
+        remedy = place.remedies.force
+        nevertheless = f" ({remedy} resumes it nevertheless)" if remedy else ""
         raise FedpaError(
-            f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)} "
-            "(--force, or force=True in code, resumes it nevertheless)"
+            f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)}{nevertheless}"
         )
-    check_settings(out, recorded.settings, place.settings)
+    check_settings(out, recorded.settings, place.settings, place.remedies.overwrite)
     stored = read_last_checkpoint(out)
     if stored is not None:
-        check_settings(out, stored.settings, place.settings)
+        check_settings(out, stored.settings, place.settings, place.remedies.overwrite)
     return _restore(training, out, stored)
 
 
-def check_settings(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse other settings than those of the run in the directory."""
+def check_settings(
+    out: Path, then: Mapping[str, Any], now: Mapping[str, Any], overwrite: str = ""
+) -> None:
+    """Refuse other settings than those of the run in the directory.
+
+    overwrite: as in `Remedies`.
+    """
     changed = differences(then, now, NOT_COMPARED)
     if changed:
+        again = "another directory" + (f" or {overwrite}" if overwrite else "")
         raise FedpaError(
-            f"{str(out)!r} can't be resumed: {'; '.join(changed)} "
-            "(another directory, --overwrite, or overwrite=True in code starts again)"
+            f"{str(out)!r} can't be resumed: {'; '.join(changed)} ({again} starts again)"
         )
 
 

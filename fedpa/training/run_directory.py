@@ -97,11 +97,14 @@ def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
     raise FedpaError(f"{str(root)!r} has no free name for {stem}: remove some runs")
 
 
-def check_free(out: Path, overwrite: bool | None) -> None:
-    """Refuse a path that can't become an output directory; overwrite: None if that's no choice."""
+def check_free(out: Path, overwrite: bool, remedy: str = "") -> None:
+    """Refuse a path that can't become an output directory.
+
+    remedy: what the user gives to overwrite it, if that is a choice.
+    """
     check_writable(out)
     if not overwrite:
-        instead = "choose another directory" + ("" if overwrite is None else " or give --overwrite")
+        instead = "choose another directory" + (f" or give {remedy}" if remedy else "")
         if is_run(out):
             raise FedpaError(
                 f"out = {str(out)!r}: already contains a run: `fedpa resume {out}` continues it; "

@@ -420,6 +420,20 @@ def test_a_finished_run_is_returned_on_another_machine(runs, tmp_path, monkeypat
     assert fit(out).history == runs["fedpa"][1].history
 
 
+def test_refusals_name_what_fit_takes(runs, tmp_path):
+    out = copy_of(runs, tmp_path, "whole")
+    with refused(str(out), "seed was 0 and is 1", "RecordingOptions(overwrite=True"):
+        fit(out, seed=1)
+    with refused(str(out), "the data", "RecordingOptions(force=True"):
+        fit(out, clients={"z": CLIENTS["client-0000"]})
+    (out / "config.toml").unlink()
+    with refused(f"out = {str(out)!r}", "RecordingOptions(overwrite=True"):
+        fit(out)
+    (tmp_path / "model.npz").touch()
+    with refused(f"path = {str(tmp_path / 'model.npz')!r}", "overwrite=True"):
+        fedpa.export(out, tmp_path / "model.npz")
+
+
 def test_a_run_is_begun_anew_if_told(runs, tmp_path):
     out = copy_of(runs, tmp_path, "in-round-6")
     (out / "notes.txt").write_text("mine")
@@ -434,7 +448,7 @@ def test_another_version_is_refused_unless_told(runs, tmp_path, monkeypatch):
     out = copy_of(runs, tmp_path, "in-round-6")
     now = provenance.versions() | {"jax": "0.0.1"}
     monkeypatch.setattr(provenance, "versions", lambda: now)
-    with pytest.raises(FedpaError, match=r"versions\.jax was .* and is '0\.0\.1' \(--force"):
+    with pytest.raises(FedpaError, match=r"versions\.jax was .* and is '0\.0\.1' .*Options\(force"):
         fit(out)
     fit(out, force=True)
     assert_same_run(runs["fedpa"][0] / "whole", out)

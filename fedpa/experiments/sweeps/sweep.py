@@ -143,7 +143,7 @@ def check_place(out: Path, settings: Sweep | Stages) -> None:
         raise FedpaError(f"out = {str(out)!r}: holds a sweep in stages: {resumes}")
     path = _settings_path(out, settings)
     if not path.is_file():
-        check_free(out, overwrite=None)
+        check_free(out, overwrite=False)
         return
     then, now = table_of("out", path), as_table(settings)
     if isinstance(settings, Stages):

@@ -108,7 +108,7 @@ def start(argv: Sequence[str], console: Console) -> None:
     config = resolve(command.run)
     refuse_unused([command.run], [config], given)
     if command.out is not None and is_first():
-        run_directory.check_free(command.out, command.overwrite)
+        run_directory.check_free(command.out, command.overwrite, "--overwrite")
     # Before anything is made: the data may not be there, or not have what is asked for.
     problem = load_problem(config)
     check_run(config, problem)
