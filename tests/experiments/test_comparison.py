@@ -67,8 +67,8 @@ def compare(**options):
 
 
 def brief(methods=FIXED, **options):
-    given = {"rounds": 3, "clients_per_round": 3, "validation": SHARE}
-    return fedpa.compare(methods, loss, START, CLIENTS, **(given | options))
+    given = {"params": START, "rounds": 3, "clients_per_round": 3, "validation": SHARE}
+    return fedpa.compare(methods, loss, clients=CLIENTS, **(given | options))
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +212,11 @@ def test_an_interrupted_comparison_is_continued(made, tmp_path):
         ({"clients_per_round": 2}, "clients_per_round was 3 and is 2"),
         ({"tune": {"server_learning_rate": [0.3, 1.0]}}, "tuning.FedAvg.server_learning_rate was"),
         ({"by": "accuracy"}, "by was 'valid/loss' and is 'valid/accuracy'"),
-        ({}, "by was 'valid/loss'"),
+        ({}, "tune was given and is not"),
         ({"rounds": 3}, "rounds = 3"),
         ({"validation": 0.5}, "data"),
         ({"metrics": {}}, "metrics was"),
+        ({"params": START + 1}, "the initial parameters"),
     ],
 )
 def test_other_settings_are_refused_before_anything_is_written(made, changed, field):
@@ -223,6 +224,8 @@ def test_other_settings_are_refused_before_anything_is_written(made, changed, fi
     with pytest.raises(fedpa.FedpaError) as refused:
         compare(out=made.out, **changed) if changed else brief(out=made.out)
     assert field in str(refused.value)
+    assert str(refused.value).startswith(("out = ", "rounds = "))
+    assert "overwrite" not in str(refused.value)  # there is no such argument
     assert {path: path.stat().st_mtime_ns for path in made.out.rglob("*")} == there
 
 
@@ -248,6 +251,13 @@ def test_other_settings_are_refused_before_anything_is_written(made, changed, fi
         ({"tune": {"rho": [0, 1]}}, "tune = 'rho'"),
         ({"tune": RATES, "validation": None, "test": CLIENTS}, "validation = None"),
         ({"by": "f1"}, "by = 'f1'"),
+        ({"by": 3, "evaluate": lambda w: {}}, "by = 3"),
+        ({"metrics": accuracy}, "metrics = <function accuracy"),
+        ({"metrics": {"a": loss}}, "metrics['a'] = <function loss"),
+        ({"metrics": {"a": lambda w, batch: batch["label"]}}, "metrics['a'] = 'label'"),
+        ({"targets": 0.7}, "targets = 0.7"),
+        ({"evaluate": {"norm": 1.0}}, "evaluate = {'norm': 1.0}"),
+        ({"out": 3}, "out = 3"),
         ({"reference": "SCAFFOLD"}, "reference = 'SCAFFOLD'"),
         ({"metrics": {"loss": accuracy}}, "metrics = 'loss'"),
         ({"metrics": {"mean": lambda w, batch: jnp.mean(batch["x"])}}, "metrics = 'mean'"),
