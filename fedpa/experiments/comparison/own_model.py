@@ -1,6 +1,7 @@
 """`fedpa.compare`: methods on a model and data of one's own, as the command compares tasks'."""
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import math
@@ -9,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, final
 
 import numpy as np
 from rich.console import Console
@@ -58,7 +59,9 @@ Builder = Callable[..., Method]
 """Tuned settings → the method."""
 
 
-class Comparison(NamedTuple):
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
     """What came of a comparison; printed, it is the command's table."""
 
     table: Sequence[Mapping[str, Any]]
