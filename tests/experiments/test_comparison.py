@@ -67,8 +67,8 @@ def compare(**options):
 
 
 def brief(methods=FIXED, **options):
-    given = {"rounds": 3, "clients_per_round": 3, "validation": SHARE}
-    return fedpa.compare(methods, loss, START, CLIENTS, **(given | options))
+    given = {"params": START, "rounds": 3, "clients_per_round": 3, "validation": SHARE}
+    return fedpa.compare(methods, loss, clients=CLIENTS, **(given | options))
 
 
 @pytest.fixture(scope="module")
@@ -220,10 +220,11 @@ def test_an_interrupted_comparison_is_continued(made, tmp_path):
         ({"clients_per_round": 2}, "clients_per_round was 3 and is 2"),
         ({"tune": {"server_learning_rate": [0.3, 1.0]}}, "tuning.FedAvg.server_learning_rate was"),
         ({"by": "accuracy"}, "by was 'valid/loss' and is 'valid/accuracy'"),
-        ({}, "by was 'valid/loss'"),
+        ({}, "tune was given and is not"),
         ({"rounds": 3}, "rounds = 3"),
         ({"validation": 0.5}, "data"),
         ({"metrics": {}}, "metrics was"),
+        ({"params": START + 1}, "the initial parameters"),
     ],
 )
 def test_other_settings_are_refused_before_anything_is_written(made, changed, field):
@@ -231,6 +232,8 @@ def test_other_settings_are_refused_before_anything_is_written(made, changed, fi
     with pytest.raises(fedpa.FedpaError) as refused:
         compare(out=made.out, **changed) if changed else brief(out=made.out)
     assert field in str(refused.value)
+    assert str(refused.value).startswith(("out = ", "rounds = "))
+    assert "overwrite" not in str(refused.value)  # there is no such argument
     assert {path: path.stat().st_mtime_ns for path in made.out.rglob("*")} == there
 
 
@@ -256,6 +259,13 @@ def test_other_settings_are_refused_before_anything_is_written(made, changed, fi
         ({"tune": {"rho": [0, 1]}}, "tune = 'rho'"),
         ({"tune": RATES, "validation": None, "test": CLIENTS}, "validation = None"),
         ({"by": "f1"}, "by = 'f1'"),
+        ({"by": 3, "evaluate": lambda w: {}}, "by = 3"),
+        ({"metrics": accuracy}, "metrics = <function accuracy"),
+        ({"metrics": {"a": loss}}, "metrics['a'] = <function loss"),
+        ({"metrics": {"a": lambda w, batch: batch["label"]}}, "metrics['a'] = 'label'"),
+        ({"targets": 0.7}, "targets = 0.7"),
+        ({"evaluate": {"norm": 1.0}}, "evaluate = {'norm': 1.0}"),
+        ({"out": 3}, "out = 3"),
         ({"reference": "SCAFFOLD"}, "reference = 'SCAFFOLD'"),
         ({"metrics": {"loss": accuracy}}, "metrics = 'loss'"),
         ({"metrics": {"mean": lambda w, batch: jnp.mean(batch["x"])}}, "metrics = 'mean'"),
@@ -328,16 +338,34 @@ def test_seeds_can_be_named_and_runs_have_about_ten_lines(capsys):
     assert [list(fits) for fits in found.fits.values()] == [[5, 2]] * 2
     assert all(type(seed) is int for fits in found.fits.values() for seed in fits)
     written = capsys.readouterr().err.splitlines()
-    for start in ("FedAvg, seed 5", "FedPA, seed 2", "first 2 rounds, seed 2"):
-        assert 1 <= sum(line.startswith(start) for line in written) <= 2
-    assert len(written) <= 12
-    alone = brief({"FedAvg": FIXED["FedAvg"]}, seed=2, rounds=20)
-    assert 8 <= len(capsys.readouterr().err.splitlines()) <= 12
-    assert list(alone.fits["FedAvg"]) == [2]
-    again = brief(seeds=[2], progress=False)
+    for start in ("FedAvg, seed 5", "FedPA, seed 2"):  # they begin with round 3
+        assert sum(line.startswith(start) for line in written) == 1
+    assert len(written) <= 2 * 2 + 2 * 2  # the first two rounds of both seeds
+    again = brief({"FedAvg": FIXED["FedAvg"]}, seed=2, progress=False)
     assert capsys.readouterr().err == ""
-    for label, fits in again.fits.items():
-        assert trees_equal(fits[2].params, found.fits[label][2].params)
+    assert list(again.fits["FedAvg"]) == [2]
+    assert trees_equal(again.fits["FedAvg"][2].params, found.fits["FedAvg"][2].params)
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    """As it stands, but for its length."""
+    page = Path(__file__).parents[2] / "docs" / "runs.md"
+    section = page.read_text("utf-8").split("### A model of your own")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    shorter = {
+        "rounds=20": "rounds=3",
+        "burn_in_rounds=10": "burn_in_rounds=1",
+        "seeds=3": "seeds=1",
+    }
+    for written, short in shorter.items():
+        assert written in code
+        code = code.replace(written, short)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    assert set(names["comparison"].chosen) == {"FedAvg", "FedPA"}
+    assert "rounds_to_0.82" in names["comparison"].table[0]
+    assert Path("a-comparison", "report.html").exists()
 
 
 def test_test_clients_are_what_the_table_shows():

@@ -296,6 +296,10 @@ def check_plan(plan: Plan) -> None:
         then, now = table_of("out", path), _make_record(plan)
         common = set(then.get("tuning", {})) & set(now.get("tuning", {}))
         changed = differences(_keep_tuning(then, common), _keep_tuning(now, common), ["words"])
+        is_ours = then.get("made_by") == plan.made_by
+        if is_ours and ("by" in then) != ("by" in now):  # by what is chosen, where anything is
+            given = ("was given and is not", "was not given and is")
+            changed = [f"tune {given['by' in now]}"]
         if changed:
             raise FedpaError(
                 f"out = {str(plan.out)!r}: contains a comparison of other settings: "

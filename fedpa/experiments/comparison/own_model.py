@@ -1,6 +1,7 @@
 """`fedpa.compare`: methods on a model and data of one's own, as the command compares tasks'."""
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import math
@@ -9,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, final
 
 import numpy as np
 from rich.console import Console
@@ -59,7 +60,9 @@ Builder = Callable[..., Method]
 """Tuned settings → the method."""
 
 
-class Comparison(NamedTuple):
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
     """What came of a comparison; printed, it is the command's table."""
 
     table: Sequence[Mapping[str, Any]]
@@ -185,8 +188,7 @@ def compare(
         check_counts(rounds, clients_per_round, own)
     check_integer("eval_every", eval_every, 1)
     check_share("min_success", min_success)
-    for target in targets:
-        check_number("targets", target, least=-math.inf)
+    _check_kinds(metrics, evaluate, targets, out)
     grid = _check_grid(tune or {})
     tuning_seed = chosen_seeds[0] + SEED
     if grid and tuning_seed in chosen_seeds:
@@ -234,6 +236,20 @@ def compare(
         if out is not None:
             write_report(place, results)
     return Comparison(make_records(results), fits, chosen, None if out is None else place, results)
+
+
+def _check_kinds(metrics: Any, evaluate: Any, targets: Any, out: Any) -> None:
+    """Refuse what is of another kind."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise refuse("metrics", metrics, 'must be functions by name: {"accuracy": f}')
+    if evaluate is not None and not callable(evaluate):
+        raise refuse("evaluate", evaluate, "must be a function of the parameters")
+    if isinstance(targets, str) or not isinstance(targets, Iterable):
+        raise refuse("targets", targets, "must be a list of numbers: [0.8, 0.9]")
+    for target in targets:
+        check_number("targets", target, least=-math.inf)
+    if out is not None and not isinstance(out, str | Path):
+        raise refuse("out", out, "must be the path of a directory")
 
 
 def _list_seeds(seeds: Any, first: int) -> list[int]:

@@ -33,10 +33,10 @@ from fedpa.training.provenance import (
     probe_objective,
 )
 from fedpa.training.run import (
+    NOT_COMPARED,
     Place,
     RecordingOptions,
     Training,
-    check_settings,
     connect_engine,
     resume_run,
     start_run,
@@ -188,11 +188,13 @@ class OwnRun(Run):
         if not run_directory.is_run(out):
             return
         recorded, made_of = run_directory.read_run(out), self.assembly.setup.environment
-        check_settings(out, recorded.settings, self.settings)
         then, now = (
             {k: e.get(k) for k in ("data", "params")} for e in (recorded.environment, made_of)
         )
-        changed = differences(then, now)
+        # What a method computes depends on both: where they differ, that says nothing of it.
+        changed = differences(then, now) or differences(
+            recorded.settings, self.settings, NOT_COMPARED
+        )
         if changed:
             raise FedpaError(f"out = {str(out)!r}: {'; '.join(changed)}. Give another directory")
         if recorded.summary is not None and recorded.summary["round"] > self.rounds:

@@ -1,5 +1,6 @@
 """Who trains, who decides and whose examples are shown; and what is measured on them."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def _as_federation(field: str, clients: Any) -> FederatedData:
 
 
 def choose_metric(
-    by: str | Best | None, names: Sequence[str], splits: Splits, evaluates: bool, tunes: bool
+    by: Any, names: Sequence[str], splits: Splits, evaluates: bool, tunes: bool
 ) -> Best | None:
     """The metric that decides, without its split; None if `evaluate` is to tell its name.
 
@@ -76,6 +77,8 @@ def choose_metric(
     if by is None:
         return Best(known[:2][-1]) if known else None
     best = by if isinstance(by, Best) else Best(by)
+    if not isinstance(best.metric, str):
+        raise refuse("by", best.metric, "must be the name of a metric, or fedpa.Best(name)")
     if best.metric not in known and (tunes or not evaluates):
         raise refuse("by", best.metric, f"is not measured. Choose from {', '.join(known)}")
     return best
@@ -151,7 +154,7 @@ def _check_metrics(
     metrics: Mapping[str, Measure],
     data: FederatedData,
 ) -> None:
-    """Refuse metrics that do not give one number per example."""
+    """Refuse metrics that are no functions (params, batch) → one number per example."""
     _, theta, assemble = bind(objective, params)
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
@@ -161,16 +164,21 @@ def _check_metrics(
         if name == "loss" or not isinstance(name, str) or not callable(function):
             expected = 'must be functions by name, {"accuracy": f}; the loss is measured anyway'
             raise refuse("metrics", name, expected)
-        shape = getattr(
-            trace(
-                f"metrics[{name!r}]",
-                lambda theta, batch: function(assemble(theta), batch),
-                theta,
-                batch,
-            ),
-            "shape",
-            None,
-        )
+        field = f"metrics[{name!r}]"
+        try:
+            inspect.signature(function).bind(params, batch)
+        except TypeError:
+            raise refuse(field, function, "must take (params, batch)") from None
+        except ValueError:  # what is not written in Python does not tell
+            pass
+        try:
+            value = trace(
+                field, lambda theta, batch: function(assemble(theta), batch), theta, batch
+            )
+        except KeyError as error:
+            keys = ", ".join(batch) if isinstance(batch, Mapping) else "no names"
+            raise refuse(field, error.args[0], f"no such name. A batch has {keys}") from None
+        shape = getattr(value, "shape", None)
         if shape != (2,):
             expected = f"returns shape {shape} for a batch of 2: must be one number per example"
             raise refuse("metrics", name, expected)

@@ -240,7 +240,7 @@ class RunView:
 @contextlib.contextmanager
 def _print_lines(view: RunView, lines: int) -> Iterator[Callback]:
     every = max(math.ceil((view.rounds - view.round) / lines), 1)
-    printed = view.round
+    begun = printed = view.round
 
     def print_line() -> None:
         nonlocal printed
@@ -249,7 +249,8 @@ def _print_lines(view: RunView, lines: int) -> Iterator[Callback]:
 
     def callback(event: Event) -> None:
         view.update(event)
-        if event.round % every == 0 or event.round == view.rounds:
+        is_due = event.round > begun and event.round % every == 0
+        if is_due or event.round == view.rounds:
             print_line()
 
     try:

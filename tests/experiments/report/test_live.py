@@ -363,6 +363,17 @@ def test_about_ten_lines_and_the_last_round(rounds, done):
     assert ("best 0.5000 (round 1)" in lines[0]) == (done > 0)
 
 
+@pytest.mark.parametrize(("lines", "expected"), [(1, ["20/20"]), (2, ["15/20", "20/20"])])
+def test_fewer_lines_can_be_asked_for(lines, expected):
+    """Of a run that starts from another's end: its last round is told again, and not shown."""
+    console = plain()
+    past = [record(t, 0.5) for t in range(1, 11)]
+    with watch_run(console, "FedPA", 20, past=past, lines=lines) as callback:
+        for t in range(10, 21):
+            callback(event(t, 20))
+    assert [line.split()[2] for line in console.export_text().splitlines()] == expected
+
+
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_a_run_that_ends_early_says_where(error):
     console = plain()
