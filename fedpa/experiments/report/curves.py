@@ -129,9 +129,12 @@ def compute_finals(curves: Sequence[Curve], last: int) -> list[float]:
     return [float(np.mean(own[recent])) for own in values]
 
 
-def compute_running_average(curve: Curve, window: int = WINDOW) -> Curve:
-    """Average, at each round from `window` on, the evaluations in the last `window` rounds."""
-    rounds = curve.rounds[curve.rounds >= window]
+def compute_running_average(curve: Curve, window: int = WINDOW, shrinking: bool = False) -> Curve:
+    """Average, at each round from `window` on, the evaluations in the last `window` rounds.
+
+    shrinking: begin with the first, with as many rounds as there are.
+    """
+    rounds = curve.rounds if shrinking else curve.rounds[curve.rounds >= window]
     means = [
         np.mean(curve.values[(curve.rounds > t - window) & (curve.rounds <= t)]) for t in rounds
     ]
@@ -179,13 +182,12 @@ def make_learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
     series = []
     for group in groups:
         marks = _read_curves(group, f"eval/{scale.metric}")
-        smooth = [(seed, compute_running_average(curve)) for seed, curve in marks]
+        smooth = [(s, compute_running_average(curve, shrinking=True)) for s, curve in marks]
         series.append(_average_seeds(group.label, smooth)._replace(marks=marks))
     several = any(own.band is not None for own in series)
     band = ", shaded from the lowest seed to the highest" if several else ""
-    note = f"×: an evaluation; line: the {WINDOW}-round average, mean over seeds{band}."
-    if not any(_has_points(own) for own in series):
-        note += f" No run has been evaluated after round {WINDOW} yet, so there is no line."
+    note = f"×: an evaluation; line: the average of the last {WINDOW} rounds (of all so far before "
+    note += f"round {WINDOW}), mean over seeds{band}."
     starts = {find_first_sampling(history) for group in groups for history in group.histories}
     # What samples from the first round on has no burn-in to switch from.
     switches = tuple(sorted(t for t in starts if t is not None and t > 1))

@@ -106,12 +106,13 @@ def test_curves_are_those_of_the_paper():
     marks = [t for t in chart["data"] if t["meta"]["role"] == "marks"]
     assert all(len(t["x"]) == 30 for t in marks)
     line = next(t for t in chart["data"] if t["meta"]["role"] == "line")
-    assert line["x"] == list(range(10, 31))
-    ten = [np.mean(t["y"][:10]) for t in marks[:2]]
-    assert line["y"][0] == pytest.approx(np.mean(ten), abs=1e-4)
+    assert line["x"] == list(range(1, 31))
     band = chart["data"][0]
-    assert band["y"][0] == pytest.approx(max(ten), abs=1e-4)
-    assert band["y"][-1] == pytest.approx(min(ten), abs=1e-4)
+    for t in (3, 10, 25):  # before round 10 of all so far
+        means = [np.mean(seed["y"][max(t - 10, 0) : t]) for seed in marks[:2]]
+        assert line["y"][t - 1] == pytest.approx(np.mean(means), abs=1e-4)
+        assert band["y"][t - 1] == pytest.approx(max(means), abs=1e-4)
+        assert band["y"][-t] == pytest.approx(min(means), abs=1e-4)
     assert (chart["targets"], chart["switches"]) == (part.scale.targets, (16,))
 
 
@@ -154,10 +155,11 @@ def test_a_seed_without_points_leaves_no_mean_of_the_others():
         spread = {f"eval/accuracy_p{p}": p / 100 for p in (10, 50, 90)}
         made_run(Path(f"cmp/fedpa-{seed}"), seed=seed, done=done, more=spread if done else None)
     _, data = reported("cmp")
-    for chart in (data["charts"][0], data["charts"][-1]):
+    for chart, shared in ((data["charts"][0], [1, 2, 3, 4]), (data["charts"][-1], [])):
         line = next(t for t in chart["data"] if t["meta"]["role"] == "line")
-        assert line["x"] == []
-        assert all(t["x"] == [] for t in chart["data"] if t["meta"]["role"] == "band")
+        assert line["x"] == shared
+        band = [t["x"] for t in chart["data"] if t["meta"]["role"] == "band"]
+        assert all(x == [*shared, *shared[::-1]] for x in band)
     rest = [t["name"] for t in data["charts"][0]["data"] if t["meta"]["role"] == "rest"]
     assert rest == ["FedPA[5], seed 0", "FedPA[5], seed 1"]
     rest = [t["name"] for t in data["charts"][-1]["data"] if t["meta"]["role"] == "rest"]
@@ -230,10 +232,9 @@ def test_the_reference_can_be_chosen(capsys):
     assert "stands for several; choose from FedAvg[5], FedPA[5] (rho=" in error
 
 
-def test_a_run_of_a_few_rounds_has_marks_but_no_line_yet():
-    text, data = reported(made_run(Path("a-run"), rounds=5), figures=True)
-    assert "there is no line" in shown(text)
-    assert [len(t["x"]) for t in data["charts"][0]["data"]] == [5, 0]
+def test_a_run_of_a_few_rounds_has_a_line_from_the_first():
+    _, data = reported(made_run(Path("a-run"), rounds=5), figures=True)
+    assert [len(t["x"]) for t in data["charts"][0]["data"]] == [5, 5]
     assert Path("report-curves.png").exists()
 
 
@@ -422,7 +423,7 @@ def test_a_page_that_gets_too_large_has_less_in_it_or_is_refused(monkeypatch):
     text, points, number = within(len(text.encode()) - 1)
     assert (points, number) == (10, 6)
     text, points, number = within(len(text.encode()) - 1)
-    assert (points, number) == (21, 1)
+    assert (points, number) == (30, 1)
     assert "the posterior diagnostics are left out" in shown(text)
     with pytest.raises(
         FedpaError, match=r"page of these 3 runs would have 4\.\d* MB, .*fewer runs"
