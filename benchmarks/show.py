@@ -10,7 +10,8 @@ from rich.table import Table
 from benchmarks.compare import Row, quartiles, ratios, share_of_peak, significant
 from benchmarks.systems import OURS
 from benchmarks.works import WORKS, Work
-from fedpa.experiments.report.figures import COLOURS, new_figure, render_figure, tidy
+from fedpa.experiments.report.figures import new_figure, render_figure, tidy
+from fedpa.experiments.report.looks import COLOURS, MARKERS
 
 ORDER = [OURS, "fedjax", "pfl", "flower", "torch", "torch (sparse)", "torch (dense)"]
 
@@ -134,7 +135,7 @@ def machine_lines(machine: Mapping[str, Any]) -> list[str]:
 
 
 def chart(rows: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """A panel per work: bars of milliseconds a round, on a scale of factors."""
+    """A panel per work: points of milliseconds a round, on a scale of factors."""
     shown = {name: [r for r in found if r.seconds] for name, found in rows.items()}
     shown = {name: found for name, found in shown.items() if found}
     columns = min(4, max(1, len(shown)))
@@ -142,26 +143,30 @@ def chart(rows: Mapping[str, Sequence[Row]], path: Path) -> None:
     figure = new_figure(3.4 * columns, 2.1 * lines)
     for place, (name, found) in enumerate(shown.items(), start=1):
         axes = figure.add_subplot(lines, columns, place)
-        _bars(axes, found)
+        _points(axes, found)
         tidy(axes, name, "ms a round (log scale)", "")
         axes.tick_params(axis="y", length=0)
     path.write_bytes(render_figure(figure, "png"))
 
 
-def _bars(axes: Any, found: Sequence[Row]) -> None:
+def _points(axes: Any, found: Sequence[Row]) -> None:
     for place, row in enumerate(reversed(found)):
         assert row.seconds is not None
         valid = row.status == "ok"
         middle = 1e3 * row.seconds.median
-        axes.barh(
-            place,
-            middle,
-            color=COLOURS[ORDER.index(row.system) % len(COLOURS)],
-            hatch=None if valid else "///",
-            alpha=1.0 if valid else 0.4,
-        )
+        look = ORDER.index(row.system) % len(COLOURS)
         ends = [[middle - 1e3 * row.seconds.low], [1e3 * row.seconds.high - middle]]
-        axes.errorbar(middle, place, xerr=ends, color="black", linewidth=0.8, capsize=2)
+        axes.errorbar(
+            middle,
+            place,
+            xerr=ends,
+            color=COLOURS[look],
+            marker=MARKERS[look],
+            markerfacecolor=COLOURS[look] if valid else "white",
+            markersize=6,
+            linewidth=1.0,
+            capsize=2,
+        )
         text = significant(middle)
         if row.ratio is not None:
             text += f" ({significant(row.ratio.median)}×)"

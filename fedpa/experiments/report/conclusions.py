@@ -38,7 +38,9 @@ def conclude(comparison: Comparison) -> list[str]:
         for method, difference in paired:
             verdict = judge(difference, comparison.scale.lower)
             found.setdefault(_VERDICTS[verdict], []).append(f"{method} ({_format(difference)})")
-        parts = [f"{verdict} {join_words(found[verdict])}" for verdict in found]
+        parts = [
+            f"{word} {join_words(found[word])}" for word in _VERDICTS.values() if word in found
+        ]
         sentences.append(
             f"Compared with {comparison.reference} {over}, final {comparison.scale.metric} is "
             f"{', '.join(parts)}."

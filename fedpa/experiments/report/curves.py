@@ -180,7 +180,7 @@ def make_learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
     series = []
     for group in groups:
         marks = _read_curves(group, f"eval/{scale.metric}")
-        smooth = [(seed, compute_running_average(curve)) for seed, curve in marks]
+        smooth = [(s, compute_running_average(curve)) for s, curve in marks]
         series.append(_average_seeds(group.label, smooth)._replace(marks=marks))
     several = any(own.band is not None for own in series)
     band = ", shaded from the lowest seed to the highest" if several else ""

@@ -1,6 +1,6 @@
-"""Figures as PNG and PDF: how they look, the panels of a comparison, the picture of a partition.
+"""Figures as PNG and PDF: the panels of a comparison, the picture of a partition.
 
-A palette and line styles that differ without colour, too; the same numbers give the same file.
+Methods look as `looks` says; the same numbers give the same file.
 """
 
 import io
@@ -18,11 +18,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.curves import WINDOW, Panel, Series
+from fedpa.experiments.report.looks import COLOURS, MARKERS, STYLES, Look, assign_looks
 
-# Okabe and Ito's palette and a line style each: distinct without colour, too.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1))]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+MARKS = 8
+"""Markers along a line."""
 KINDS: tuple[Literal["png", "pdf"], ...] = ("png", "pdf")
 FIGURES = tuple(f"{name}.{kind}" for name in ("curves", "diagnostics", "clients") for kind in KINDS)
 """The files there may be; without numbers for it a figure is left out."""
@@ -31,12 +30,6 @@ NAMED = 30
 NUMBERED = 16
 """Up to this many clients and labels every cell has its number in it."""
 SHADES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#9ecbe6", "#0072B2", "#001d33"])
-
-
-def choose_line(index: int) -> tuple[str, Any]:
-    """Choose (colour, style) of the method at this place; where colours repeat, styles differ."""
-    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
-    return COLOURS[index % len(COLOURS)], style
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -100,7 +93,8 @@ def _draw_panels(
 
     Outside: curves fill a panel from corner to corner.
     """
-    methods = list(dict.fromkeys(group.label for part in comparisons for group in part.groups))
+    looks = assign_looks([group for part in comparisons for group in part.groups])
+    methods = list(looks)
     # As many columns as the longest label leaves room for: about a hundred characters.
     legend_columns = min(max(95 // (max(map(len, methods)) + 9), 1), 3)
     rows, legend_rows = math.ceil(len(panels) / columns), math.ceil(len(methods) / legend_columns)
@@ -111,7 +105,7 @@ def _draw_panels(
     lines = {}
     for axes, panel in zip(grid, panels, strict=False):
         for series in panel.series:
-            lines[series.method] = _draw_series(axes, series, methods.index(series.method))
+            lines[series.method] = _draw_series(axes, series, looks[series.method])
         _draw_surroundings(axes, panel)
     if lines:
         figure.legend(
@@ -121,6 +115,7 @@ def _draw_panels(
             ncols=legend_columns,
             frameon=False,
             fontsize=8,
+            handlelength=3.5,
         )
     return figure
 
@@ -145,9 +140,9 @@ def _draw_surroundings(axes: Axes, panel: Panel) -> None:
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _draw_series(axes: Axes, series: Series, index: int) -> Any:
+def _draw_series(axes: Axes, series: Series, look: Look) -> Any:
     """Draw one method's curves; its line is the legend's."""
-    colour, style = choose_line(index)
+    colour = COLOURS[look.colour]
     for _, marks in series.marks:
         axes.plot(*marks, "x", color=colour, markersize=2.5, alpha=0.25)
     if series.band is not None:
@@ -155,7 +150,17 @@ def _draw_series(axes: Axes, series: Series, index: int) -> Any:
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
     for _, rest in series.rest:
         axes.plot(*rest, color=colour, linewidth=0.6)
-    (line,) = axes.plot(*series.line, color=colour, linestyle=style, linewidth=1.8)
+    # Of two methods that lie on one another the markers are side by side.
+    every = max(len(series.line.rounds) // MARKS, 1)
+    (line,) = axes.plot(
+        *series.line,
+        color=colour,
+        linestyle=STYLES[look.dash],
+        linewidth=1.6,
+        marker=MARKERS[look.marker],
+        markersize=4.5,
+        markevery=(look.marker * every // len(MARKERS), every),
+    )
     return line
 
 

@@ -11,21 +11,11 @@
 
   const place = (chart) => document.getElementById(chart.id);
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  // The palette's hues as they are seen on a dark page.
-  const DARK = ["#4C9BE8", "#F07F3C", "#2FBF92", "#E39CC3", "#F2B632", "#8AD0F7", "#F2F2F2"];
-  const colour = (method) => {
-    const palette = root.dataset.theme === "dark" ? DARK : report.palette;
-    return palette[method % palette.length];
-  };
-  // Methods also differ in their dashes, not only in colour: plotly's dash → the lengths of its swatch.
+  const colour = (method) => report.looks[method][root.dataset.theme === "dark" ? "dark" : "light"];
+  // Methods also differ in dashes and markers: plotly's dash → the lengths of its swatch.
   const DASHES = {
     solid: "none", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3", longdash: "11 4",
     longdashdot: "11 3 2 3", "5px 2px 1px 2px": "5 2 1 2",
-  };
-  // Where colours repeat, dashes differ.
-  const dash = (method) => {
-    const names = Object.keys(DASHES);
-    return names[(method + Math.floor(method / names.length)) % names.length];
   };
   const faint = (hex, alpha) => {
     const [r, g, b] = [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
@@ -40,12 +30,15 @@
       mode: "markers", marker: { symbol: "x-thin", size: 5, opacity: 0.5, line: { width: 1, color: c } },
     }),
     rest: (c) => ({ mode: "lines", line: { width: 1, color: c } }),
-    line: (c, dash) => ({ mode: "lines", line: { width: 2.2, color: c, dash } }),
+    line: (c, look) => ({
+      mode: "lines+markers", line: { width: 2.2, color: c, dash: look.dash },
+      marker: { symbol: look.symbol, size: 8, color: c, maxdisplayed: 8 },
+    }),
   };
 
   function drawn(trace) {
     const { method, role } = trace.meta;
-    const look = LOOKS[role](colour(method), dash(method));
+    const look = LOOKS[role](colour(method), report.looks[method]);
     return {
       hovertemplate: "round %{x}: %{y:.4~g}<extra>%{fullData.name}</extra>",
       ...trace, ...look, showlegend: false, visible: !hidden.has(method),
@@ -121,7 +114,7 @@
       Plotly.react(place(chart), chart.data.map(drawn), layout(chart), SETTINGS);
     }
     for (const line of document.querySelectorAll("[data-swatch]")) {
-      line.setAttribute("stroke", colour(Number(line.dataset.swatch)));
+      line.setAttribute(line.tagName === "text" ? "fill" : "stroke", colour(Number(line.dataset.swatch)));
     }
   }
 
@@ -156,9 +149,11 @@
 
   report.methods.forEach((name, method) => {
     const label = document.createElement("label");
+    const look = report.looks[method];
     label.innerHTML = `<input type="checkbox" checked data-method="${method}">
-      <svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" stroke-width="3"
-      stroke-dasharray="${DASHES[dash(method)]}" data-swatch="${method}"/></svg>`;
+      <svg width="34" height="14" aria-hidden="true"><line x1="0" y1="7" x2="34" y2="7" stroke-width="3"
+      stroke-dasharray="${DASHES[look.dash]}" data-swatch="${method}"/><text x="17" y="12" font-size="14"
+      text-anchor="middle" data-swatch="${method}">${look.glyph}</text></svg>`;
     label.append(Object.assign(document.createElement("span"), { textContent: name }));
     document.getElementById("methods").append(label);
   });

@@ -20,7 +20,14 @@ from fedpa.errors import FedpaError
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.conclusions import conclude, explain_controls, interpret_diagnostics
 from fedpa.experiments.report.curves import Curve, Panel, find_spread_metrics, read_last
-from fedpa.experiments.report.figures import COLOURS
+from fedpa.experiments.report.looks import (
+    COLOURS,
+    DARK,
+    DASHES,
+    GLYPHS,
+    SYMBOLS,
+    assign_looks,
+)
 from fedpa.experiments.report.runs import UNUSED, Group, Run, list_differences
 from fedpa.experiments.report.tables import (
     format_latex,
@@ -63,7 +70,18 @@ def make_page(comparisons: Sequence[Comparison]) -> str:
 
 def _fill_page(comparisons: Sequence[Comparison], least: int, notices: Sequence[str]) -> str:
     groups = [group for part in comparisons for group in part.groups]
-    methods = list(dict.fromkeys(group.label for group in groups))
+    assigned = assign_looks(groups)
+    methods = list(assigned)
+    looks = [
+        {
+            "light": COLOURS[look.colour],
+            "dark": DARK[look.colour],
+            "dash": DASHES[look.dash],
+            "symbol": SYMBOLS[look.marker],
+            "glyph": GLYPHS[look.marker],
+        }
+        for look in assigned.values()
+    ]
     panels = [panel for part in comparisons for panel in _list_panels(part)]
     lines = [s.line for p in panels for s in p.series]
     drawn = len(lines) + sum(2 * bool(s.band) + len(s.rest) for p in panels for s in p.series)
@@ -99,7 +117,7 @@ def _fill_page(comparisons: Sequence[Comparison], least: int, notices: Sequence[
             for name, (title, content) in sections.items()
         ),
         thinned=f" Lines of more than {most:,} rounds skip some between." if is_thinned else "",
-        data=dump_json({"charts": charts, "methods": methods, "palette": COLOURS}),
+        data=dump_json({"charts": charts, "methods": methods, "looks": looks}),
         plotly=_read_file("package_data/plotly.min.js", "plotly"),
         script=_read_file("page.js"),
     )

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich import box, filesize
 from rich.table import Table
+from rich.text import Text
 
 from fedpa.errors import find_name, refuse
 from fedpa.experiments.report.bootstrap import LEVEL, Interval
 from fedpa.experiments.report.comparison import Comparison, Difference, Row
 from fedpa.experiments.report.curves import WINDOW, find_split, has_test
+from fedpa.experiments.report.looks import COLOURS, assign_looks
 
 _LATEX: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -219,8 +221,12 @@ def make_table(
         name = "test" if name.startswith("test\n") else name
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bytes\nup and\ndown", justify="right", no_wrap=True)
-    for row in results.rows:
-        table.add_row(row[method], *(row[k] for k in numbers), f"{row[up]}\n{row[down]}")
+    looks = assign_looks(comparison.groups).values()
+    for row, look in zip(results.rows, looks, strict=True):
+        colour = COLOURS[look.colour]
+        # Black is the text's own colour, which a dark terminal has in white.
+        label = Text(row[method], "" if colour == "#000000" else colour)
+        table.add_row(label, *(row[k] for k in numbers), f"{row[up]}\n{row[down]}")
     for other in published:
         # Empty for a target of which the paper says nothing; – is one that was never reached.
         cells = {f"rounds\nto {t:g}": str(reached or "–") for t, reached in other.rounds_to.items()}

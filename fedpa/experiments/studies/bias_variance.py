@@ -31,7 +31,8 @@ from rich.table import Table
 from fedpa.deltas import posterior_delta
 from fedpa.deltas.shrinkage import Rho
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import MARKERS, new_figure, tidy
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import MARKERS
 from fedpa.experiments.studies.study import (
     Row,
     Settings,

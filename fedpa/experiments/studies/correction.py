@@ -39,7 +39,8 @@ from fedpa.algorithms.local_training import SamplerFactory, local_work
 from fedpa.data import from_mapping
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import COLOURS, MARKERS, new_figure, tidy
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import COLOURS, MARKERS, PLACES
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -406,11 +407,14 @@ def _split_by_method(rows: Sequence[Row], quantity: str) -> dict[str, list[Row]]
 def _draw_curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
     """FedAvg, the mean, FedPA at ρ = 1, the best of the rest of each group, the oracle."""
     quantity, label = ABOUT[problem].quantity, ABOUT[problem].label
-    names = ["FedAvg", "mean", "FedPA ρ=1"]
+    places = {"FedAvg": PLACES["fedavg"], "mean": PLACES["mean"], "FedPA ρ=1": PLACES["fedpa"]}
+    names = list(places)
     for group in ("IASG, calibrated", "other samplers"):
         names += _rank(where(rows, group=group), problem)[:1]
-    for index, name in enumerate([*names, "oracle"]):
-        draw_means(axes, where(rows, method=name, quantity=quantity), "round", index, name)
+    left = (place for place in range(len(COLOURS)) if place not in places.values())
+    for name in [*names, "oracle"]:
+        place = places[name] if name in places else next(left)
+        draw_means(axes, where(rows, method=name, quantity=quantity), "round", place, name)
     tidy(axes, f"{problem}: tuned server rates, mean and 95 % band", "round", label)
     if problem == "least squares":
         axes.set_yscale("log")

@@ -41,7 +41,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import COLOURS, MARKERS, STYLES
 from fedpa.experiments.studies.study import (
     Row,
     Settings,

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedpa.errors import FedpaError, explain
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.figures import COLOURS, STYLES
+from fedpa.experiments.report.looks import COLOURS, STYLES
 from fedpa.lazy import find_components
 from fedpa.server import optimizers
 from fedpa.server.update import Server

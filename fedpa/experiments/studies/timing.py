@@ -37,7 +37,8 @@ from fedpa.algorithms.fedopt import Broadcast
 from fedpa.algorithms.local_training import local_sampler
 from fedpa.deltas import Delta, DeltaInfo, fixed, mean, posterior, posterior_delta
 from fedpa.deltas.posterior import Form, GramState
-from fedpa.experiments.report.figures import COLOURS, MARKERS, STYLES, new_figure, tidy
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import COLOURS, MARKERS, STYLES
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -288,7 +289,7 @@ def _compile(function: Callable[..., Any], *arguments: Any) -> Any:
 LOOKS: dict[Variant, dict[str, Any]] = {
     variant: {"color": COLOURS[colour], "linestyle": STYLES[n], "marker": MARKERS[n], "ms": size}
     for n, (variant, colour, size) in enumerate(
-        [(FEDAVG, 6, 8.0), (RECURRENCE, 0, 6.0), (GRAM, 1, 4.0), (DENSE, 2, 4.5)]
+        [(FEDAVG, 0, 8.0), (RECURRENCE, 1, 6.0), (GRAM, 3, 4.0), (DENSE, 2, 4.5)]
     )
 }
 LABELS = {
@@ -315,7 +316,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     tidy(times, "client update, 500 steps", "parameters d", "time (ms)")
     for variant in (RECURRENCE, GRAM):
         _draw(overheads, rows, variant, "overhead_percent", LABELS[variant], **LOOKS[variant])
-    sampling = {"color": COLOURS[3], "linestyle": STYLES[4], "marker": MARKERS[4], "ms": 4.5}
+    sampling = {"color": COLOURS[5], "linestyle": STYLES[4], "marker": MARKERS[4], "ms": 4.5}
     _draw(overheads, rows, MEAN, "sampling_percent", "of it: sampling", **sampling, linewidth=1.0)
     for variant, label, marker in [
         (RECURRENCE, "of it: delta, recurrence", "+"),

@@ -36,7 +36,8 @@ from fedpa.algorithms import (
     mean_control,
 )
 from fedpa.data import from_mapping
-from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import COLOURS
 from fedpa.experiments.studies.study import (
     Row,
     Settings,

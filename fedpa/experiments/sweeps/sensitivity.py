@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.table import Table
 
-from fedpa.experiments.report.figures import COLOURS, new_figure, tidy
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import COLOURS
 from fedpa.experiments.sweeps.search import Trial, find_best
 from fedpa.experiments.sweeps.space import Choices, Interval, Space, format_value, is_whole
 

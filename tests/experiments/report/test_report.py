@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.report.bootstrap import interval_of_mean
 from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.conclusions import conclude
@@ -23,7 +24,8 @@ from fedpa.experiments.report.curves import (
     find_split,
     read_curve,
 )
-from fedpa.experiments.report.figures import choose_line, draw_curves, render_figure
+from fedpa.experiments.report.figures import draw_curves, render_figure
+from fedpa.experiments.report.looks import assign_looks, choose_look
 from fedpa.experiments.report.runs import Group, Run
 from fedpa.experiments.report.tables import (
     PUBLISHED,
@@ -355,4 +357,22 @@ def test_the_table_has_the_test_split_of_the_last_round():
 
 
 def test_no_two_of_many_methods_look_alike():
-    assert len({(colour, str(style)) for colour, style in map(choose_line, range(40))}) == 40
+    looks = [choose_look(place) for place in range(49)]
+    assert len({(look.colour, look.dash) for look in looks}) == 49
+    assert len({(look.colour, look.marker) for look in looks}) == 49
+
+
+def test_a_method_looks_the_same_whatever_it_is_compared_with():
+    low = [history([0.3] * 3)]
+    many = assign_looks([group(name, low) for name in METHODS])
+    assert len(set(many.values())) == len(METHODS)
+    few = assign_looks([group(name, low) for name in ("mine", "mean", "fedpa", "theirs")])
+    assert {name: few[name] for name in ("mean", "fedpa")} == {
+        name: many[name] for name in ("mean", "fedpa")
+    }
+    assert len(set(few.values())) == 4
+    one, other = group("fedpa", low), group("fedpa", low)._replace(label="fedpa (rho=1)")
+    own = assign_looks([one, other])
+    assert own["fedpa"] == many["fedpa"]
+    assert own["fedpa (rho=1)"].colour == own["fedpa"].colour
+    assert own["fedpa (rho=1)"].dash != own["fedpa"].dash

@@ -257,7 +257,7 @@ def _report(
     # Printed first: whatever becomes of the files, the numbers are seen.
     console.print(make_table(comparison, published, name))
     for sentence in conclude(comparison):
-        say(console, sentence)
+        console.print(sentence, markup=False, highlight=False)
     write_report(plan.out, comparison)
     say(
         console,
