@@ -104,7 +104,7 @@ def explain_controls(groups: Sequence[Group]) -> list[str]:
         method = METHODS.get(group.runs[0].method or "")
         if method is not None and method.control_of:
             texts.append(
-                f"{group.label}: {method.summary}. What a method adds to it is an effect of "
+                f"{group.label}: {method.summary}. A difference from it is an effect of "
                 f"{method.isolates}."
             )
     return texts
