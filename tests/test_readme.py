@@ -1,18 +1,16 @@
 """README keeps its promises: its example runs and is short, its commands exist."""
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from fedpa.__main__ import EXTRA
+from tests.markdown import ROOT, read_blocks, run_program
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = [code for _, code in read_blocks(README, "python")]
 
 
 CHECK = """
@@ -27,14 +25,7 @@ def test_examples_run_as_a_user_would_run_them(code, tmp_path):
     if "fedpa.fit(" in code:
         assert len(code.strip().splitlines()) <= 25
         code += CHECK
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(code, tmp_path)
 
 
 def test_the_own_model_needs_the_library_s_dependencies_alone(tmp_path):
@@ -54,9 +45,13 @@ def test_there_is_an_example_of_ones_own_model():
     assert sum("fedpa.fit(" in code for code in EXAMPLES) == 1
 
 
-def test_pictures_and_links_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", README):
-        assert (ROOT / target).exists(), target
+def test_page_one_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_sources_of_the_comparison_are_given():
+    used = set(re.findall(r"\]\[(\w+)\]", README))
+    assert used == set(re.findall(r"^\[(\w+)\]: https://", README, re.MULTILINE))
 
 
 def test_commands_are_make_targets():

@@ -9,7 +9,7 @@ same numbers:
   it wins where Δ̂ is read after every sample.
 
 `auto`, the default, takes the recurrence for up to three samples with a fixed ρ and the Gram form
-otherwise; docs/architecture.md has the measurements behind it.
+otherwise; docs/performance.md has the measurements behind it.
 """
 
 from typing import Any, Literal, NamedTuple

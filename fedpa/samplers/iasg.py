@@ -8,7 +8,7 @@ The average is a running one: memory does not grow with K. Without averaging the
 as FedAvg runs it (Algorithm 2); with noise in its step it is SGLD or SGHMC (`minibatch_chain`).
 
 IASG has no temperature: the spread of its samples follows from learning rate, batch size and window
-(docs/architecture.md has the formula).
+(docs/explanation/scale.md has the formula).
 """
 
 from collections.abc import Callable

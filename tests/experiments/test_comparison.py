@@ -349,8 +349,8 @@ def test_seeds_can_be_named_and_runs_have_about_ten_lines(capsys):
 
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     """As it stands, but for its length."""
-    page = Path(__file__).parents[2] / "docs" / "runs.md"
-    section = page.read_text("utf-8").split("### A model of your own")[1]
+    page = Path(__file__).parents[2] / "docs" / "how_to" / "report.md"
+    section = page.read_text("utf-8").split("## A model of your own")[1]
     code = section.split("```python\n")[1].split("```")[0]
     shorter = {
         "rounds=20": "rounds=3",
