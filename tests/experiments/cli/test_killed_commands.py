@@ -78,7 +78,8 @@ def test_a_partition(tmp_path):
 
 def test_a_report(tmp_path):
     made_run(tmp_path / "a-run", rounds=3)
-    files = {"report.html", "report-curves.png", "report-curves.pdf"}
+    beside = ("curves.png", "curves.pdf", "table.csv", "table.tex")
+    files = {"report.html", *(f"report-{name}" for name in beside)}
     left = killed_at_every_step(
         tmp_path, "report", "a-run", "--out", "out/report.html", files=files
     )

