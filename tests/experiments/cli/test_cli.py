@@ -312,7 +312,7 @@ def _interrupted(*words):
 
 def test_compare_leaves_the_files_of_others(here, capsys):
     for name in ("table.csv", "table.tex", "report.html", "trials"):
-        place = here / name.replace(".", "-")
+        place = Path(name.replace(".", "-"))
         place.mkdir()
         (place / name).touch()
         said = refused_here("compare", "digits", *QUICK, "--out", str(place), capsys=capsys)
