@@ -70,7 +70,8 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
 
     Args:
         field: The name as the user knows it.
-        value: What it was; shown by its `repr`, at most 80 characters of it.
+        value: What it was; shown by its `repr`, at most 80 characters of it, 240 of a text: a path
+            must be seen whole.
         expected: What would be right.
     Returns:
         The error, to be raised.
@@ -79,8 +80,9 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
         rho = -1: must be a number ≥ 0
     """
     shown = re.sub(r"\s*\n\s*", " ", repr(value))  # an array's may have several lines
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
+    most = 240 if isinstance(value, str) else 80
+    if len(shown) > most:
+        shown = shown[: most - 3] + "..."
     return FedpaError(f"{field} = {shown}: {expected}")
 
 
