@@ -275,6 +275,8 @@ def label_method(method: Method) -> str:
         if is_setting and (parameter.default is parameter.empty or name == "rho"):
             text = value if isinstance(value, str) else f"{value:g}"
             label += f", {'ρ' if name == 'rho' else name} = {text}"
+        elif name in ("sampler", "delta") and value is not None:
+            label += f", own {name}"
     return label
 
 

@@ -137,6 +137,7 @@ def own_method(objective):
         (fedpa.global_precision(METHOD), "global precision"),
         (own_method, "own_method"),
         (lambda objective: METHOD(objective), "a method of your own"),
+        (fedpa.fedpa(LOCAL, SIDE, delta=fedpa.deltas.mean()), "FedPA, own delta"),
     ],
 )
 def test_labels_follow_from_methods(method, label):
