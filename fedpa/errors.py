@@ -155,7 +155,7 @@ def check_type(field: str, value: object, kind: type, example: str) -> None:
 
 
 def check_takes(field: str, function: object, arguments: str) -> None:
-    """Refuse what is not a function of so many arguments.
+    """Refuse what is not a function that takes these arguments.
 
     Args:
         field: What the error calls it.

@@ -1,6 +1,6 @@
 """Looking at values while code runs eagerly: the debug engine's eyes inside a client update.
 
-In compiled code nobody watches, and `watch` is nothing.
+In compiled code there is no watcher, and `watch` does nothing.
 """
 
 import contextlib

@@ -191,7 +191,7 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
 
     def receive(state: ServerState, answer: Aggregate) -> ServerState:
         old = state.shared.gradient
-        there = answer.weight > 0  # if nobody answered, c is what it was
+        there = answer.weight > 0  # if no client answered, c stays as it was
         new = jax.tree.map(lambda a, b: jnp.where(there, a, b), narrow(answer.mean, old), old)
         return state._replace(shared=state.shared._replace(gradient=new))
 

@@ -222,7 +222,7 @@ def _branch(weights: np.ndarray, left: np.ndarray) -> np.ndarray:
     weights = np.where(left > 0, weights, 0.0)
     if weights.sum() == 0:  # nothing this client wants is left: what there is most of
         weights = left.astype(float)
-    if weights.sum() == 0:  # all is dealt; nobody comes here any more
+    if weights.sum() == 0:  # all examples are dealt: never drawn again
         return np.ones(len(weights))
     cumulative = np.cumsum(weights / weights.sum())
     # Rounding must not leave a gap above the last branch that has something.

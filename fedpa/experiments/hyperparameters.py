@@ -244,7 +244,7 @@ def replace_fields(settings: S, **fields: Any) -> S:
 
 
 def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
-    """The same settings, as if nobody had said anything about these."""
+    """The same settings with these back at their defaults."""
     plain = Hyperparameters()
     return dataclasses.replace(h, **{name: getattr(plain, name) for name in fields})
 

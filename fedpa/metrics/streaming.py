@@ -59,7 +59,7 @@ def make_evaluator(
         metric: What is measured, e.g. `fedpa.metrics.classifier(logits)`.
         data: The federation; clients are read one after the other.
         batch_size: Examples that are computed at a time, across clients.
-        most: At most so many examples, which are kept in memory for the next evaluation.
+        most: Largest number of examples; they are kept in memory for the next evaluation.
     Returns:
         A function of the parameters; its `Evaluation` has the values of all and of each client.
     Raises:

@@ -11,7 +11,7 @@ from fedpa.samplers.hamiltonian import hamiltonian
 from fedpa.samplers.sampler import Epochs, Rate, Sampler, Temperature, Window, import_blackjax
 
 MAX_DOUBLINGS = 3
-"""Few: where the data leave directions flat, a trajectory finds no turn and goes on to the last."""
+"""Few: where the data leave directions flat, a trajectory finds no turn and takes all doublings."""
 
 
 def nuts(

@@ -211,7 +211,9 @@ def load_checkpoint(
             if not isinstance(inner, dict):
                 break
         if not isinstance(inner, dict) or last in inner:
-            raise FedpaError(f"{name}: names with / in them can't be told apart: give like=")
+            raise FedpaError(
+                f"{name}: its keys contain /, so the tree can't be rebuilt from names: give like="
+            )
         inner[last] = array
     return Checkpoint(stored.round, state, history)
 

@@ -168,7 +168,7 @@ def _group_rows(source: str, codes: np.ndarray, names: Sequence[Any]) -> dict[st
         raise DataError(f"{source} has clients that are the same as text")
     ends = np.cumsum(np.bincount(codes, minlength=len(ids)))
     rows = np.split(np.argsort(codes, kind="stable"), ends[:-1])
-    # A name without rows is a category that nobody is of.
+    # A name without rows is a category that no row has.
     return {name: own for name, own in zip(ids, rows, strict=False) if len(own)}
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class _Console(Console):
-    """Its reader (head, less) may have seen enough: work goes on, and nothing more is said."""
+    """Its reader (head, less) may have seen enough: work continues without output."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

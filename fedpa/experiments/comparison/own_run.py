@@ -246,8 +246,8 @@ _ENDS = ("", *(f"_p{p}" for p in PERCENTILES))
 def is_same(one: Any, other: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:
     """Whether two settings are the same for certain, by value.
 
-    Functions are the same if their code is, and all that it closes over. What can't be told apart
-    for certain is not the same.
+    Functions are the same if their code and all values that it closes over are. In doubt the answer
+    is no.
 
     Example:
         >>> import optax

@@ -5,7 +5,7 @@ first round at which the 10-round running average reaches x. Before round 10 the
 rounds so far.
 
 A panel's line is the mean over seeds at the rounds that all of them have; a band reaches from the
-lowest seed to the highest there. Where some seeds have gone further, each goes on as a thin line.
+lowest seed to the highest there. Where some seeds have gone further, each continues as a thin line.
 """
 
 import functools

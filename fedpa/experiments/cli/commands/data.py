@@ -103,7 +103,7 @@ def get(argv: Sequence[str], console: Console) -> None:
         with remove_if_empty(directory), show_file_progress(Console(stderr=True)):
             for archive, url in wanted:
                 path = directory / archive.name
-                there = os.path.exists(path)  # False where nobody may look: told below
+                there = os.path.exists(path)  # False without permission to look: reported below
                 download(url, path, archive.checksum)
                 done = "there already" if there else filesize.decimal(path.stat().st_size)
                 say(console, f"{format_path(path)}: {done}, its checksum is right")

@@ -216,7 +216,7 @@ def _num_clients(command: PartitionCommand, split: str) -> int:
 
 
 def _label(command: PartitionCommand, arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Which array is the label, if any: None if nobody said and none has the usual name."""
+    """Which array is the label, if any: None if not given and none has the usual name."""
     if command.label is not None:
         _array(arrays, "label", command.label)
         return command.label
