@@ -95,6 +95,14 @@ def check_when_read(data: FederatedData) -> FederatedData:
     return data._replace(examples=examples, packed=None)
 
 
+def as_federation(clients: Clients, field: str = "clients") -> FederatedData:
+    """What a user gave as clients, as a federation; refused if it has none."""
+    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
+    if not data.ids:
+        raise FedpaError(f"{field} has no clients: at least one is needed")
+    return data
+
+
 def from_mapping(clients: Mapping[Any, ClientArrays]) -> FederatedData:
     """Make a federation of arrays in memory. All of them are checked here, before any work starts.
 

@@ -12,11 +12,10 @@ import numpy as np
 from fedpa.algorithms.fedopt import SAMPLING, stage
 from fedpa.algorithms.local_training import LocalTraining, local_work
 from fedpa.algorithms.methods import Described, Method
-from fedpa.data.federated import Clients, FederatedData, from_mapping
+from fedpa.data.federated import Clients, FederatedData, as_federation
 from fedpa.engines.blocks import capacities, choose_width
 from fedpa.engines.engine import Cohort, num_bytes
 from fedpa.engines.program import Lanes, Shared, bytes_of_result, compile_client
-from fedpa.errors import FedpaError
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
@@ -146,9 +145,7 @@ def estimate(
         [(4004, 2.0)]
     """
     check_counts(rounds, clients_per_round, 0)
-    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
-    if not data.ids:
-        raise FedpaError("clients has no clients: at least one is needed")
+    data = as_federation(clients)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     prepared = prepare(objective, params, data, method, None)
     phases = [prepared.algorithm.phase(t) for t in range(rounds)]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedpa.algorithms.methods import Described, Method
-from fedpa.data.federated import Clients, FederatedData, from_mapping
+from fedpa.data.federated import Clients, as_federation
 from fedpa.engines import ENGINES, EngineOptions
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm, num_bytes
@@ -163,9 +163,7 @@ def fit(
     if out is not None and not isinstance(out, str | os.PathLike):
         raise refuse("out", out, 'must be a directory: "runs/mine"')
     _check_recording(recording)
-    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
-    if not data.ids:
-        raise FedpaError("clients has no clients: at least one is needed")
+    data = as_federation(clients)
     best = Best(recording.best) if isinstance(recording.best, str) else recording.best
     label = recording.label or label_method(method)
 

@@ -16,11 +16,11 @@ from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 
 from fedpa.algorithms.fedopt import Algorithm, Cohort, Round, fed_round
 from fedpa.algorithms.methods import Method
-from fedpa.data.federated import Clients, FederatedData, check_when_read, from_mapping
+from fedpa.data.federated import Clients, FederatedData, as_federation, check_when_read
 from fedpa.engines.engine import num_bytes
 from fedpa.engines.execution import stack_clients
 from fedpa.engines.machine import SHARE, DoesNotFit, available
-from fedpa.errors import FedpaError, NoUsableClientError, check_integer, refuse
+from fedpa.errors import NoUsableClientError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
 from fedpa.training.loop import check_counts, client_hashes, keys_at, select_cohort
@@ -108,9 +108,7 @@ def simulate(
     chosen = _check_seeds(seeds)
     for seed in chosen:
         check_counts(rounds, clients_per_round, seed)
-    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
-    if not data.ids:
-        raise FedpaError("clients has no clients: at least one is needed")
+    data = as_federation(clients)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     algorithm, theta, assemble, bound = prepare(objective, params, data, method, rounds)
     measure = _check_evaluate(evaluate, assemble, theta)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.data.federated import FederatedData, from_mapping
+from fedpa.data.federated import FederatedData, as_federation
 from fedpa.data.views import hold_out
-from fedpa.errors import FedpaError, refuse
+from fedpa.errors import refuse
 from fedpa.metrics.metric import Counts, Metric, ratio
 from fedpa.metrics.streaming import compute_percentiles, make_evaluator
 from fedpa.objectives.checks import trace
@@ -34,10 +34,10 @@ class Splits(NamedTuple):
 
 
 def split_clients(clients: Any, validation: Any, test: Any) -> Splits:
-    train = _as_federation("clients", clients)
-    shown = None if test is None else _as_federation("test", test)
+    train = as_federation(clients)
+    shown = None if test is None else as_federation(test, "test")
     if validation is None or isinstance(validation, Mapping | FederatedData):
-        judges = None if validation is None else _as_federation("validation", validation)
+        judges = None if validation is None else as_federation(validation, "validation")
         return Splits(train, judges, shown)
     is_number = isinstance(validation, int | float | np.number) and not isinstance(validation, bool)
     if not is_number or not 0 < validation < 1:
@@ -49,13 +49,6 @@ def split_clients(clients: Any, validation: Any, test: Any) -> Splits:
             "validation", validation, "there is one client only: give clients of their own"
         )
     return Splits(others, judges, shown)
-
-
-def _as_federation(field: str, clients: Any) -> FederatedData:
-    data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
-    if not data.ids:
-        raise FedpaError(f"{field} has no clients: at least one is needed")
-    return data
 
 
 def choose_metric(

@@ -144,8 +144,7 @@ def _read_run(directory: Path, origin: Path) -> Run | None:
             origin,
             settings,
             flatten({run_directory.ENVIRONMENT: recorded.environment}),
-            # The complete lines: a process may be writing the next.
-            run_directory.read_metrics(directory, torn=True) if metrics.exists() else History(),
+            _read_records(recorded) if metrics.exists() else History(),
             recorded.is_finished(rounds),
             (recorded.summary or {}).get("stopped"),
             _read_hyperparameters(settings, config),
@@ -157,6 +156,11 @@ def _read_run(directory: Path, origin: Path) -> Run | None:
             raise error from None
         warnings.warn(f"{directory} is left out: {error}", stacklevel=3)
         return None
+
+
+def _read_records(recorded: run_directory.Recorded) -> History:
+    """The complete lines of a run that may be writing the next; a finished one has no other."""
+    return run_directory.read_metrics(recorded.out, torn=recorded.summary is None)
 
 
 def _read_hyperparameters(settings: Mapping[str, Any], config: Path) -> Hyperparameters:

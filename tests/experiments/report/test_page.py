@@ -627,3 +627,10 @@ def test_help_is_there(capsys):
         main(["report", "--help"])
     assert leaving.value.code == 0
     assert "--mixed" in capsys.readouterr().out
+
+
+def test_a_finished_run_whose_records_were_cut_is_refused(capsys):
+    run = made_run(Path("a-run"), rounds=5)
+    lines = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(lines[:-20])
+    assert "a-run/metrics.jsonl: line 5" in refused(run, capsys=capsys)
