@@ -1,13 +1,19 @@
 """The code on pages of the manual, run as a user would run it."""
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.flower.deployment import environment, free_port
+
 ROOT = Path(__file__).parents[1]
+FILE = re.compile(r"# (\S+/\S+\.\w+)\n")
+"""First line of a block that is a file."""
 
 
 def read_blocks(text: str, *languages: str) -> list[tuple[str, str]]:
@@ -39,3 +45,49 @@ def run_program(code: str, directory: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def make_script(blocks: list[tuple[str, str]]) -> str:
+    """One bash script of `bash`, `python` and `toml` blocks.
+
+    A block whose first line is a comment with a path is written to that file; other Python is a
+    program of its own.
+    """
+    parts = []
+    for language, code in blocks:
+        file = FILE.match(code)
+        if language == "bash":
+            parts.append(code)
+        elif file:
+            path = shlex.quote(file[1])
+            parts.append(f"mkdir -p $(dirname {path})\ncat > {path} <<'PAGE'\n{code}PAGE\n")
+        else:
+            parts.append(f"python - <<'PAGE'\n{code}PAGE\n")
+    return "\n".join(parts)
+
+
+def run_script(script: str, directory: Path, patience: float = 600) -> str:
+    """What a script prints; ports of the page become free ones, what it leaves running is ended."""
+    for port in dict.fromkeys(re.findall(r"\b1[89]\d{3}\b", script)):
+        script = script.replace(port, str(free_port()))
+    env = environment(directory)
+    env.pop("XLA_FLAGS", None)
+    with (directory / "output.txt").open("w+") as output:
+        shell = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=directory,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(patience)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+        output.seek(0)
+        said = output.read()
+    assert shell.returncode == 0, said
+    return said
