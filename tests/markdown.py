@@ -47,6 +47,11 @@ def run_program(code: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def is_program(language: str, code: str) -> bool:
+    """Whether a block is Python to run, not a file to write."""
+    return language == "python" and not FILE.match(code)
+
+
 def make_script(blocks: list[tuple[str, str]]) -> str:
     """One bash script of `bash`, `python` and `toml` blocks.
 
@@ -55,18 +60,19 @@ def make_script(blocks: list[tuple[str, str]]) -> str:
     """
     parts = []
     for language, code in blocks:
-        file = FILE.match(code)
         if language == "bash":
             parts.append(code)
-        elif file:
+        elif is_program(language, code):
+            parts.append(f"python - <<'PAGE'\n{code}PAGE\n")
+        else:
+            file = FILE.match(code)
+            assert file, code
             path = shlex.quote(file[1])
             parts.append(f"mkdir -p $(dirname {path})\ncat > {path} <<'PAGE'\n{code}PAGE\n")
-        else:
-            parts.append(f"python - <<'PAGE'\n{code}PAGE\n")
     return "\n".join(parts)
 
 
-def run_script(script: str, directory: Path, patience: float = 600) -> str:
+def run_script(script: str, directory: Path, patience: float = 1500) -> str:
     """What a script prints; ports of the page become free ones, what it leaves running is ended."""
     for port in dict.fromkeys(re.findall(r"\b1[89]\d{3}\b", script)):
         script = script.replace(port, str(free_port()))

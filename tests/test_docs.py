@@ -1,12 +1,30 @@
 """The manual keeps its promises: tutorials run, links lead somewhere, every name has its place."""
 
+import importlib.util
 import re
+import runpy
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fedpa
 from fedpa.experiments.cli.commands import COMMANDS
-from tests.markdown import ROOT, make_program, read_blocks, run_program
+from fedpa.experiments.config import default_config, resolve
+from fedpa.experiments.hyperparameters import replace_fields
+from fedpa.experiments.methods import METHODS
+from fedpa.experiments.run import run
+from tests.federations import least_squares_clients
+from tests.markdown import (
+    ROOT,
+    is_program,
+    make_program,
+    make_script,
+    read_blocks,
+    run_program,
+    run_script,
+)
 from tests.test_public_names import Definition, exported, find, namespaces
 
 DOCS = ROOT / "docs"
@@ -32,6 +50,26 @@ assert {row["method"] for row in comparison.table} == {"FedAvg", "FedPA", "mean-
 there = {path.name for path in pathlib.Path("runs/clinics-compared").iterdir()}
 assert {"curves.png", "table.csv", "report.html"} <= there, there
 """,
+    "tutorials/silos.md": """
+import json, pathlib
+last, lost = run.metrics[-1], [record for record in run.metrics if record["train/rejected"]]
+assert last["round"] == 10 and last["train/rejected"] == 0, run.metrics
+missing = {name for record in lost for name in record["train/rejected_clients"]}
+assert missing == {f"south-{k}" for k in range(4)}, missing
+assert {record["phase"] for record in run.metrics} == {"burn-in", "sampling"}
+assert last["eval/accuracy"] > run.metrics[0]["eval/accuracy"], run.metrics
+assert len(json.loads(pathlib.Path("../run/clients.json").read_text())["clients"]) == 12
+assert pathlib.Path("../report.html").stat().st_size > 100_000
+""",
+    "tutorials/pytorch.md": """
+import torch
+assert len(curves["fedpa"]) == len(curves["fedavg"]) == 21
+assert curves["fedpa"][:6] == curves["fedavg"][:6]  # burn-in
+for name, values in curves.items():
+    assert values[0] < 0.2 and values[-1] > 0.9, (name, values)
+assert curves["fedpa"][6:] != curves["fedavg"][6:]
+assert sum(t.numel() for t in torch.load("fedpa.pt").values()) == 3818
+""",
     "tutorials/posterior.md": """
 close = np.abs(np.mean(truth, axis=0) - np.mean(chains, axis=(0, 1))).max()
 assert close < 0.1 and fedpa.samplers.worst(quality).rhat < 1.05, (close, quality)
@@ -39,7 +77,12 @@ assert delta.shape == theta0.shape and np.isfinite(delta).all()
 """,
 }
 """Page → what holds after its code has run."""
-LONG = {"tutorials/own_model.md"}
+LONG = {"tutorials/own_model.md", "tutorials/silos.md", "tutorials/pytorch.md"}
+NEEDS = {
+    "tutorials/silos.md": ("flwr", "openssl", "ssh-keygen", "curl"),
+    "tutorials/pytorch.md": ("flwr", "ray", "torch"),
+}
+"""Page → the programs and packages without which it is not run."""
 TUTORIALS = [
     pytest.param(page, marks=[pytest.mark.long] if page in LONG else []) for page in CHECKS
 ]
@@ -51,9 +94,21 @@ def read_page(page: str) -> str:
 
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_the_code_of_a_tutorial_runs(page, tmp_path):
-    """Its blocks in their order, in one process, then what holds afterwards."""
-    blocks = read_blocks(read_page(page), "python", "sh")
-    run_program(f"{make_program(blocks)}\n{CHECKS[page]}", tmp_path)
+    """Its blocks in their order, then what holds afterwards.
+
+    They are one Python program; with bash among them, one script.
+    """
+    for name in NEEDS.get(page, ()):
+        if not (shutil.which(name) or importlib.util.find_spec(name)):
+            pytest.skip(f"{page} needs {name}, which is not installed")
+    blocks = read_blocks(read_page(page), "python", "sh", "bash", "toml")
+    if "bash" not in dict(blocks):
+        run_program(f"{make_program(blocks)}\n{CHECKS[page]}", tmp_path)
+        return
+    programs = [number for number, block in enumerate(blocks) if is_program(*block)]
+    language, code = blocks[programs[-1]]
+    blocks[programs[-1]] = language, code + CHECKS[page]
+    run_script(make_script(blocks), tmp_path)
 
 
 def test_every_tutorial_is_run():
@@ -109,9 +164,63 @@ def test_every_public_name_is_in_the_reference():
     assert names == {place.rpartition(".")[2] for place in wanted}
 
 
-def test_every_command_is_in_the_reference():
-    headings = re.findall(r"^## fedpa (\S+)$", read_page("reference/commands.md"), re.MULTILINE)
+def test_every_command_and_option_is_in_the_reference():
+    """As `--help-all` shows them now; `python docs/write_commands.py` writes them."""
+    page = read_page("reference/commands.md")
+    headings = re.findall(r"^## fedpa (\S+)$", page, re.MULTILINE)
     assert sorted(headings) == sorted(COMMANDS)
+    leaves = [
+        f"{name} {member}".strip()
+        for name, command in COMMANDS.items()
+        for member in command.commands or [""]
+    ]
+    script = runpy.run_path(str(DOCS / "write_commands.py"))
+    assert sorted(script["BLOCK"].findall(page)) == sorted(leaves)
+    assert script["write_options"](page) == page, "run python docs/write_commands.py"
+
+
+def read_record_keys():
+    """The keys of the reference, and the beginnings of those that have any end: `eval/…`."""
+    rows = re.findall(r"^\| (`.*?`) \| ", read_page("reference/records.md"), re.MULTILINE)
+    keys = {key for row in rows for key in re.findall(r"`([^`]+)`", row)}
+    return {key for key in keys if "…" not in key}, {key[:-1] for key in keys if "…" in key}
+
+
+def train_shortly(method):
+    """The keys of a run of two rounds, with validation clients."""
+    config = default_config("digits", method, None)
+    settings = {"rounds": 2, "clients_per_round": 3, "epochs": 2, "validation_share": 0.1}
+    if METHODS[method].samples:
+        settings["burn_in_rounds"] = 1
+    records = run(resolve(replace_fields(config, **settings)), None).history
+    return {key for record in records for key in record}
+
+
+def lose_a_client():
+    """The keys of a run with a client whose update is not finite."""
+    clients = least_squares_clients(sizes=(4, 4))
+    some = next(iter(clients.values()))
+    clients["far"] = {name: np.full_like(rows, 1e30) for name, rows in some.items()}
+    local = fedpa.LocalTraining(0.1, batch_size=4, epochs=1)
+    method = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))
+    loss, start = fedpa.objectives.least_squares.loss, np.zeros(3, np.float32)
+    with pytest.warns(UserWarning, match="far"):
+        result = fedpa.fit(
+            loss, start, clients, method, rounds=1, clients_per_round=3, progress=False
+        )
+    return {key for record in result.history for key in record}
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:a client takes part")
+def test_every_record_key_is_in_the_reference():
+    """What runs write is on the page, and what is on the page some run writes."""
+    methods = ("fedpa", "fedexp", "global-precision", "mb-sgd", "mime", "scaffold")
+    written = lose_a_client().union(*map(train_shortly, methods))
+    keys, beginnings = read_record_keys()
+    assert {key for key in written - keys if not key.startswith(tuple(beginnings))} == set()
+    assert keys - written == set()
+    assert all(any(key.startswith(start) for key in written) for start in beginnings)
 
 
 def test_every_page_is_in_the_table_of_contents():

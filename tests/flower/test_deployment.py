@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fedpa.experiments.flower import run_settings
 from fedpa.experiments.run import run
-from tests.flower.deployment import APP, Deployment, environment, free_port, until
+from tests.flower.deployment import APP, Deployment, until
 
 SETTINGS = {
     "rounds": 3,
@@ -259,25 +259,3 @@ def test_with_tls_only_nodes_with_registered_keys_take_part(tmp_path):
             assert "Receiving" not in said
     assert len(json.loads((out / "clients.json").read_text())["clients"]) == 100
     assert_as_locally(tmp_path, out)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    not all(map(shutil.which, ("openssl", "ssh-keygen", "curl"))),
-    reason="needs openssl, ssh-keygen and curl",
-)
-def test_every_command_of_the_deployment_page_runs(tmp_path):
-    env = environment(tmp_path) | {"PORT": str(free_port()), "NODE_PORTS": "29090"}
-    done = subprocess.run(
-        ["bash", str(APP / "try_deployment.sh"), str(tmp_path / "place")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the page's commands ran" in done.stdout
-    assert "round 3/3" in done.stdout
-    assert "3 nodes" in done.stdout
-    assert (tmp_path / "place" / "report.html").is_file()
