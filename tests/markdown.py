@@ -1,15 +1,13 @@
 """The code on pages of the manual, run as a user would run it."""
 
-import contextlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.flower.deployment import environment, free_port
+from tests.flower.deployment import free_port, run_script
 
 ROOT = Path(__file__).parents[1]
 FILE = re.compile(r"# (\S+/\S+\.\w+)\n")
@@ -72,28 +70,8 @@ def make_script(blocks: list[tuple[str, str]]) -> str:
     return "\n".join(parts)
 
 
-def run_script(script: str, directory: Path, patience: float = 1500) -> str:
-    """What a script prints; ports of the page become free ones, what it leaves running is ended."""
+def run_page(script: str, directory: Path) -> str:
+    """What a page's script prints, with free ports in place of the page's."""
     for port in dict.fromkeys(re.findall(r"\b1[89]\d{3}\b", script)):
         script = script.replace(port, str(free_port()))
-    env = environment(directory)
-    env.pop("XLA_FLAGS", None)
-    with (directory / "output.txt").open("w+") as output:
-        shell = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=directory,
-            env=env,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            shell.wait(patience)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
-            shell.wait()
-        output.seek(0)
-        said = output.read()
-    assert shell.returncode == 0, said
-    return said
+    return run_script(script, directory)

@@ -22,8 +22,8 @@ from tests.markdown import (
     make_program,
     make_script,
     read_blocks,
+    run_page,
     run_program,
-    run_script,
 )
 from tests.test_public_names import Definition, exported, find, namespaces
 
@@ -69,6 +69,7 @@ for name, values in curves.items():
     assert values[0] < 0.2 and values[-1] > 0.9, (name, values)
 assert curves["fedpa"][6:] != curves["fedavg"][6:]
 assert sum(t.numel() for t in torch.load("fedpa.pt").values()) == 3818
+assert open("curves.png", "rb").read(4) == b"\\x89PNG"
 """,
     "tutorials/posterior.md": """
 close = np.abs(np.mean(truth, axis=0) - np.mean(chains, axis=(0, 1))).max()
@@ -108,7 +109,7 @@ def test_the_code_of_a_tutorial_runs(page, tmp_path):
     programs = [number for number, block in enumerate(blocks) if is_program(*block)]
     language, code = blocks[programs[-1]]
     blocks[programs[-1]] = language, code + CHECKS[page]
-    run_script(make_script(blocks), tmp_path)
+    run_page(make_script(blocks), tmp_path)
 
 
 def test_every_tutorial_is_run():

@@ -201,36 +201,43 @@ def as_toml(config):
 
 
 def simulated(root):
-    """The deployment page's commands for Flower's simulation, in `root`.
-
-    The SuperLink that Flower leaves running is ended.
-    """
+    """The deployment page's commands for Flower's simulation, in `root`."""
     page = (APP.parents[1] / "docs" / "deployment.md").read_text("utf-8")
     lines = page.split("```console\n", 1)[1].split("```")[0].splitlines()
-    commands = "\n".join(line.removeprefix("$ ") for line in lines)
     (root / "examples").symlink_to(APP.parent)
+    return run_script("\n".join(line.removeprefix("$ ") for line in lines), root)
+
+
+def run_script(script, root, patience=1500.0):
+    """What a bash script prints. Whatever it leaves running is ended, Flower's SuperLink, too."""
     env = environment(root) | {
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
         "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
     }
-    before = set(processes())
-    try:
-        done = subprocess.run(
-            ["bash", "-euc", commands],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+    env.pop("XLA_FLAGS", None)  # as users have it
+    output = root / "output.txt"
+    with output.open("w") as file:
+        shell = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
             cwd=root,
+            env=env,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    try:
+        shell.wait(patience)
     finally:
-        for pid in set(processes()) - before:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+        for pid in processes():
             if str(root / "flower-home") in its_environment(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
+    said = output.read_text("utf-8", errors="replace")
+    assert shell.returncode == 0, said
+    return said
 
 
 def processes():
