@@ -364,10 +364,10 @@ def test_marginals_and_their_picture():
     assert "0.6000" in text
     assert "0.7000 *" in text
     for some in (dict(list(space.items())[:n]) for n in range(1, 5)):
-        figure = draw_sensitivity(some, trials, "valid/accuracy", "title")
+        figure = draw_sensitivity(some, trials, "valid/accuracy", "fedpa", "title")
         shown = [axes for axes in figure.axes if axes.get_visible()]
         assert [axes.get_xlabel() for axes in shown] == [n.replace("_", " ") for n in some]
-    draw_sensitivity(space, [], "valid/accuracy", "nothing yet")
+    draw_sensitivity(space, [], "valid/accuracy", "fedpa", "nothing yet")
 
 
 def _params(rho, rate, optimizer, epochs):

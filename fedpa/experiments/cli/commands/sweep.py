@@ -303,7 +303,7 @@ def _report(
     base = settings.base
     metric = goal(find_metric(base.task, problem))
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
-    picture = draw_sensitivity(settings.space, trials, metric, title)
+    picture = draw_sensitivity(settings.space, trials, metric, base.method, title)
     with run_directory.writing(out):
         write_atomically(out / PICTURE, render_figure(picture, "png"))
     top = find_best(trials)
