@@ -31,20 +31,23 @@ class EngineOptions:
 
     None of it changes results by more than rounding.
 
+    Args:
+        device: Kind of device to run on: cpu, gpu or tpu (default: JAX's).
+        devices: Number of devices for the sharded engine, at least 1 (default: all).
+        clients_in_flight: Clients per program on each device, at least 1 (default: the engine
+            chooses).
+        workers: Programs at the same time, one thread each, at least 1 (default: the engine
+            chooses).
+        matmul_precision: Precision of matrix products on accelerators (default: "default").
     Example:
         >>> engine = fedpa.engines.local(fedpa.engines.EngineOptions(device="cpu", workers=1))
     """
 
     device: str | None = None
-    """Kind of device to run on: cpu, gpu or tpu (default: JAX's)."""
     devices: int | None = None
-    """Number of devices for the sharded engine, at least 1 (default: all)."""
     clients_in_flight: int | None = None
-    """Clients per program on each device, at least 1 (default: the engine chooses)."""
     workers: int | None = None
-    """Programs at the same time, one thread each, at least 1 (default: the engine chooses)."""
     matmul_precision: Literal["default", "high", "highest"] = "default"
-    """Precision of matrix products on accelerators."""
 
 
 def choose_devices(options: EngineOptions) -> list[jax.Device]:

@@ -102,6 +102,19 @@ class StorageOptions:
 class RecordingOptions(StorageOptions):
     """How `fedpa.fit` labels and records a run. None of it changes the run's numbers.
 
+    Args:
+        checkpoint_every: Rounds from one checkpoint to the next, at least 1 (default: one about
+            every ten seconds, fewer where writing takes long).
+        keep_checkpoints: Number of latest checkpoints to keep, at least 1; the best is kept, too
+            (default: 3).
+        log: More places for records: "wandb", "mlflow" or "wandb,mlflow" (default: none).
+        label: What progress, results and reports call the run; default: the method and what it must
+            be told, "FedPA, ρ = 0.1".
+        best: The metric whose best round is reported and keeps its checkpoint: "eval/accuracy", or
+            `Best("eval/score", lower=True)` (default: None).
+        overwrite: Start again, whatever run the directory contains (default: False).
+        force: Resume although versions or data have changed; the result is then not exact (default:
+            False).
     Example:
         >>> options = RecordingOptions(label="mine", best="eval/mse", checkpoint_every=10)
         >>> options.label, options.keep_checkpoints
@@ -109,15 +122,9 @@ class RecordingOptions(StorageOptions):
     """
 
     label: str | None = None
-    """What progress, results and reports call the run; default: the method and what it must be
-    told, "FedPA, ρ = 0.1"."""
     best: Best | str | None = None
-    """The metric whose best round is reported and keeps its checkpoint: "eval/accuracy", or
-    `Best("eval/score", lower=True)`."""
     overwrite: bool = False
-    """Start again, whatever run the directory contains."""
     force: bool = False
-    """Resume although versions or data have changed; the result is then not exact."""
 
 
 def check_storage(options: StorageOptions) -> None:
