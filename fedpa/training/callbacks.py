@@ -22,12 +22,11 @@ from fedpa.algorithms.fedopt import State
 from fedpa.errors import FedpaError, check_integer, check_number, check_takes, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.history import plain
+from fedpa.training.options import WINDOW
 from fedpa.types import Model
 
 BEST = "best"
 """Under which a run remembers its best round."""
-WINDOW = 10
-"""Rounds of the running average, as in the paper."""
 
 
 class Event(NamedTuple):

@@ -52,6 +52,7 @@ from fedpa.training.history import History, Record, line, plain
 from fedpa.training.loggers import LIBRARIES, TENSORBOARD, Write, check_loggers, open_logger
 from fedpa.training.loop import Fit, Snapshot, train
 from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, write_npz
+from fedpa.training.options import StorageOptions
 from fedpa.training.problem import Prepared
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import METRICS, Recorded, lock_directory, read_run, writing
@@ -82,20 +83,6 @@ _SPLITS = ("eval", "valid", "test")
 
 
 # Recording: when checkpoints are written, which are kept, where records go.
-
-
-@dataclasses.dataclass(frozen=True)
-class StorageOptions:
-    """What is stored of a run, and where. None of it changes its numbers."""
-
-    checkpoint_every: int | None = None
-    """Rounds from one checkpoint to the next, at least 1 (default: one about every ten seconds,
-    fewer where writing takes long)."""
-    keep_checkpoints: int = 3
-    """Number of latest checkpoints to keep, at least 1; the best is kept, too."""
-    log: str | None = None
-    """More places for records beside metrics.jsonl and TensorBoard: wandb, mlflow or wandb,mlflow
-    (default: none)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ def choose_looks(methods: Mapping[str, str | None]) -> dict[str, Look]:
             place += step
         taken[label] = place
 
-    first = {method: label for label, method in reversed(methods.items())}
+    first = {method: label for label, method in reversed(list(methods.items()))}
     for label, method in sorted(methods.items(), key=lambda item: first[item[1]] != item[0]):
         if method is not None:
             take(label, PLACES[method], len(COLOURS))

@@ -284,9 +284,10 @@ def draw(rows: Sequence[Row]) -> Figure:
             for index, (noise, at) in enumerate(by_noise.items()):
                 # A method's colour, the darker the more noise.
                 look = choose_look(PLACES[method])._replace(marker=index)
-                style = {"color": _shade(COLOURS[look.colour], index / (len(by_noise) - 1 or 1))}
-                _draw(axes, at, "bias", x, index, look, f"noise {noise:g}", linestyle="-", **style)
-                _draw(axes, at, "variance", x, index, look, linestyle="--", **style)
+                shade = _shade(COLOURS[look.colour], index / (len(by_noise) - 1 or 1))
+                label = f"noise {noise:g}"
+                _draw(axes, at, "bias", x, index, look, label, linestyle="-", color=shade)
+                _draw(axes, at, "variance", x, index, look, linestyle="--", color=shade)
             tidy(axes, title, "ρ" if x == "rho" else "local steps", "bias (—), variance (- -)")
         for index, (name, look) in enumerate(choose_looks(_ESTIMATORS).items()):
             at = where(own, noise=COMPARED, panel="steps", estimator=name)

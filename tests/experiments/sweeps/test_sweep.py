@@ -26,7 +26,7 @@ from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import list_checkpoints
-from fedpa.training.run import StorageOptions
+from fedpa.training.options import StorageOptions
 from tests.experiments.sweeps.objective import outcome_of
 
 QUICK = ["--rounds", "3", "--clients-per-round", "2", "--epochs", "1", "--checkpoint-every", "1"]
