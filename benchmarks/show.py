@@ -154,15 +154,15 @@ def _points(axes: Any, found: Sequence[Row]) -> None:
         assert row.seconds is not None
         valid = row.status == "ok"
         middle = 1e3 * row.seconds.median
-        look = ORDER.index(row.system) % len(COLOURS)
+        colour = COLOURS[0] if row.system == OURS else "0.4"
         ends = [[middle - 1e3 * row.seconds.low], [1e3 * row.seconds.high - middle]]
         axes.errorbar(
             middle,
             place,
             xerr=ends,
-            color=COLOURS[look],
-            marker=MARKERS[look],
-            markerfacecolor=COLOURS[look] if valid else "white",
+            color=colour,
+            marker=MARKERS[ORDER.index(row.system) % len(MARKERS)],
+            markerfacecolor=colour if valid else "white",
             markersize=6,
             linewidth=1.0,
             capsize=2,
@@ -172,14 +172,17 @@ def _points(axes: Any, found: Sequence[Row]) -> None:
             text += f" ({significant(row.ratio.median)}×)"
         if not valid:
             text += " invalid" if row.status.startswith("invalid") else " unchecked"
-        axes.annotate(text, (1e3 * row.seconds.high, place), (4, 0),
-                      textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        axes.annotate(text, (1e3 * row.seconds.high, place), (8, 0),
+                      textcoords="offset points", va="center_baseline", fontsize=7)  # fmt: skip
     axes.set_xscale("log")
     axes.xaxis.set_minor_formatter(NullFormatter())
     low = min(1e3 * row.seconds.low for row in found if row.seconds)
     high = max(1e3 * row.seconds.high for row in found if row.seconds)
     axes.set_xlim(low / 3, high * (high / low) ** 0.5 * 6)  # room for the numbers
     axes.set_yticks(range(len(found)), [row.system for row in reversed(found)])
+    axes.set_ylim(-0.6, len(found) - 0.4)
+    axes.grid(axis="y", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def _time(runs: Sequence[Mapping[str, Any]]) -> str:

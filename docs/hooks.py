@@ -1,7 +1,7 @@
 """What mkdocs does beyond rendering docs/.
 
 What pages link to outside of docs/ becomes part of the site, below repository/; a docstring's
-`Example` is shown as code.
+`Example` is shown as code, and the fields of a NamedTuple with their types.
 """
 
 import posixpath
@@ -56,11 +56,16 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     return LINK.sub(lead, markdown)
 
 
-class ExampleSections(griffe.Extension):
-    """`Example:` is a section of code, as griffe takes `Examples:` to be."""
+class Sections(griffe.Extension):
+    """Sections by the names that griffe knows: code, and the fields of a class without `__init__`.
+
+    griffe finds the types of such fields only if they are called attributes.
+    """
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rename the section, before the docstring is parsed."""
+        """Rename the sections, before the docstring is parsed."""
         if obj.docstring:
-            text = obj.docstring.value
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            if obj.is_class and "__init__" not in obj.members:
+                text = re.sub(r"^Args:$", "Attributes:", text, flags=re.MULTILINE)
+            obj.docstring.value = text

@@ -32,19 +32,20 @@ Epoch = Callable[[Arrays], Any]
 class ClientWork(NamedTuple):
     """What the server asks of a client in a round.
 
+    Args:
+        sampling: Whether samples are drawn; if not, the round is FedAvg's.
+        epochs: Epochs in the round, ≥ 1.
+        burn_in_epochs: Epochs before the first sample, ≥ 0, below `epochs`.
+        rho: Shrinkage ρ ≥ 0.
     Example:
         >>> ClientWork(sampling=True, epochs=5, burn_in_epochs=1, rho=0.1).epochs
         5
     """
 
     sampling: bool
-    """Whether samples are drawn; if not, the round is FedAvg's."""
     epochs: int
-    """Epochs in the round, ≥ 1."""
     burn_in_epochs: int
-    """Epochs before the first sample, ≥ 0, below `epochs`."""
     rho: float
-    """Shrinkage ρ ≥ 0."""
 
 
 def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) -> Arrays:

@@ -6,8 +6,11 @@ would overlook functions that jaxtyping has wrapped, so docstrings are taken fro
 """
 
 import ast
+import dataclasses
 import doctest
 import importlib
+import pydoc
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +65,18 @@ def test_a_wrong_example_is_reported_with_its_line():
     text = "Add.\n\n>>> 1 + 1\n3\n"
     report = run(doctest.DocTestParser().get_doctest(text, {}, "fedpa", "sums.py", 10))
     assert 'File "sums.py", line 13' in report
+
+
+def has_fields(value: object) -> bool:
+    return isinstance(value, type) and (
+        dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+    )
+
+
+@pytest.mark.parametrize("name", sorted(n for n in fedpa.__all__ if has_fields(getattr(fedpa, n))))
+def test_help_tells_what_each_field_is(name):
+    kind = getattr(fedpa, name)
+    fields = getattr(kind, "_fields", ()) or [field.name for field in dataclasses.fields(kind)]
+    shown = pydoc.plain(pydoc.render_doc(kind))
+    for field in fields:
+        assert re.search(rf"^ \|\s+{field}: \S", shown, re.MULTILINE), field

@@ -135,9 +135,11 @@ def missing_args(function: ast.FunctionDef, text: str) -> list[str]:
 
 def missing_in_class(node: ast.ClassDef, text: str) -> list[str]:
     lacking = []
+    fields = re.findall(r"^    (\w+): \S", section(text, "Args"), re.MULTILINE)
     for place, member in enumerate(node.body):
-        if isinstance(member, ast.AnnAssign) and not string_below(node.body, place):
-            lacking += [f"field {name}" for name in assigned(member)]
+        if isinstance(member, ast.AnnAssign):
+            lacking += [f"Args: {name}" for name in assigned(member) if name not in fields]
+            lacking += ["Args in one place"] if string_below(node.body, place) else []
         if isinstance(member, ast.FunctionDef) and member.name == "__init__":
             lacking += missing_args(member, text)
         elif isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
@@ -172,11 +174,17 @@ def scale(x, *rest, by=2.0, **more) -> float:
 
 
 class State(NamedTuple):
-    """What is kept."""
+    """What is kept.
+
+    Args:
+        rho: ρ ≥ 0 (default: 0.1).
+        other: Said where `help` does not show it.
+    """
 
     t: int
     rho: float = 0.1
-    """ρ."""
+    other: int
+    """Another."""
 
     def show(self): ...
 '''
@@ -192,4 +200,9 @@ class State(NamedTuple):
         "Example that runs",
     ]
     lacking = missing(Definition("m", state, ast.get_docstring(state)))
-    assert lacking == ["field t", "docstring of show", "Example with >>>"]
+    assert lacking == [
+        "Args: t",
+        "Args in one place",
+        "docstring of show",
+        "Example with >>>",
+    ]

@@ -82,6 +82,11 @@ class Shared(NamedTuple):
 class ClientResult(NamedTuple):
     """What a client update returns: what is sent, what is kept, what a person wants to see.
 
+    Args:
+        result: What is sent to the server and averaged there.
+        weight: q_i, or a tree prefix of the result: each subtree is averaged by its own weight.
+        state: What the client keeps for the next round it takes part in.
+        info: A NamedTuple of scalars for people to see; averaged over clients as `train/<name>`.
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> def client(message, data, state, key):  # one that sends nothing
@@ -90,13 +95,9 @@ class ClientResult(NamedTuple):
     """
 
     result: Result
-    """What is sent to the server and averaged there."""
     weight: Weight
-    """q_i, or a tree prefix of the result: each subtree is averaged by its own weight."""
     state: ClientState
-    """What the client keeps for the next round it takes part in."""
     info: PyTree
-    """A NamedTuple of scalars for people to see; averaged over clients as `train/<name>`."""
 
 
 ClientUpdate = Callable[[Message, ClientData, ClientState, Key], ClientResult]
@@ -118,6 +119,19 @@ class Algorithm(NamedTuple):
 
     Message, result and client state are pytrees of its own choosing.
 
+    Args:
+        init: θ → server state.
+        phase: round → the name of the phase it belongs to.
+        broadcast: What clients are sent.
+        clients: The client update of each phase: one program each.
+        client_init: θ → the state of a client that takes part for the first time; () if it keeps
+            none.
+        aggregation: How results become one.
+        server: ServerUpdate. Its info is `ServerInfo`, or a NamedTuple of that and more scalars for
+            people to see, as `train/<name>`.
+        parameters: server state → the θ to evaluate and to return.
+        inquiry: What clients are asked before they begin, if anything: MIME's gradients (default:
+            None).
     Example:
         >>> import fedpa
         >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
@@ -128,29 +142,24 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[[Params], State]
-    """θ → server state."""
     phase: Callable[[int], str]
-    """round → the name of the phase it belongs to."""
     broadcast: Callable[[State, RoundNumber], Message]
-    """What clients are sent."""
     clients: Mapping[str, ClientUpdate]
-    """The client update of each phase: one program each."""
     client_init: Callable[[Params], ClientState]
-    """θ → the state of a client that takes part for the first time; () if it keeps none."""
     aggregation: Aggregation
-    """How results become one."""
     server: Callable[[State, Aggregate, RoundNumber], tuple[State, PyTree]]
-    """ServerUpdate. Its info is `ServerInfo`, or a NamedTuple of that and more scalars for people
-    to see, as `train/<name>`."""
     parameters: Callable[[State], Params]
-    """server state → the θ to evaluate and to return."""
     inquiry: Inquiry | None = None
-    """What clients are asked before they begin, if anything: MIME's gradients."""
 
 
 class Cohort(NamedTuple):
     """The clients of one round, stacked: what `fed_round` is given.
 
+    Args:
+        data: Examples with a first axis over clients; n of each, or one n for all.
+        keys: One for each.
+        states: What each has kept, stacked; () if the algorithm's clients keep nothing (default:
+            ()).
     Example:
         >>> import fedpa, jax, jax.numpy as jnp
         >>> data = fedpa.objectives.ClientData({"x": jnp.ones((3, 4, 2))}, jnp.asarray(4))
@@ -158,11 +167,8 @@ class Cohort(NamedTuple):
     """
 
     data: ClientData
-    """Examples with a first axis over clients; n of each, or one n for all."""
     keys: Keys
-    """One for each."""
     states: ClientState = ()
-    """What each has kept, stacked; () if the algorithm's clients keep nothing."""
 
 
 class Round(NamedTuple):

@@ -24,6 +24,24 @@ SamplerFactory = Callable[[Objective, Any], Sampler]
 class LocalTraining(NamedTuple):
     """A client's local work: by default M epochs of ClientOpt, which give a sample each.
 
+    Args:
+        optimizer: ClientOpt, an optax transformation or a number, the rate of plain SGD: fresh each
+            round, its state carried across epochs and samples.
+        batch_size: Examples of a mini-batch, ≥ 1.
+        epochs: M ≥ 1, passes over the client's examples in a round (default: 1).
+        samples: ℓ ≥ 1, posterior samples in a round (default: one per epoch). Below M, the first
+            M − ℓ epochs are in-round burn-in.
+        burn_in_epochs: Epochs before the first sample, from 0 to M − 1; another way to say
+            `samples` (default: M − ℓ).
+        steps_per_sample: K ≥ 1 of Algorithm 4: count in steps instead of epochs. Needs `samples`;
+            `epochs` is unused (default: one epoch per sample).
+        burn_in_steps: B ≥ 0 of Algorithm 4, steps before the first sample; with `steps_per_sample`
+            (default: 0).
+        discard_steps: Steps ≥ 0 dropped before each sample, with `steps_per_sample` (default: 0).
+        order: "shuffle", mini-batches from reshuffled epochs, or "replacement", drawn with
+            replacement (default: "shuffle").
+        schedule: Round → the factor of the client's learning rate (default: constant(), which is
+            1).
     Example:
         >>> import fedpa, optax
         >>> local = fedpa.LocalTraining(optax.sgd(0.1, momentum=0.9), batch_size=20, epochs=5)
@@ -31,26 +49,15 @@ class LocalTraining(NamedTuple):
     """
 
     optimizer: optax.GradientTransformation | float
-    """ClientOpt, an optax transformation or a number, the rate of plain SGD: fresh each round, its
-    state carried across epochs and samples."""
     batch_size: int
-    """Examples of a mini-batch."""
     epochs: int = 1
-    """M."""
     samples: int | None = None
-    """ℓ. Below M, the first M − ℓ epochs are in-round burn-in."""
     burn_in_epochs: int | None = None
-    """In-round burn-in; another way to say `samples`."""
     steps_per_sample: int | None = None
-    """K of Algorithm 4: count in steps instead of epochs. Needs `samples`; `epochs` is unused."""
     burn_in_steps: int = 0
-    """B of Algorithm 4, with `steps_per_sample`."""
     discard_steps: int = 0
-    """Steps dropped before each sample, with `steps_per_sample`."""
     order: Order = "shuffle"
-    """Mini-batches from reshuffled epochs, or drawn with `replacement`."""
     schedule: Schedule = constant()
-    """Multiplies the client's learning rate, by round."""
 
 
 class Work(NamedTuple):

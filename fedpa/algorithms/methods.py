@@ -24,6 +24,10 @@ Method = Callable[[Objective], Algorithm]
 class Described:
     """A method that says what it is: its name and its settings.
 
+    Args:
+        build: Objective → algorithm.
+        builder: The function that built it: `fedpa.fedpa`.
+        arguments: What that was given.
     Example:
         >>> import fedpa
         >>> local = fedpa.LocalTraining(0.1, batch_size=10)
@@ -33,11 +37,8 @@ class Described:
     """
 
     build: Method
-    """Objective → algorithm."""
     builder: Callable[..., Method]
-    """The function that built it: `fedpa.fedpa`."""
     arguments: Mapping[str, Any]
-    """What that was given."""
 
     def __call__(self, objective: Objective) -> Algorithm:
         return self.build(objective)

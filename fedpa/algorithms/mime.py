@@ -54,6 +54,10 @@ Statistics = Any
 class Base(NamedTuple):
     """A base optimizer that clients mimic: B = (U, V).
 
+    Args:
+        init: θ → s before the first round.
+        move: U: (g, s) → the direction of a step.
+        track: V: (g, s) → s.
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> base = fedpa.algorithms.momentum(0.9)
@@ -62,11 +66,8 @@ class Base(NamedTuple):
     """
 
     init: Callable[[Params], Statistics]
-    """θ → s before the first round."""
     move: Callable[[Params, Statistics], Params]
-    """U: (g, s) → the direction of a step."""
     track: Callable[[Params, Statistics], Statistics]
-    """V: (g, s) → s."""
 
 
 def momentum(beta: float) -> Base:

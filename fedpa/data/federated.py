@@ -29,6 +29,13 @@ def _name_client(name: str, row: int | None = None) -> str:
 class FederatedData(NamedTuple):
     """Examples by client: ids, sizes, and a function that reads one client.
 
+    Args:
+        ids: Text, each once.
+        num_examples: id → n_i.
+        examples: id → a pytree of arrays with one leading axis in common.
+        packed: All examples in few arrays, where they are in memory (default: None).
+        locate: (id, one of its rows or None) → where that is, as messages begin: file, client
+            (default: the client).
     Example:
         >>> arrays = {"a": np.zeros((3, 2)), "b": np.ones((5, 2))}
         >>> data = fedpa.data.FederatedData(
@@ -39,15 +46,10 @@ class FederatedData(NamedTuple):
     """
 
     ids: Sequence[str]
-    """Text, each once."""
     num_examples: Callable[[str], int]
-    """id → n_i."""
     examples: Callable[[str], ClientArrays]
-    """id → a pytree of arrays with one leading axis in common."""
     packed: Packed | None = None
-    """All examples in few arrays, where they are in memory."""
     locate: Callable[[str, int | None], str] = _name_client
-    """(id, one of its rows or None) → where that is, as messages begin: file, client."""
 
 
 Clients: TypeAlias = Mapping[Any, ClientArrays] | FederatedData
@@ -58,6 +60,10 @@ lazily."""
 class Splits(NamedTuple):
     """The federations of one data set.
 
+    Args:
+        train: The clients that train.
+        validation: The clients by which settings are chosen; None where the data set has none.
+        test: The clients on which the result is measured.
     Example:
         >>> data = fedpa.data.from_mapping({"a": {"x": np.zeros((3, 2))}})
         >>> fedpa.data.Splits(train=data, validation=None, test=data).train.ids
@@ -65,11 +71,8 @@ class Splits(NamedTuple):
     """
 
     train: FederatedData
-    """The clients that train."""
     validation: FederatedData | None
-    """The clients by which settings are chosen; None where the data set has none."""
     test: FederatedData
-    """The clients on which the result is measured."""
 
 
 def check_when_read(data: FederatedData) -> FederatedData:

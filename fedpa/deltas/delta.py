@@ -22,15 +22,16 @@ State: TypeAlias = PyTree
 class DeltaInfo(NamedTuple):
     """What a person wants to see of a client's delta.
 
+    Args:
+        rho: The ρ in use; 0 where Σ̂ = I.
+        ess: How many independent samples the samples are worth; 0 where none are used.
     Example:
         >>> fedpa.deltas.DeltaInfo(rho=jnp.float32(0.1), ess=jnp.float32(5.0)).ess.item()
         5.0
     """
 
     rho: Scalar
-    """The ρ in use; 0 where Σ̂ = I."""
     ess: Scalar
-    """How many independent samples the samples are worth; 0 where none are used."""
 
 
 class Delta(NamedTuple):
@@ -38,6 +39,10 @@ class Delta(NamedTuple):
 
     Three pure functions. A sample that equals θ₀ must give Δ = 0.
 
+    Args:
+        init: (θ₀, n_i) → state.
+        update: (state, θ_s, θ_k) → state: a new sample, and the chain's iterate when it was drawn.
+        value: state → (Δ, info), after at least one update.
     Example:
         >>> delta = fedpa.deltas.mean()
         >>> state = delta.init(jnp.zeros(2), jnp.asarray(10))
@@ -47,11 +52,8 @@ class Delta(NamedTuple):
     """
 
     init: Callable[[Params, Count], State]
-    """(θ₀, n_i) → state."""
     update: Callable[[State, Params, Params], State]
-    """(state, θ_s, θ_k) → state: a new sample, and the chain's iterate when it was drawn."""
     value: Callable[[State], tuple[Params, DeltaInfo]]
-    """state → (Δ, info), after at least one update."""
 
 
 def check_value(value: Any, theta0: Params) -> tuple[Params, DeltaInfo]:

@@ -53,17 +53,18 @@ class Coefficients(NamedTuple):
 class Shrinkage(NamedTuple):
     """How Σ̂ = w·target + (1 − w)·Ŝ is shrunk; made by `fixed`, `oas` or `rblw`.
 
+    Args:
+        rule: How the mixing weight w is chosen.
+        rho: For the rule "fixed"; unused otherwise.
+        target: "identity" (I) or "scaled" ((tr Ŝ/d) I).
     Example:
         >>> fedpa.deltas.fixed(0.1)
         Shrinkage(rule='fixed', rho=0.1, target='identity')
     """
 
     rule: Rule
-    """How the mixing weight w is chosen."""
     rho: float
-    """For the rule "fixed"; unused otherwise."""
     target: Target
-    """"identity" (I) or "scaled" ((tr Ŝ/d) I)."""
 
 
 def fixed(rho: float, target: Target = "identity") -> Shrinkage:

@@ -1,21 +1,30 @@
 """Where clients run; the same client update runs in each engine."""
 
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from fedpa.engines.debug import debug
-from fedpa.engines.engine import Cohort, Engine, RoundResult
-from fedpa.engines.local import local, per_client, vectorized
-from fedpa.engines.machine import EngineOptions, configure
-from fedpa.engines.sharded import sharded
+from fedpa.lazy import make_lazy
 
-ENGINES: Mapping[str, Callable[[EngineOptions], Engine]] = {
-    "debug": debug,
-    "local": local,
-    "per-client": per_client,
-    "sharded": sharded,
-    "vectorized": vectorized,
-}
-"""Every engine by name."""
+if TYPE_CHECKING:
+    from fedpa.engines.debug import debug
+    from fedpa.engines.engine import Cohort, Engine, RoundResult
+    from fedpa.engines.local import local, per_client, vectorized
+    from fedpa.engines.machine import configure
+    from fedpa.engines.names import ENGINES
+    from fedpa.engines.options import EngineOptions
+    from fedpa.engines.sharded import sharded
+
+make_lazy(
+    __name__,
+    {
+        "fedpa.engines.debug": ("debug",),
+        "fedpa.engines.engine": ("Cohort", "Engine", "RoundResult"),
+        "fedpa.engines.local": ("local", "per_client", "vectorized"),
+        "fedpa.engines.machine": ("configure",),
+        "fedpa.engines.names": ("ENGINES",),
+        "fedpa.engines.options": ("EngineOptions",),
+        "fedpa.engines.sharded": ("sharded",),
+    },
+)
 
 __all__ = [
     "ENGINES",

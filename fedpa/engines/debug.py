@@ -13,7 +13,8 @@ from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Block, Plan
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.execution import ClientError, line, run_blocks
-from fedpa.engines.machine import EngineOptions, choose_devices
+from fedpa.engines.machine import choose_devices
+from fedpa.engines.options import EngineOptions
 from fedpa.engines.program import Lanes, Outcome, Program, Run, Shared, run_lanes
 from fedpa.server.aggregation import Aggregation
 from fedpa.watching import not_finite, watched_by

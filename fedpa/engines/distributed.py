@@ -5,7 +5,6 @@ are then dealt to the devices of all processes by the sharded engine. Aggregates
 collectives (NCCL on GPUs, Gloo on CPUs).
 """
 
-import dataclasses
 import socket
 import time
 from collections.abc import Callable
@@ -14,21 +13,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from fedpa.engines.options import Processes
 from fedpa.errors import check_integer, refuse
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """How this process joins others; a run in one process needs none of it."""
-
-    coordinator: str | None = None
-    """host:port of process 0. Clients are spread over all processes (default: one process)."""
-    num_processes: int | None = None
-    """Number of processes, at least 1."""
-    process_id: int | None = None
-    """Number of this process, from 0."""
-    join_timeout: int = 60
-    """Seconds to wait for the other processes."""
 
 
 def check_processes(processes: Processes) -> None:

@@ -31,6 +31,16 @@ class Packed(NamedTuple):
 class Cohort(NamedTuple):
     """The clients of one round, S in Algorithm 1.
 
+    Args:
+        ids: The clients' ids, each once.
+        load: id → the client's examples; read when its turn comes, not before.
+        keys: One key per client, in the order of `ids`.
+        states: id → what the client has kept from earlier rounds.
+        sizes: n_i, in the order of `ids`: clients of like sizes are run together.
+        packed: All clients' examples in few arrays, if they are in memory (default: None).
+        population: n_i of all that may come in later rounds: programs for them are made in the
+            first (default: ()).
+        round: t, from 0 (default: 0).
     Example:
         >>> data = fedpa.data.from_mapping({"a": {"x": np.zeros((3, 2))}})
         >>> keys = jax.random.split(jax.random.key(0), 1)
@@ -38,21 +48,13 @@ class Cohort(NamedTuple):
     """
 
     ids: Sequence[str]
-    """The clients' ids, each once."""
     load: Callable[[str], ClientArrays]
-    """id → the client's examples; read when its turn comes, not before."""
     keys: Keys
-    """One key per client, in the order of `ids`."""
     states: Mapping[str, ClientState]
-    """id → what the client has kept from earlier rounds."""
     sizes: Sequence[int]
-    """n_i, in the order of `ids`: clients of like sizes are run together."""
     packed: Packed | None = None
-    """All clients' examples in few arrays, if they are in memory."""
     population: Sequence[int] = ()
-    """n_i of all that may come in later rounds: programs for them are made in the first."""
     round: int = 0
-    """t, from 0."""
 
 
 class Traffic(NamedTuple):
@@ -65,6 +67,15 @@ class Traffic(NamedTuple):
 class RoundResult(NamedTuple):
     """What an engine gives back of a round.
 
+    Args:
+        aggregate: The clients' results as one.
+        infos: Each of the client info's scalars, for every client of the cohort.
+        accepted: Whether a client's result entered the aggregate.
+        examples: n_i.
+        states: id → what the client keeps for later rounds.
+        failures: What went wrong, for each client that raised an error instead of giving a result.
+        bytes_up: What one client sends: its result and weight, as they are before they are summed.
+        traffic: Where there was a network: what was sent (default: None).
     Example:
         >>> result = fedpa.engines.RoundResult(
         ...     aggregate=fedpa.server.Aggregate(jnp.zeros(2), jnp.float32(3)),
@@ -76,21 +87,13 @@ class RoundResult(NamedTuple):
     """
 
     aggregate: Aggregate
-    """The clients' results as one."""
     infos: Mapping[str, np.ndarray]
-    """Each of the client info's scalars, for every client of the cohort."""
     accepted: np.ndarray
-    """Whether a client's result entered the aggregate."""
     examples: np.ndarray
-    """n_i."""
     states: Mapping[str, ClientState]
-    """id → what the client keeps for later rounds."""
     failures: Mapping[str, str]
-    """What went wrong, for each client that raised an error instead of giving a result."""
     bytes_up: int
-    """What one client sends: its result and weight, as they are before they are summed."""
     traffic: Traffic | None = None
-    """Where there was a network: what was sent."""
 
 
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]

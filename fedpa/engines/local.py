@@ -19,7 +19,8 @@ from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Width, choose_width, one_at_a_time, side_by_side
 from fedpa.engines.engine import Cohort, Engine
 from fedpa.engines.execution import build_engine, find_kind
-from fedpa.engines.machine import EngineOptions, check_fits, choose_devices
+from fedpa.engines.machine import check_fits, choose_devices
+from fedpa.engines.options import EngineOptions
 from fedpa.engines.program import Program, compile_client
 from fedpa.engines.sharded import sharded
 from fedpa.objectives.client_data import Kind

@@ -2,16 +2,16 @@
 
 import contextlib
 import ctypes
-import dataclasses
 import importlib.util
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
+from fedpa.engines.options import EngineOptions
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.places import cache
 
@@ -23,28 +23,6 @@ LARGEST_CACHE = 2**31
 """Bytes of compiled programs that are kept, the latest used first, where filelock is installed."""
 KEPT = 2**30
 """Bytes of freed memory that the process keeps for later programs, with glibc."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineOptions:
-    """How an engine uses the machine; what is not set, the engine chooses.
-
-    None of it changes results by more than rounding.
-
-    Example:
-        >>> engine = fedpa.engines.local(fedpa.engines.EngineOptions(device="cpu", workers=1))
-    """
-
-    device: str | None = None
-    """Kind of device to run on: cpu, gpu or tpu (default: JAX's)."""
-    devices: int | None = None
-    """Number of devices for the sharded engine, at least 1 (default: all)."""
-    clients_in_flight: int | None = None
-    """Clients per program on each device, at least 1 (default: the engine chooses)."""
-    workers: int | None = None
-    """Programs at the same time, one thread each, at least 1 (default: the engine chooses)."""
-    matmul_precision: Literal["default", "high", "highest"] = "default"
-    """Precision of matrix products on accelerators."""
 
 
 def choose_devices(options: EngineOptions) -> list[jax.Device]:

@@ -22,7 +22,8 @@ from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import MOST_LANES, Block, Width, should_vectorize
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.execution import Part, Placement, build_engine
-from fedpa.engines.machine import EngineOptions, check_fits, choose_devices
+from fedpa.engines.machine import check_fits, choose_devices
+from fedpa.engines.options import EngineOptions
 from fedpa.engines.program import (
     Lanes,
     Outcome,

@@ -1,4 +1,7 @@
-"""The configuration of a run: one set of dataclasses for commands, files and code."""
+"""The configuration of a run: one set of dataclasses for commands, files and code.
+
+JAX is imported where values are checked: commands show their help without it.
+"""
 
 import dataclasses
 import tomllib
@@ -9,8 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from fedpa.engines import ENGINES, EngineOptions
-from fedpa.engines.machine import choose_devices
+from fedpa.engines.options import EngineOptions
 from fedpa.errors import (
     FedpaError,
     check_integer,
@@ -36,10 +38,7 @@ from fedpa.experiments.tasks.task import (
     task_named,
     tasks,
 )
-from fedpa.training.callbacks import WINDOW, early_stopping, stop_at
-from fedpa.training.loop import check_counts, check_share
-from fedpa.training.run import StorageOptions, check_storage
-from fedpa.training.run_directory import ENVIRONMENT
+from fedpa.training.options import WINDOW, StorageOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +109,10 @@ class RunConfig:
         """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
         self._spell("task", tasks())
         self._spell("method", METHODS)
-        self._spell("engine", ENGINES)
+        if self.engine != "local":
+            from fedpa.engines import ENGINES
+
+            self._spell("engine", ENGINES)
         if self.task in tasks():
             self._spell("preset", tasks()[self.task].presets)
 
@@ -138,6 +140,11 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
 
 def resolve(config: RunConfig) -> RunConfig:
     """Check every value and fill in what follows from others; the result is what runs."""
+    from fedpa.engines import ENGINES
+    from fedpa.engines.machine import choose_devices
+    from fedpa.training.loop import check_counts, check_share
+    from fedpa.training.run import check_storage
+
     task = task_named(config.task)
     find_name("method", config.method, METHODS)
     preset_named(config.task, config.preset)
@@ -176,6 +183,8 @@ def is_all_burn_in(config: RunConfig) -> bool:
 
 def check_stopping(options: StoppingOptions) -> None:
     """Refuse what is out of range or without effect."""
+    from fedpa.training.callbacks import early_stopping, stop_at
+
     if options.patience is not None:
         early_stopping("", options.patience, options.min_improvement)
     elif options.stop_metric is not None:
@@ -222,6 +231,8 @@ def read_toml(path: Path) -> RunConfig:
 
     Fields that the file does not set take the task's defaults for its method.
     """
+    from fedpa.training.run_directory import ENVIRONMENT
+
     values = table_of("config", path)
     values.pop(ENVIRONMENT, None)  # what a run was made with does not decide another's numbers
     return from_table(values, str(path))

@@ -75,20 +75,21 @@ Train = Callable[[Problem, OfAlgorithm, Path, Sequence[Callback]], Fit]
 class Served(NamedTuple):
     """A run on a grid of nodes: what is trained, by which method, and how it is recorded.
 
+    Args:
+        problem: What is trained; its clients have the shapes of the nodes' data.
+        method: As on the nodes.
+        train: Runs the rounds.
+        weighting: q_i, by which nodes' replies are checked (default: "examples").
+        name: Of a fresh run directory (default: "flower").
     Example:
         >>> app = server_app(lambda settings: Served(problem, method, train))  # by `make_run`
     """
 
     problem: Problem
-    """What is trained; its clients have the shapes of the nodes' data."""
     method: Method
-    """As on the nodes."""
     train: Train
-    """Runs the rounds."""
     weighting: Weighting = "examples"
-    """q_i, by which nodes' replies are checked."""
     name: str = "flower"
-    """Of a fresh run directory."""
 
 
 def make_run(

@@ -18,8 +18,9 @@ class Counts(NamedTuple):
     """What a metric counts in a batch: numbers per example, which add up.
 
     Args:
-        each: Numbers of each example, by name.
-        vectors: Vectors of each example (one number by class, say), by name.
+        each: Numbers of each example, by name; summed for every client and for all.
+        vectors: Vectors of each example (one number by class, say), by name; summed for all only
+            (default: none).
     Example:
         >>> import jax.numpy as jnp
         >>> counts = Counts({"examples": jnp.ones(3), "right": jnp.array([1.0, 0.0, 1.0])})
@@ -28,9 +29,7 @@ class Counts(NamedTuple):
     """
 
     each: Mapping[str, Float[Array, " b"]]
-    """Numbers of each example; summed for every client and for all."""
     vectors: Mapping[str, Float[Array, "b k"]] = {}
-    """Vectors of each example (by class, say); summed for all only."""
 
 
 class Metric(NamedTuple):
@@ -41,8 +40,10 @@ class Metric(NamedTuple):
 
     Args:
         measure: (params, batch) → `Counts`; compiled by the caller.
-        values: Sums of `Counts.each` → metrics by name.
-        overall: Sums of `Counts.vectors` → further metrics of all examples together.
+        values: Sums of `Counts.each` → metrics by name, of a client or of all. Where there is
+            nothing to divide by, a metric is NaN.
+        overall: Sums of `Counts.vectors` → further metrics of all examples together (default:
+            none).
     Example:
         >>> def measure(params, batch):
         ...     errors = (batch["x"] @ params - batch["y"]) ** 2
@@ -53,12 +54,8 @@ class Metric(NamedTuple):
     """
 
     measure: Callable[[Model, Examples], Counts]
-    """(params, batch) → counts; compiled by the caller."""
     values: Callable[[Mapping[str, float]], dict[str, float]]
-    """Sums of `each` → metrics by name, of a client or of all. Where there is nothing to divide
-    by, a metric is NaN."""
     overall: Callable[[Mapping[str, np.ndarray]], dict[str, float]] = lambda vectors: {}
-    """Sums of `vectors` → further metrics of all."""
 
 
 def ratio(part: float, whole: float, undefined: float = math.nan) -> float:

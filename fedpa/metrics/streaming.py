@@ -32,19 +32,20 @@ class Batch(NamedTuple):
 class Evaluation(NamedTuple):
     """A metric of a federation: of all examples, and of every client.
 
+    Args:
+        values: Over all examples.
+        by_client: Each metric for every client taken, by name; NaN for one without examples.
+        clients: How many of them have at least one example.
+        examples: How many were measured.
     Example:
         >>> Evaluation({"mse": 2.0}, {"mse": np.array([1.0, 3.0])}, clients=2, examples=8).clients
         2
     """
 
     values: dict[str, float]
-    """Over all examples."""
     by_client: dict[str, np.ndarray]
-    """Each metric for every client taken, by name; NaN for one without examples."""
     clients: int
-    """How many of them have at least one example."""
     examples: int
-    """How many were measured."""
 
 
 def make_evaluator(

@@ -15,6 +15,9 @@ from fedpa.types import ClientArrays, Count, Examples
 class ClientData(NamedTuple):
     """A client's examples D_i = {z_i1, …, z_in} in padded arrays (section 3).
 
+    Args:
+        examples: A pytree of arrays; rows from `n` on are padding, which no computation may read.
+        n: n_i, the number of examples.
     Example:
         >>> data = fedpa.objectives.client_data({"x": np.ones((3, 2))}, capacity=4)
         >>> data.examples["x"].shape, int(data.n)
@@ -22,9 +25,7 @@ class ClientData(NamedTuple):
     """
 
     examples: Examples
-    """A pytree of arrays; rows from `n` on are padding, which no computation may read."""
     n: Count
-    """n_i, the number of examples."""
 
 
 class Kind(NamedTuple):

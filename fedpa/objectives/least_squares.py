@@ -65,15 +65,16 @@ def posterior(data: ClientData, ridge: float | Scalar = 0.0) -> Quadratic:
 class Federation(NamedTuple):
     """Clients with least-squares problems, from `make_regression`.
 
+    Args:
+        clients: client id → {"x": (n_i, d), "y": (n_i,)}, float32.
+        optima: (clients, d): the w_i that made the labels.
     Example:
         >>> fedpa.objectives.make_regression(0, sizes=[5, 8], dim=3).optima.shape
         (2, 3)
     """
 
     clients: dict[str, dict[str, np.ndarray]]
-    """client id → {"x": (n_i, d), "y": (n_i,)}, float32."""
     optima: np.ndarray
-    """(clients, d): the w_i that made the labels."""
 
 
 def make_regression(

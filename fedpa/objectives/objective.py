@@ -29,6 +29,10 @@ class SparseTable(NamedTuple):
     of the rows alone, local SGD leaves the others untouched (`fedpa/samplers/sparse_step.py`):
     `loss(θ, batch, key) = sparse.loss(gather_rows(sparse, θ, batch), batch, key)`.
 
+    Args:
+        table: θ → the table, one of its leaves.
+        rows: A batch → the numbers of the rows it reads, as often as it reads them, in any shape.
+        loss: The loss of parameters that have these rows, shape (*ids, d), in the table's place.
     Example:
         >>> def of_rows(params, batch, key):  # params["words"]: (examples, words, d)
         ...     return ((params["words"].sum(1) @ params["w"]) - batch["y"]) ** 2
@@ -40,16 +44,26 @@ class SparseTable(NamedTuple):
     """
 
     table: Callable[[Model], Inexact[Array, "v d"]]
-    """θ → the table, one of its leaves."""
     rows: Callable[[Examples], Int[Array, "*ids"]]
-    """A batch → the numbers of the rows it reads, as often as it reads them, in any shape."""
     loss: Loss
-    """The loss of parameters that have these rows, shape (*ids, d), in the table's place."""
 
 
 class Objective(NamedTuple):
     """A client's objective f_i(θ) = 1/n_i Σ_j f(θ; z_ij) (eq. 1), from one number per example.
 
+    Args:
+        loss: `loss(params, batch, key)` → one number per example, shape (b,).
+        regularizer: A function of the parameters alone, added once to every (mini-batch or full)
+            loss (default: None).
+        reduction: Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean
+            (default: "mean").
+        sparse: A table of which a batch reads a few rows: local SGD then leaves the others alone
+            (default: None).
+        weight: A batch → how much each of its examples counts, 1 if not given: the words of a
+            sentence make a mean over words of means over sentences. Client weights q_i count
+            examples all the same (default: None).
+        like: Some examples, or arrays' shapes: for methods that look into the model before there
+            are any. `fedpa.fit` fills it in (default: None).
     Example:
         >>> def loss(params, batch, key):
         ...     return (batch["x"] @ params["w"] - batch["y"]) ** 2
@@ -57,19 +71,11 @@ class Objective(NamedTuple):
     """
 
     loss: Loss
-    """`loss(params, batch, key)` → one number per example, shape (b,)."""
     regularizer: Regularizer | None = None
-    """A function of the parameters alone, added once to every (mini-batch or full) loss."""
     reduction: Reduction = "mean"
-    """Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean."""
     sparse: SparseTable | None = None
-    """A table of which a batch reads a few rows: local SGD then leaves the others alone."""
     weight: Callable[[Examples], Losses] | None = None
-    """A batch → how much each of its examples counts, 1 if not given: the words of a sentence make
-    a mean over words of means over sentences. Client weights q_i count examples all the same."""
     like: PyTree = None
-    """Some examples, or arrays' shapes: for methods that look into the model before there are any.
-    `fedpa.fit` fills it in."""
 
 
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:

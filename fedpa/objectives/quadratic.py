@@ -32,6 +32,10 @@ Matrix = Float[Array, "d d"]
 class Quadratic(NamedTuple):
     """f(θ) = ½ (θ − μ)ᵀ A (θ − μ) + const over n examples, a posterior N(μ, (T/n) A⁻¹) (section 3).
 
+    Args:
+        mean: μ: the mode of the posterior.
+        hessian: A: the Hessian of the mean loss; Σ⁻¹ = (n/T) A.
+        n: The number of examples; a sum of several for a global posterior.
     Example:
         >>> q = fedpa.objectives.Quadratic(jnp.ones(2), jnp.eye(2), jnp.float32(10))
         >>> print(fedpa.objectives.quadratic.delta(q, jnp.zeros(2)))
@@ -39,11 +43,8 @@ class Quadratic(NamedTuple):
     """
 
     mean: Vector
-    """μ: the mode of the posterior."""
     hessian: Matrix
-    """A: the Hessian of the mean loss; Σ⁻¹ = (n/T) A."""
     n: Scalar
-    """The number of examples; a sum of several for a global posterior."""
 
 
 def value(q: Quadratic, theta: Vector) -> Scalar:

@@ -53,7 +53,6 @@ class Kronecker(NamedTuple):
     """
 
     blocks: Blocks
-    """The diagonal blocks of A."""
 
     def add(self, other: "Kronecker") -> "Kronecker":
         """Λ + Λ′, of blocks of the same sizes."""
@@ -118,6 +117,8 @@ if TYPE_CHECKING:
 class Cholesky(NamedTuple):
     """What of a `Kronecker` is computed once for many solves: A = LLᵀ.
 
+    Args:
+        lower: L, in the blocks of A.
     Example:
         >>> factor = Kronecker(4 * jnp.ones((2, 1, 1))).factorize()
         >>> factor.solve(jnp.ones((2, 1))).tolist()
@@ -125,7 +126,6 @@ class Cholesky(NamedTuple):
     """
 
     lower: Blocks
-    """L, in the blocks of A."""
 
     def solve(self, v: Matrix) -> Matrix:
         """Λ⁻¹v."""

@@ -29,21 +29,23 @@ BLOCK = 2**17
 class Diagnostics(NamedTuple):
     """How good the draws of several chains are, for every parameter.
 
+    Args:
+        rhat: Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree,
+            infinite where they don't move. NaN where all draws are equal, or one is not finite.
+        ess: Effective sample size by autocorrelation of every parameter, of all chains together:
+            about chains · num for independent draws. NaN like R̂; 0 for chains that are constant
+            but differ.
+        acceptance: Mean acceptance probability; None for samplers that accept always.
+        divergences: Divergent transitions; None for samplers that don't know any.
     Example:
         >>> fedpa.samplers.Diagnostics(np.ones(2), np.full(2, 40.0), None, None).rhat
         array([1., 1.])
     """
 
     rhat: PyTree[np.ndarray]
-    """Rank-normalized split R̂ of every parameter, a tree like θ: 1 where chains agree, infinite
-    where they don't move. NaN where all draws are equal, or one is not finite."""
     ess: PyTree[np.ndarray]
-    """Effective sample size by autocorrelation of every parameter, of all chains together: about
-    chains · num for independent draws. NaN like R̂; 0 for chains that are constant but differ."""
     acceptance: float | None
-    """Mean acceptance probability; None for samplers that accept always."""
     divergences: int | None
-    """Divergent transitions; None for samplers that don't know any."""
 
 
 class Worst(NamedTuple):

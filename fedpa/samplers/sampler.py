@@ -47,6 +47,12 @@ class Sampler(NamedTuple):
     Three pure functions: a chain is a function of (θ₀, data, key). An empty client's samples are
     θ₀.
 
+    Args:
+        init: (θ₀, data, key) → state, the sampler's own burn-in done.
+        sample: (state, data) → (state, θ_s, info): the next posterior sample.
+        position: state → the chain's current iterate θ_k, which FedAvg would send.
+        temperature: T of the posterior it samples; None, the default, if its spread follows from
+            something else (IASG).
     Example:
         >>> loss = fedpa.objectives.least_squares.loss
         >>> sampler = fedpa.samplers.iasg(fedpa.Objective(loss), 0.1, batch_size=2)
@@ -56,41 +62,40 @@ class Sampler(NamedTuple):
     """
 
     init: Callable[[Params, ClientData, Key], State]
-    """(θ₀, data, key) → state, the sampler's own burn-in done."""
     sample: Callable[[State, ClientData], tuple[State, Params, Info]]
-    """(state, data) → (state, θ_s, info): the next posterior sample."""
     position: Callable[[State], Params]
-    """state → the chain's current iterate θ_k, which FedAvg would send."""
     temperature: Temperature | None = None
-    """T of the posterior it samples; None if its spread follows from something else (IASG)."""
 
 
 class Epochs(NamedTuple):
     """One sample per epoch, as in the paper's experiments.
 
+    Args:
+        burn_in: In-round burn-in: epochs before the first sample, ≥ 0; default: 0.
     Example:
         >>> fedpa.samplers.Epochs(burn_in=2)
         Epochs(burn_in=2)
     """
 
     burn_in: int = 0
-    """In-round burn-in: epochs before the first sample, ≥ 0; default: 0."""
 
 
 class Steps(NamedTuple):
     """One sample per K steps (Algorithm 4); the order of examples continues across samples.
 
+    Args:
+        per_sample: K ≥ 1: iterates that make one sample.
+        burn_in: B ≥ 0: steps before the first sample; default: 0.
+        discard: Steps ≥ 0 dropped before each sample's K, to make samples less correlated; default:
+            0.
     Example:
         >>> fedpa.samplers.Steps(100, burn_in=50)
         Steps(per_sample=100, burn_in=50, discard=0)
     """
 
     per_sample: int
-    """K ≥ 1: iterates that make one sample."""
     burn_in: int = 0
-    """B ≥ 0: steps before the first sample; default: 0."""
     discard: int = 0
-    """Steps ≥ 0 dropped before each sample's K, to make samples less correlated; default: 0."""
 
 
 Window = Epochs | Steps

@@ -30,6 +30,9 @@ Weighting = Literal["examples", "uniform"]
 class Aggregate(NamedTuple):
     """What the server is given of a round's clients.
 
+    Args:
+        mean: Σ q_i Δ_i / Σ q_i, or what a robust aggregation has in its place.
+        weight: Σ q_i.
     Example:
         >>> import jax.numpy as jnp
         >>> from fedpa.server import Aggregate
@@ -37,9 +40,7 @@ class Aggregate(NamedTuple):
     """
 
     mean: Result
-    """Σ q_i Δ_i / Σ q_i, or what a robust aggregation has in its place."""
     weight: Weight
-    """Σ q_i."""
 
 
 class Aggregation(NamedTuple):
@@ -48,6 +49,11 @@ class Aggregation(NamedTuple):
     Engines call `init` and `add` where clients run, `merge` where partial sums meet, `value` once a
     round. All four are traced by JAX: shapes must not depend on values.
 
+    Args:
+        init: Arrays (or their shapes) of one result and weight → empty sum.
+        add: (sum, result, weight) → (sum, accepted).
+        merge: Two partial sums into one, for engines that sum in several places.
+        value: The sum → what the server is given.
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> mean = fedpa.server.weighted_mean()
@@ -59,13 +65,9 @@ class Aggregation(NamedTuple):
     """
 
     init: Callable[[Result, Weight], PyTree]
-    """Arrays (or their shapes) of one result and weight → empty sum."""
     add: Callable[[PyTree, Result, Weight], tuple[PyTree, Bool[Array, ""]]]
-    """(sum, result, weight) → (sum, accepted)."""
     merge: Callable[[PyTree, PyTree], PyTree]
-    """Two partial sums into one, for engines that sum in several places."""
     value: Callable[[PyTree], Aggregate]
-    """The sum → what the server is given."""
 
 
 def weighted_mean() -> Aggregation:

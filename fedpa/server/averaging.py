@@ -17,6 +17,10 @@ from fedpa.types import Count, Params
 class Averaging(NamedTuple):
     """How server iterates become the θ that is evaluated and returned.
 
+    Args:
+        init: θ before the first round → state.
+        update: (state, θ after a round) → state.
+        value: state → the average.
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> mean = fedpa.server.averaging.polyak()
@@ -28,16 +32,16 @@ class Averaging(NamedTuple):
     """
 
     init: Callable[[Params], PyTree]
-    """θ before the first round → state."""
     update: Callable[[PyTree, Params], PyTree]
-    """(state, θ after a round) → state."""
     value: Callable[[PyTree], Params]
-    """state → the average."""
 
 
 class AverageState(NamedTuple):
     """What `polyak` and `exponential` keep.
 
+    Args:
+        average: The mean of iterates so far.
+        rounds: How many rounds there were.
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> int(fedpa.server.averaging.polyak().init(jnp.zeros(3)).rounds)
@@ -45,9 +49,7 @@ class AverageState(NamedTuple):
     """
 
     average: Params
-    """The mean of iterates so far."""
     rounds: Count
-    """How many rounds there were."""
 
 
 def none() -> Averaging:
@@ -119,6 +121,9 @@ def _start(theta: Params) -> AverageState:
 class LastTwo(NamedTuple):
     """What `last_two` keeps.
 
+    Args:
+        last: The last iterate.
+        before: The one before it.
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> fedpa.server.averaging.last_two().init(jnp.zeros(3)).last.shape
@@ -126,9 +131,7 @@ class LastTwo(NamedTuple):
     """
 
     last: Params
-    """The last iterate."""
     before: Params
-    """The one before it."""
 
 
 def last_two() -> Averaging:

@@ -25,27 +25,36 @@ from fedpa.types import Params, Scalar
 class Server(NamedTuple):
     """The server's side of a method: how results are weighed and averaged, and the step taken.
 
+    Args:
+        optimizer: `fedpa.server.sgd`, `adam`, `adagrad`, `yogi`, or any optax transformation.
+        weighting: Client weights q_i: `examples`, n_i, or `uniform`, 1 (default: "examples").
+        averaging: What is evaluated and returned: the last iterate, or a mean of iterates (default:
+            none()).
+        schedule: Round → the factor of the learning rate (default: constant(), which is 1). An
+            optax schedule in the optimizer counts its own steps instead, and does not see rounds
+            that were skipped.
+        aggregation: How the results of a round's clients become one (default: weighted_mean()).
     Example:
         >>> import fedpa
         >>> side = fedpa.Server(fedpa.server.adam(0.01), weighting="uniform")
     """
 
     optimizer: optax.GradientTransformation
-    """`fedpa.server.sgd`, `adam`, `adagrad`, `yogi`, or any optax transformation."""
     weighting: Weighting = "examples"
-    """Client weights q_i: `examples`, n_i, or `uniform`, 1."""
     averaging: Averaging = none()
-    """What is evaluated and returned: the last iterate, or a mean of iterates."""
     schedule: Schedule = constant()
-    """Multiplies the learning rate, by round. (An optax schedule in the optimizer counts its own
-    steps instead, and does not see rounds that were skipped.)"""
     aggregation: Aggregation = weighted_mean()
-    """How the results of a round's clients become one."""
 
 
 class ServerState(NamedTuple):
     """What the server keeps from round to round.
 
+    Args:
+        theta: θ, as clients are sent it.
+        optimizer: What the optimizer keeps.
+        average: What the averaging keeps.
+        shared: What a method keeps beside θ and sends to clients with it: SCAFFOLD's c (default:
+            ()).
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> from fedpa.server import update
@@ -55,18 +64,18 @@ class ServerState(NamedTuple):
     """
 
     theta: Params
-    """θ, as clients are sent it."""
     optimizer: optax.OptState
-    """What the optimizer keeps."""
     average: PyTree
-    """What the averaging keeps."""
     shared: PyTree = ()
-    """What a method keeps beside θ and sends to clients with it: SCAFFOLD's c."""
 
 
 class ServerInfo(NamedTuple):
     """What a person wants to see of a server step, as `train/<name>` in records.
 
+    Args:
+        skipped: The aggregate was not finite, or of no client, and the state stayed as it was.
+        step_length: By what the step was multiplied, where the clients' deltas decide it (default:
+            None).
     Example:
         >>> import jax.numpy as jnp
         >>> from fedpa.server import ServerInfo
@@ -75,9 +84,7 @@ class ServerInfo(NamedTuple):
     """
 
     skipped: Bool[Array, ""]
-    """The aggregate was not finite, or of no client, and the state stayed as it was."""
     step_length: Scalar | None = None
-    """By what the step was multiplied, where the clients' deltas decide it."""
 
 
 def check_server(server: Any) -> None:

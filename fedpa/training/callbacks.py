@@ -22,17 +22,23 @@ from fedpa.algorithms.fedopt import State
 from fedpa.errors import FedpaError, check_integer, check_number, check_takes, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.history import plain
+from fedpa.training.options import WINDOW
 from fedpa.types import Model
 
 BEST = "best"
 """Under which a run remembers its best round."""
-WINDOW = 10
-"""Rounds of the running average, as in the paper."""
 
 
 class Event(NamedTuple):
     """A round that has just ended, as callbacks are given it.
 
+    Args:
+        round: From 1.
+        rounds: How many the run is to have.
+        params: The model as the user gave it, with the parameters of this round.
+        state: The algorithm's server state.
+        record: The round's metrics so far.
+        cohort: The clients that took part (default: ()).
     Example:
         >>> event = Event(3, 10, None, None, {"train/loss": 0.5})
         >>> event.round, event.record["train/loss"]
@@ -40,22 +46,20 @@ class Event(NamedTuple):
     """
 
     round: int
-    """From 1."""
     rounds: int
-    """How many the run is to have."""
     params: Model
-    """The model as the user gave it, with the parameters of this round."""
     state: State
-    """The algorithm's server state."""
     record: dict[str, Any]
-    """The round's metrics so far."""
     cohort: Sequence[str] = ()
-    """The clients that took part."""
 
 
 class Stop(NamedTuple):
     """Returned by a callback to end the run after this round.
 
+    Args:
+        reason: Why, for records and people (default: "stopped by a callback").
+        finished: Whether the run is over; if not, it can be resumed with the next round (default:
+            True).
     Example:
         >>> def callback(event):
         ...     return Stop("good enough") if event.record["train/loss"] < 0.1 else None
@@ -64,9 +68,7 @@ class Stop(NamedTuple):
     """
 
     reason: str = "stopped by a callback"
-    """Why, for records and people."""
     finished: bool = True
-    """Whether the run is over; if not, it can be resumed with the next round."""
 
 
 Answer = Mapping[str, Any] | Stop | None
@@ -78,6 +80,10 @@ class Remembering(NamedTuple):
     Its memory is part of every checkpoint, so that a resumed run does what an uninterrupted one
     does. A callback that counts over rounds in variables of its own would start again.
 
+    Args:
+        name: Under which its memory is kept in checkpoints; no two callbacks of a run share one.
+        init: What it remembers before the first round: anything that JSON can hold.
+        update: (memory, event) → (new memory, answer).
     Example:
         >>> def count(memory, event):  # rounds in which clients failed
         ...     failed = memory + (event.record["train/rejected"] > 0)
@@ -88,11 +94,8 @@ class Remembering(NamedTuple):
     """
 
     name: str
-    """Under which its memory is kept in checkpoints; no two callbacks of a run share one."""
     init: Any
-    """What it remembers before the first round: anything that JSON can hold."""
     update: Callable[[Any, Event], tuple[Any, Answer]]
-    """(memory, event) → (new memory, answer)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,15 +236,17 @@ def _agree(stop: Stop | None) -> Stop | None:
 class Best(NamedTuple):
     """By which metric the best round is chosen; its checkpoint is kept.
 
+    Args:
+        metric: As records name it: valid/accuracy.
+        lower: Whether lower is better; default: if the metric is named a loss, an error or a
+            perplexity.
     Example:
         >>> is_lower(Best("eval/mse")), is_lower(Best("eval/cost", lower=True))
         (True, True)
     """
 
     metric: str
-    """As records name it: valid/accuracy."""
     lower: bool | None = None
-    """Whether lower is better; default: if the metric is named a loss, an error or a perplexity."""
 
 
 def is_lower(best: Best) -> bool:

@@ -52,6 +52,16 @@ class PhaseCost(NamedTuple):
 class Estimate(NamedTuple):
     """What a run costs, from `fedpa.estimate`; printed, it is a table.
 
+    Args:
+        clients: How many there are.
+        clients_per_round: How many take part in a round.
+        parameters: Numbers that are trained.
+        parameter_bytes: The bytes of these.
+        server_bytes: The server's state: parameters, optimizer, averages.
+        client_bytes: What one client keeps from round to round.
+        flops_per_step: Of one local step, a mini-batch's loss and gradient, as XLA counts them
+            before it compiles: the body of a loop in the model (a recurrent one) is counted once.
+        phases: What a round costs, by the name of its phase.
     Example:
         >>> phase = PhaseCost(10, 404, 404, 2_000, 50_000, 40.0, 800.0, 1.6e6)
         >>> print(Estimate(20, 4, 100, 400, 800, 0, 4e4, {"training": phase}))
@@ -62,22 +72,13 @@ class Estimate(NamedTuple):
     """
 
     clients: int
-    """How many there are."""
     clients_per_round: int
-    """How many take part in a round."""
     parameters: int
-    """Numbers that are trained."""
     parameter_bytes: int
-    """The bytes of these."""
     server_bytes: int
-    """The server's state: parameters, optimizer, averages."""
     client_bytes: int
-    """What one client keeps from round to round."""
     flops_per_step: float | None
-    """Of one local step, a mini-batch's loss and gradient, as XLA counts them before it compiles:
-    the body of a loop in the model (a recurrent one) is counted once."""
     phases: Mapping[str, PhaseCost]
-    """What a round costs, by the name of its phase."""
 
     def __repr__(self) -> str:
         """The table: a line for each phase; up, down: per client; memory, work: per round."""

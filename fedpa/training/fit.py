@@ -39,6 +39,7 @@ from fedpa.training.callbacks import (
 )
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.loop import Fit, check_counts, check_share
+from fedpa.training.options import StorageOptions
 from fedpa.training.problem import prepare
 from fedpa.training.provenance import (
     arrays_fingerprint,
@@ -50,7 +51,6 @@ from fedpa.training.run import (
     Place,
     RecordingOptions,
     Remedies,
-    StorageOptions,
     Training,
     check_storage,
     connect_engine,

@@ -54,6 +54,13 @@ MADE_BY = "made_by"
 class Run(NamedTuple):
     """A recorded run, as `fedpa.load` gives it; printed, a summary of at most ten lines.
 
+    Args:
+        params: The model with its parameters; of a run by `fedpa.fit`, if no model was given to
+            fill, the arrays by name.
+        config: `RunConfig`; of a run by `fedpa.fit`, the table of its settings.
+        metrics: One record per round.
+        round: Whose parameters these are.
+        problem: The task: its loss, its metric, its data; None of a run by `fedpa.fit`.
     Example:
         >>> print(Run({"w": np.zeros(2)}, {"label": "mine"}, History(), 3, None))
         Run
@@ -63,16 +70,10 @@ class Run(NamedTuple):
     """
 
     params: Model
-    """The model with its parameters; of a run by `fedpa.fit`, if no model was given to fill, the
-    arrays by name."""
     config: Any
-    """`RunConfig`; of a run by `fedpa.fit`, the table of its settings."""
     metrics: History
-    """One record per round."""
     round: int
-    """Whose parameters these are."""
     problem: Problem | None
-    """The task: its loss, its metric, its data; None of a run by `fedpa.fit`."""
 
     def __repr__(self) -> str:
         """At most ten lines; parameters, settings and records are in the fields."""
@@ -137,6 +138,11 @@ class Checkpoint(NamedTuple):
 
     Printed, it is a summary of at most ten lines.
 
+    Args:
+        round: Rounds done.
+        state: The server's state: parameters, the optimizer's moments, averages.
+        history: The records of the rounds done. That of a finished run's last round is as it was
+            before its callbacks: `fedpa.load` has it whole.
     Example:
         >>> print(Checkpoint(2, {"theta": {"w": np.zeros(2)}}, History()))
         Checkpoint of round 2
@@ -145,12 +151,8 @@ class Checkpoint(NamedTuple):
     """
 
     round: int
-    """Rounds done."""
     state: PyTree
-    """The server's state: parameters, the optimizer's moments, averages."""
     history: History
-    """The records of the rounds done. That of a finished run's last round is as it was before its
-    callbacks: `fedpa.load` has it whole."""
 
     def __repr__(self) -> str:
         """At most ten lines; state and records are in the fields."""

@@ -39,6 +39,17 @@ from fedpa.types import Key, Keys, Model, Params
 class Fit(NamedTuple):
     """The outcome of a run; printed, it is a summary of at most ten lines.
 
+    Args:
+        params: The model as it was given, with the parameters of the last round.
+        history: One record per round, as in `metrics.jsonl`; `history.to_pandas()` makes a table of
+            it.
+        state: The algorithm's server state.
+        stopped: Why a callback ended the run early (default: None).
+        finished: Whether it is over; if not, it can be resumed (default: True).
+        best: The best round, `{"metric": …, "value": …, "round": …}`, where one is chosen (default:
+            None).
+        label: What the run is called (default: "").
+        out: The directory that records it (default: None).
     Example:
         >>> record = {"round": 1, "phase": "training", "seconds": 0.5, "train/loss": 2.0}
         >>> record |= {"train/rejected": 0, "comm/bytes_up": 80, "comm/bytes_down": 80}
@@ -54,21 +65,13 @@ class Fit(NamedTuple):
     """
 
     params: Model
-    """The model as it was given, with the parameters of the last round."""
     history: History
-    """One record per round, as in `metrics.jsonl`; `history.to_pandas()` makes a table of it."""
     state: State
-    """The algorithm's server state."""
     stopped: str | None = None
-    """Why a callback ended the run early."""
     finished: bool = True
-    """Whether it is over; if not, it can be resumed."""
     best: Mapping[str, Any] | None = None
-    """The best round, `{"metric": …, "value": …, "round": …}`, where one is chosen."""
     label: str = ""
-    """What the run is called."""
     out: Path | None = None
-    """The directory that records it."""
 
     def __repr__(self) -> str:
         """At most ten lines; parameters and records are in the fields."""

@@ -52,6 +52,7 @@ from fedpa.training.history import History, Record, line, plain
 from fedpa.training.loggers import LIBRARIES, TENSORBOARD, Write, check_loggers, open_logger
 from fedpa.training.loop import Fit, Snapshot, train
 from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, write_npz
+from fedpa.training.options import StorageOptions
 from fedpa.training.problem import Prepared
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import METRICS, Recorded, lock_directory, read_run, writing
@@ -85,23 +86,22 @@ _SPLITS = ("eval", "valid", "test")
 
 
 @dataclasses.dataclass(frozen=True)
-class StorageOptions:
-    """What is stored of a run, and where. None of it changes its numbers."""
-
-    checkpoint_every: int | None = None
-    """Rounds from one checkpoint to the next, at least 1 (default: one about every ten seconds,
-    fewer where writing takes long)."""
-    keep_checkpoints: int = 3
-    """Number of latest checkpoints to keep, at least 1; the best is kept, too."""
-    log: str | None = None
-    """More places for records beside metrics.jsonl and TensorBoard: wandb, mlflow or wandb,mlflow
-    (default: none)."""
-
-
-@dataclasses.dataclass(frozen=True)
 class RecordingOptions(StorageOptions):
     """How `fedpa.fit` labels and records a run. None of it changes the run's numbers.
 
+    Args:
+        checkpoint_every: Rounds from one checkpoint to the next, at least 1 (default: one about
+            every ten seconds, fewer where writing takes long).
+        keep_checkpoints: Number of latest checkpoints to keep, at least 1; the best is kept, too
+            (default: 3).
+        log: More places for records: "wandb", "mlflow" or "wandb,mlflow" (default: none).
+        label: What progress, results and reports call the run; default: the method and what it must
+            be told, "FedPA, ρ = 0.1".
+        best: The metric whose best round is reported and keeps its checkpoint: "eval/accuracy", or
+            `Best("eval/score", lower=True)` (default: None).
+        overwrite: Start again, whatever run the directory contains (default: False).
+        force: Resume although versions or data have changed; the result is then not exact (default:
+            False).
     Example:
         >>> options = RecordingOptions(label="mine", best="eval/mse", checkpoint_every=10)
         >>> options.label, options.keep_checkpoints
@@ -109,15 +109,9 @@ class RecordingOptions(StorageOptions):
     """
 
     label: str | None = None
-    """What progress, results and reports call the run; default: the method and what it must be
-    told, "FedPA, ρ = 0.1"."""
     best: Best | str | None = None
-    """The metric whose best round is reported and keeps its checkpoint: "eval/accuracy", or
-    `Best("eval/score", lower=True)`."""
     overwrite: bool = False
-    """Start again, whatever run the directory contains."""
     force: bool = False
-    """Resume although versions or data have changed; the result is then not exact."""
 
 
 def check_storage(options: StorageOptions) -> None:

@@ -35,6 +35,11 @@ Evaluate = Callable[[Any], Mapping[str, Any]]
 class Simulation(NamedTuple):
     """The runs of `fedpa.simulate`, one for each seed; printed, it is their last round.
 
+    Args:
+        params: As they were given; every trained array has a new first axis over seeds.
+        metrics: By the names of `fedpa.fit`'s records, `train/loss`, `eval/<name>`: (seeds,
+            rounds).
+        seeds: In the order of the first axis.
     Example:
         >>> loss = np.array([[2.0, 1.0], [2.0, 1.2]])
         >>> print(Simulation(np.zeros((2, 3)), {"train/loss": loss}, (0, 1)))
@@ -43,11 +48,8 @@ class Simulation(NamedTuple):
     """
 
     params: PyTree
-    """As they were given; every trained array has a new first axis over seeds."""
     metrics: Mapping[str, np.ndarray]
-    """By the names of `fedpa.fit`'s records, `train/loss`, `eval/<name>`: (seeds, rounds)."""
     seeds: tuple[int, ...]
-    """In the order of the first axis."""
 
     def __repr__(self) -> str:
         """The last round's metrics, mean ± standard deviation over seeds."""

@@ -17,7 +17,8 @@ from fedpa import LocalTraining, Server, server
 from fedpa.algorithms.mime import momentum
 from fedpa.data import from_mapping
 from fedpa.engines import ENGINES, EngineOptions
-from fedpa.engines.distributed import Processes, join
+from fedpa.engines.distributed import join
+from fedpa.engines.options import Processes
 from fedpa.objectives import Objective, least_squares
 from tests.federations import least_squares_clients
 

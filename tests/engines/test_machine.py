@@ -18,7 +18,8 @@ import pytest
 import fedpa
 from fedpa import FedpaError, LocalTraining, Server, server
 from fedpa.engines import EngineOptions, machine
-from fedpa.engines.distributed import Processes, join
+from fedpa.engines.distributed import join
+from fedpa.engines.options import Processes
 from tests.engines.federation import built, train
 
 HERE = len(jax.devices())

@@ -4,7 +4,7 @@ A field is an option `--field-name VALUE`, a boolean one a flag with its opposit
 Fields of dataclasses in it are options of the command, too. A field's metadata may say:
 
 positional: it is an argument without a name; messages call it this
-help: what the docstring below the field would say
+help: what the docstring below the field, or Args of the class's, would say
 value: what help calls its value; its type says it otherwise
 without: of a dataclass, those of its fields that are no options here
 
@@ -253,8 +253,10 @@ def _describe(option: Option) -> str:
 
 
 def _describe_fields(owner: Any) -> dict[str, str]:
-    """Each field of a dataclass → what its metadata or the docstring below it says."""
-    found = dict[str, str]()
+    """Each field of a dataclass → what its metadata, the docstring below it or Args says."""
+    text = (inspect.getdoc(owner) or "").partition("\nArgs:\n")[2]
+    args = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    found = {name: " ".join(said.split()) for name, said in args}
     (defined,) = ast.parse(inspect.getsource(owner)).body
     assert isinstance(defined, ast.ClassDef)
     for pair in itertools.pairwise(defined.body):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import fedpa
 from fedpa.errors import FedpaError, match_name, suggest
-from fedpa.experiments.cli.arguments import HELP, say
+from fedpa.experiments.cli.arguments import HELP, asks_for_help, say
 from fedpa.experiments.cli.commands import FEDPA
 
 
@@ -65,6 +65,9 @@ def _run_command(words: Sequence[str], console: Console) -> None:
         prog, command, words = f"{prog} {found}", command.commands[found], words[1:]
     with warnings.catch_warnings():
         warnings.showwarning = _one_line
+        if command.options and asks_for_help(words):
+            training = importlib.import_module("fedpa.experiments.cli.training_commands")
+            training.parse_run_command(getattr(training, command.options), words, prog)
         if command.computes:
             fedpa.configure()  # before JAX starts its devices
         module, _, function = command.function.partition(".")

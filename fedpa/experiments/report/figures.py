@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.curves import WINDOW, Panel, Series
-from fedpa.experiments.report.looks import COLOURS, MARKERS, STYLES, Look, assign_looks
+from fedpa.experiments.report.looks import COLOURS, MARKERS, Look, assign_looks, style_line
 
 MARKS = 8
 """Markers along a line."""
@@ -154,10 +154,8 @@ def _draw_series(axes: Axes, series: Series, look: Look) -> Any:
     every = max(len(series.line.rounds) // MARKS, 1)
     (line,) = axes.plot(
         *series.line,
-        color=colour,
-        linestyle=STYLES[look.dash],
+        **style_line(look),
         linewidth=1.6,
-        marker=MARKERS[look.marker],
         markersize=4.5,
         markevery=(look.marker * every // len(MARKERS), every),
     )

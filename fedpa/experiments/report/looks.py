@@ -4,7 +4,7 @@ Okabe and Ito's palette, whose colours differ for the colour-blind, too. Where c
 dashes and markers differ: no two of 49 look alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedpa.experiments.methods import METHODS
@@ -49,11 +49,14 @@ def choose_look(place: int) -> Look:
     return Look(place % n, (place + turn) % n, (place + 2 * turn) % n)
 
 
-def assign_looks(groups: Sequence[Group]) -> dict[str, Look]:
-    """Assign each label its method's look, the same in every comparison.
+def choose_looks(methods: Mapping[str, str | None]) -> dict[str, Look]:
+    """Choose each label's look by its method, the same in every figure.
 
     A method with other settings has its colour, in another dash; methods that are not fedpa's have
     the looks that are left.
+
+    Args:
+        methods: Label → its method by name; None for one that is not fedpa's.
     """
     taken: dict[str, int] = {}
 
@@ -62,10 +65,25 @@ def assign_looks(groups: Sequence[Group]) -> dict[str, Look]:
             place += step
         taken[label] = place
 
-    known = [group for group in groups if group.runs[0].method is not None]
-    for group in known:
-        take(group.label, PLACES[group.runs[0].method or ""], len(COLOURS))
-    for group in groups:
-        if group.label not in taken:
-            take(group.label, 0, 1)
-    return {group.label: choose_look(taken[group.label]) for group in groups}
+    first = {method: label for label, method in reversed(list(methods.items()))}
+    for label, method in sorted(methods.items(), key=lambda item: first[item[1]] != item[0]):
+        if method is not None:
+            take(label, PLACES[method], len(COLOURS))
+    for label in methods:
+        if label not in taken:
+            take(label, 0, 1)
+    return {label: choose_look(taken[label]) for label in methods}
+
+
+def assign_looks(groups: Sequence[Group]) -> dict[str, Look]:
+    """Assign each group's label its look."""
+    return choose_looks({group.label: group.runs[0].method for group in groups})
+
+
+def style_line(look: Look) -> dict[str, Any]:
+    """Give a line's look as matplotlib's arguments."""
+    return {
+        "color": COLOURS[look.colour],
+        "linestyle": STYLES[look.dash],
+        "marker": MARKERS[look.marker],
+    }

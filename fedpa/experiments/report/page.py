@@ -10,7 +10,7 @@ import importlib.resources
 import json
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from fedpa.experiments.report.tables import (
     format_markdown,
     format_number,
     make_results,
+    mark_best,
 )
 from fedpa.metrics.streaming import PERCENTILES
 
@@ -47,18 +48,20 @@ LEAST_POINTS = (50, 20, 10)
 """Of a line, however many there are: the first with which the page is small enough."""
 
 
-def make_page(comparisons: Sequence[Comparison]) -> str:
+def make_page(comparisons: Sequence[Comparison], columns: Sequence[str] = ()) -> str:
     """Make the whole page, as HTML.
 
     If it gets too large, it has fewer points, then no diagnostics; what is too large even so is
     refused.
+
+    columns: those of the results, of `tables.COLUMNS`; all by default.
     """
     bare = [part._replace(diagnostics=()) for part in comparisons]
     left_out = "Too many methods: the posterior diagnostics are left out to keep the page small"
     left_out += ": a report of fewer runs has them."
     for shown, notices in ((comparisons, []), (bare, [left_out])):
         for least in LEAST_POINTS:
-            text = _fill_page(shown, least, notices)
+            text = _fill_page(shown, columns, least, notices)
             if len(text.encode()) <= MOST_BYTES:
                 return text
     runs = sum(len(group.runs) for part in comparisons for group in part.groups)
@@ -68,7 +71,9 @@ def make_page(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def _fill_page(comparisons: Sequence[Comparison], least: int, notices: Sequence[str]) -> str:
+def _fill_page(
+    comparisons: Sequence[Comparison], columns: Sequence[str], least: int, notices: Sequence[str]
+) -> str:
     groups = [group for part in comparisons for group in part.groups]
     assigned = assign_looks(groups)
     methods = list(assigned)
@@ -96,7 +101,7 @@ def _fill_page(comparisons: Sequence[Comparison], least: int, notices: Sequence[
         content = ""
         for number, part in enumerate(comparisons):
             heading = f"<h3>{_escape(part.task)}</h3>" if len(comparisons) > 1 else ""
-            own = show(part, number)
+            own = show(part, number, columns)
             content += heading + own if own else ""
         if content:
             sections[name] = title, content
@@ -247,20 +252,23 @@ def _format_progress(run: Run) -> str:
     return f"{len(run.history):,} of {_count(run.rounds, 'round')}"
 
 
-def _show_curves(part: Comparison, number: int) -> str:
+def _show_curves(part: Comparison, number: int, columns: Sequence[str]) -> str:
     every, panel = _thin_marks(part.curves), part.curves
     if every > 1:
         panel = panel._replace(note=f"{panel.note} Of the evaluations, one in {every} has its ×.")
     return _show_chart(panel, number, "chart tall")
 
 
-def _show_results(part: Comparison, number: int) -> str:
-    results, said = make_results(part), [*conclude(part), *explain_controls(part.groups)]
-    table = _show_table(results.header, results.rows, results.caption)
+def _show_results(part: Comparison, number: int, columns: Sequence[str]) -> str:
+    results, said = (
+        make_results(part).select(columns),
+        [*conclude(part), *explain_controls(part.groups)],
+    )
+    table = _show_table(results.header, results.rows, results.caption, best=results.best)
     return "".join(f"<p>{_escape(text)}</p>" for text in said) + table
 
 
-def _show_diagnostics(part: Comparison, number: int) -> str:
+def _show_diagnostics(part: Comparison, number: int, columns: Sequence[str]) -> str:
     if not part.diagnostics:
         return ""
     several = any(len(group.runs) > 1 for group in part.groups)
@@ -275,7 +283,7 @@ def _show_diagnostics(part: Comparison, number: int) -> str:
     )
 
 
-def _show_clients(part: Comparison, number: int) -> str:
+def _show_clients(part: Comparison, number: int, columns: Sequence[str]) -> str:
     content = "".join(_show_chart(panel, number, "chart tall") for panel in part.clients)
     for metric in find_spread_metrics(part.groups, "test"):
         header = ["method", *(f"{p}th percentile" for p in PERCENTILES)]
@@ -297,7 +305,7 @@ def _label_with_ends(group: Group) -> str:
     return f"{group.label} (rounds {min(ends):,} to {max(ends):,})"
 
 
-def _show_settings(part: Comparison, number: int) -> str:
+def _show_settings(part: Comparison, number: int, columns: Sequence[str]) -> str:
     rows = [[name, *values] for name, values in list_differences(part.groups).items()]
     caption = (
         f"Fields of config.toml in which the runs differ; of seeds, every value. {UNUSED}: a "
@@ -307,7 +315,7 @@ def _show_settings(part: Comparison, number: int) -> str:
     return _show_table(header, rows, caption, "left") if rows else "<p>The runs differ in none.</p>"
 
 
-def _show_texts(part: Comparison, number: int) -> str:
+def _show_texts(part: Comparison, number: int, columns: Sequence[str]) -> str:
     content = ""
     for kind, write in (("LaTeX", format_latex), ("Markdown", format_markdown)):
         place = f"{kind.lower()}-{number}"
@@ -316,12 +324,12 @@ def _show_texts(part: Comparison, number: int) -> str:
             f'<button type="button" data-copy="{place}" '
             f'aria-label="Copy the results as {kind}">Copy</button></div>'
             f'<pre id="{place}" tabindex="0" role="region" aria-labelledby="{place}-title">'
-            f"{_escape(write(make_results(part)))}</pre>"
+            f"{_escape(write(make_results(part).select(columns)))}</pre>"
         )
     return content
 
 
-def _show_runs(part: Comparison, number: int) -> str:
+def _show_runs(part: Comparison, number: int, columns: Sequence[str]) -> str:
     rows = []
     for group in part.groups:
         for run in group.runs:
@@ -356,16 +364,19 @@ def _show_chart(panel: Panel, number: int, kind: str) -> str:
 
 
 def _show_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, kind: str = ""
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str,
+    kind: str = "",
+    best: Mapping[int, Sequence[int]] = {},
 ) -> str:
     """Show a table that scrolls in a box of its own, by keyboard, too; its caption is below."""
     head = "".join(f'<th scope="col">{_escape(cell)}</th>' for cell in header)
-    body = "".join(
-        f'<tr><th scope="row">{_escape(row[0])}</th>'
-        + "".join(f"<td>{_escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for place, row in enumerate(rows):
+        first, *others = mark_best(row, place, best, _escape, "<strong>{}</strong>")
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        body += f'<tr><th scope="row">{first}</th>{cells}</tr>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{_escape(caption)}">'
         f'<table class="{kind}"><thead><tr>{head}</tr></thead>'

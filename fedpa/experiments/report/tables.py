@@ -8,7 +8,7 @@ partitions differ.
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedpa.experiments.report.bootstrap import LEVEL, Interval
 from fedpa.experiments.report.comparison import Comparison, Difference, Row
 from fedpa.experiments.report.curves import WINDOW, find_split, has_test
 from fedpa.experiments.report.looks import COLOURS, assign_looks
+from fedpa.experiments.report.runs import Group
 
 _LATEX: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -146,7 +147,6 @@ def make_results(comparison: Comparison) -> Results:
         unfinished = sum(not run.is_finished for run in group.runs)
         marks = [f"at round {row.round:,}\nof {most:,}"] if row.round < most else []
         marks += [f"{unfinished} unfinished"] if unfinished else []
-        rejected = [record.get("train/rejected", 0) for own in group.histories for record in own]
         mark = ",\n".join(marks)
         rows.append(
             [
@@ -159,11 +159,19 @@ def make_results(comparison: Comparison) -> Results:
                 format_number(row.seconds, ".1f"),
                 filesize.decimal(round(row.bytes_up)),
                 filesize.decimal(round(row.bytes_down)),
-                str(int(np.nansum(rejected))),
+                str(count_rejected(group)),
             ]
         )
-    caption = _explain(comparison) + "; rejected: clients, all seeds."
-    return Results(header, rows, caption, names, _find_best(comparison, names))
+    best = _find_best(comparison, names)
+    caption = _explain(comparison) + "; rejected: clients, all seeds"
+    caption += "; bold: the best mean of a column." if best else "."
+    return Results(header, rows, caption, names, best)
+
+
+def count_rejected(group: Group) -> int:
+    """Count the clients whose results were rejected, over all rounds and seeds."""
+    counts = [record.get("train/rejected", 0) for own in group.histories for record in own]
+    return int(np.nansum(counts))
 
 
 def _find_best(comparison: Comparison, names: Sequence[str]) -> dict[int, list[int]]:
@@ -239,7 +247,7 @@ def make_table(
 def make_records(comparison: Comparison) -> list[dict[str, Any]]:
     """Make a record per method, as `table.csv` has them; None for what there is none of."""
     metric, records = comparison.scale.metric, []
-    for row in comparison.rows:
+    for row, group in zip(comparison.rows, comparison.groups, strict=True):
         gap = row.difference if isinstance(row.difference, Difference) else None
         record: dict[str, Any] = {"method": row.method, "seeds": row.seeds, "round": row.round}
         record |= {metric: row.final, **_list_ends(metric, row.interval)}
@@ -254,6 +262,7 @@ def make_records(comparison: Comparison) -> list[dict[str, Any]]:
             mean = float(np.mean(reached)) if len(reached) == len(numbers) else None
             record |= {f"rounds_to_{target:g}": mean, f"rounds_to_{target:g}_by_seed": numbers}
         record |= {"seconds": row.seconds, "bytes_up": row.bytes_up, "bytes_down": row.bytes_down}
+        record |= {"rejected": count_rejected(group)}
         records.append(record)
     return records
 
@@ -273,7 +282,7 @@ def format_csv(*comparisons: Comparison, columns: Sequence[str] = ()) -> str:
         task = {"task": part.task} if len(comparisons) > 1 else {}
         for record in make_records(part):
             chosen = [k for name in columns for k in record if name_column(k, part) == name]
-            records.append(task | {k: record[k] for k in chosen or record})
+            records.append(task | {k: record[k] for k in (chosen if columns else record)})
     out = io.StringIO()
     fields = list(dict.fromkeys(name for record in records for name in record))
     writer = csv.DictWriter(out, fields, lineterminator="\n")
@@ -381,12 +390,42 @@ def _format_reached(numbers: Sequence[int | None]) -> str:
     return f"{np.mean(got):.0f}{some}"
 
 
+def mark_best(
+    cells: Sequence[str],
+    place: int,
+    best: Mapping[int, Sequence[int]],
+    escape: Callable[[str], str],
+    bold: str,
+) -> list[str]:
+    """Escape a row's cells, the mean of those that are the best of their column in bold.
+
+    Args:
+        cells: The row's; a mean ends with its line.
+        place: The row's number.
+        best: Column → the rows that are its best.
+        escape: Escapes a text for the format.
+        bold: Template of the format's bold text.
+    """
+    marked = []
+    for k, cell in enumerate(cells):
+        mean, *rest = map(escape, cell.split("\n"))
+        marked.append(" ".join([bold.format(mean) if place in best.get(k, ()) else mean, *rest]))
+    return marked
+
+
 def format_markdown(results: Results) -> str:
-    """Format a table as GitHub shows it; numbers to the right, what they are below."""
+    """Format a table as GitHub shows it; numbers to the right, what they are below.
+
+    The best mean of a column is in bold.
+    """
     rules = ["---", *("---:" for _ in results.header[1:])]
+    rows = [
+        mark_best(row, place, results.best, _escape_markdown, "**{}**")
+        for place, row in enumerate(results.rows)
+    ]
     lines = [
-        f"| {' | '.join(map(_escape_markdown, cells))} |"
-        for cells in (results.header, rules, *results.rows)
+        f"| {' | '.join(cells)} |"
+        for cells in ([*map(_escape_markdown, results.header)], rules, *rows)
     ]
     return "\n".join([*lines, "", _escape_markdown(results.caption)]) + "\n"
 
@@ -402,17 +441,8 @@ def format_latex(results: Results) -> str:
 
     The best mean of a column is in bold.
     """
-
-    def format_cell(text: str, bold: bool) -> str:
-        value, *rest = text.split("\n")
-        shown = [rf"\textbf{{{escape_latex(value)}}}" if bold else escape_latex(value)]
-        return " ".join([*shown, *map(escape_latex, rest)])
-
     header, *rows = (
-        " & ".join(
-            format_cell(cell, place in results.best.get(k, ())) for k, cell in enumerate(cells)
-        )
-        + r" \\"
+        " & ".join(mark_best(cells, place, results.best, escape_latex, r"\textbf{{{}}}")) + r" \\"
         for place, cells in enumerate((results.header, *results.rows), start=-1)
     )
     return "\n".join(

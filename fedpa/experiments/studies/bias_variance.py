@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -32,7 +33,7 @@ from fedpa.deltas import posterior_delta
 from fedpa.deltas.shrinkage import Rho
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import MARKERS
+from fedpa.experiments.report.looks import COLOURS, PLACES, Look, choose_look, choose_looks
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -252,7 +253,15 @@ def _calibration(samples: np.ndarray, trace: float) -> float:
 
 # --- drawing: from the rows alone ---
 
-_ESTIMATORS = ["fixed ρ", "mean-scaled", "calibrated, fixed ρ", "calibrated, OAS", "OAS", "mean"]
+_ESTIMATORS = {
+    "fixed ρ": "fedpa",
+    "mean-scaled": "mean-scaled",
+    "calibrated, fixed ρ": "fedpa",
+    "calibrated, OAS": "fedpa-oas",
+    "OAS": "fedpa-oas",
+    "mean": "mean",
+}
+"""Estimator → the method that sends it."""
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -264,26 +273,33 @@ def draw(rows: Sequence[Row]) -> Figure:
         fixed = where(own, estimator="fixed ρ")
         rho = where(fixed, panel="steps")[0]["rho"]
         steps = max(distinct(where(own, panel="rho"), "steps"))
+        along_steps, along_rho = where(fixed, panel="steps"), where(fixed, panel="rho")
         panels = [
-            (a, f"a. FedAvg, d = {dim:,}", where(own, panel="fedavg"), "steps"),
-            (b, f"b. FedPA, ρ = {rho:g}, d = {dim:,}", where(fixed, panel="steps"), "steps"),
-            (c, f"c. FedPA, {steps:,} steps, d = {dim:,}", where(fixed, panel="rho"), "rho"),
+            (a, f"a. FedAvg, d = {dim:,}", where(own, panel="fedavg"), "steps", "fedavg"),
+            (b, f"b. FedPA, ρ = {rho:g}, d = {dim:,}", along_steps, "steps", "fedpa"),
+            (c, f"c. FedPA, {steps:,} steps, d = {dim:,}", along_rho, "rho", "fedpa"),
         ]
-        for axes, title, shown, x in panels:
-            for index, (noise, at) in enumerate(split(shown, "noise").items()):
-                _draw(axes, at, "bias", x, index, f"noise {noise:g}", linestyle="-")
-                _draw(axes, at, "variance", x, index, linestyle="--")
+        for axes, title, shown, x, method in panels:
+            by_noise = split(shown, "noise")
+            for index, (noise, at) in enumerate(by_noise.items()):
+                # A method's colour, the darker the more noise.
+                look = choose_look(PLACES[method])._replace(marker=index)
+                shade = _shade(COLOURS[look.colour], index / (len(by_noise) - 1 or 1))
+                label = f"noise {noise:g}"
+                _draw(axes, at, "bias", x, index, look, label, linestyle="-", color=shade)
+                _draw(axes, at, "variance", x, index, look, linestyle="--", color=shade)
             tidy(axes, title, "ρ" if x == "rho" else "local steps", "bias (—), variance (- -)")
-        for index, name in enumerate(_ESTIMATORS):
+        for index, (name, look) in enumerate(choose_looks(_ESTIMATORS).items()):
             at = where(own, noise=COMPARED, panel="steps", estimator=name)
-            _draw(d, at, "bias", "steps", index, name)
+            label = f"FedPA, {name}" if _ESTIMATORS[name].startswith("fedpa") else name
+            _draw(d, at, "bias", "steps", index, look, label)
         tidy(d, f"d. estimators at noise {COMPARED:g}, d = {dim:,}", "local steps", "bias")
         norm = values_of(own, quantity="exact_norm", noise=COMPARED)[0]
         for axes in (a, b, c, d):
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.axhline(norm, color="0.6", linewidth=0.8, zorder=0, label="‖exact Δ‖")
-    for axes in (grid[0, -1], grid[3, -1]):
+    for axes in grid[:, -1]:
         axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
@@ -294,13 +310,20 @@ def _draw(
     quantity: str,
     x: str,
     index: int,
+    look: Look,
     label: str = "",
     **style: Any,
 ) -> None:
     mean, *band = (values_of(rows, x, quantity=quantity + end) for end in ("", "_low", "_high"))
     # Smaller and smaller marks: lines that coincide are seen to.
-    look = {"marker": MARKERS[index], "markersize": 6.5 - index, "linewidth": 1.3} | style
-    draw_line(axes, sorted(distinct(rows, x)), mean, band, index, label, **look)
+    sizes = {"markersize": 7.5 - index, "markevery": 1, "linewidth": 1.3}
+    draw_line(axes, sorted(distinct(rows, x)), mean, band, look, label, **sizes | style)
+
+
+def _shade(colour: str, darkness: float) -> tuple[float, ...]:
+    """A colour from half white (darkness 0) over itself to half black (1)."""
+    towards, share = (1.0, 1 - 2 * darkness) if darkness < 0.5 else (0.0, 2 * darkness - 1)
+    return tuple(part + 0.5 * share * (towards - part) for part in to_rgb(colour))
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:

@@ -40,12 +40,11 @@ from fedpa.data import from_mapping
 from fedpa.data.partition import dirichlet_label_skew
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import COLOURS, MARKERS, PLACES
+from fedpa.experiments.report.looks import choose_looks, style_line
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
     Study,
-    distinct,
     draw_means,
     make_rows,
     make_table,
@@ -400,6 +399,20 @@ def _rank(rows: Sequence[Row], problem: str) -> list[str]:
     return sorted(final, key=lambda name: ABOUT[problem].sign * final[name])
 
 
+METHODS = {
+    "FedAvg": "fedavg",
+    "mean": "mean",
+    "mean-scaled": "mean-scaled",
+    "FedPA": "fedpa",
+    "oracle": "centralized",
+}
+"""First word of a name → the method whose look it has."""
+
+
+def _family(name: str) -> str:
+    return name.split()[0]
+
+
 def _split_by_method(rows: Sequence[Row], quantity: str) -> dict[str, list[Row]]:
     return split(where(rows, quantity=quantity), "method")
 
@@ -407,14 +420,12 @@ def _split_by_method(rows: Sequence[Row], quantity: str) -> dict[str, list[Row]]
 def _draw_curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
     """FedAvg, the mean, FedPA at ρ = 1, the best of the rest of each group, the oracle."""
     quantity, label = ABOUT[problem].quantity, ABOUT[problem].label
-    places = {"FedAvg": PLACES["fedavg"], "mean": PLACES["mean"], "FedPA ρ=1": PLACES["fedpa"]}
-    names = list(places)
+    names = ["FedAvg", "mean", "FedPA ρ=1"]
     for group in ("IASG, calibrated", "other samplers"):
         names += _rank(where(rows, group=group), problem)[:1]
-    left = (place for place in range(len(COLOURS)) if place not in places.values())
-    for name in [*names, "oracle"]:
-        place = places[name] if name in places else next(left)
-        draw_means(axes, where(rows, method=name, quantity=quantity), "round", place, name)
+    looks = choose_looks({name: METHODS[_family(name)] for name in [*names, "oracle"]})
+    for name, look in looks.items():
+        draw_means(axes, where(rows, method=name, quantity=quantity), "round", look, name)
     tidy(axes, f"{problem}: tuned server rates, mean and 95 % band", "round", label)
     if problem == "least squares":
         axes.set_yscale("log")
@@ -424,8 +435,8 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], problem: str) -> None:
 def _draw_finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
     """Every method's final value, and the angle between its deltas and FedAvg's."""
     names, finals = _rank(rows, problem), _split_by_method(rows, "final")
-    for index, (group, own) in enumerate(split(rows, "group").items()):
-        members = [name for name in names if name in distinct(own, "method")]
+    for family, look in choose_looks(METHODS).items():
+        members = [name for name in names if _family(name) == family]
         values = [values_of(finals[name]) for name in members]
         means = np.array([value.mean() for value in values])
         highs = np.array([band_of_mean(value)[1] for value in values])
@@ -433,11 +444,9 @@ def _draw_finals(axes: Axes, rows: Sequence[Row], problem: str) -> None:
             means,
             [names.index(name) for name in members],
             xerr=np.maximum(highs - means, 0),
-            marker=MARKERS[index],
-            color=COLOURS[index],
-            linestyle="none",
+            **style_line(look) | {"linestyle": "none"},
             markersize=5,
-            label=group,
+            label=family,
         )
     for position, name in enumerate(names):
         axes.annotate(

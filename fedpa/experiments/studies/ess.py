@@ -42,7 +42,7 @@ from rich.table import Table
 
 from fedpa.experiments.report.bootstrap import band_of_mean
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import COLOURS, MARKERS, STYLES
+from fedpa.experiments.report.looks import COLOURS, STYLES, choose_look
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -363,8 +363,9 @@ def draw(rows: Sequence[Row]) -> Figure:
 def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> None:
     for index, (quantity, label) in enumerate(MEASURES.items()):
         # What diverged for every problem has no value here, and its own mark below.
-        marks = {"marker": MARKERS[index], "markersize": 4, "markerfacecolor": "white"}
-        draw_means(axes, where(rows, quantity=quantity), column, index, label, **marks)
+        marks = {"markersize": 4, "markerfacecolor": "white", "markevery": 1}
+        look = choose_look(index)
+        draw_means(axes, where(rows, quantity=quantity), column, look, label, **marks)
     for x, own in split(rows, column).items():
         if _is_calibrated(_typical_spread(own)):
             label = "filled: samples spread like the posterior, within a factor of 2"

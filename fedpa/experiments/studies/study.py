@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedpa.errors import FedpaError, explain
 from fedpa.experiments.report.bootstrap import band_of_mean
-from fedpa.experiments.report.looks import COLOURS, STYLES
+from fedpa.experiments.report.looks import MARKERS, Look, style_line
 from fedpa.lazy import find_components
 from fedpa.server import optimizers
 from fedpa.server.update import Server
@@ -152,22 +152,25 @@ def mean_of(rows: Sequence[Row], **columns: Any) -> float:
 
 
 def draw_line(
-    axes: Axes, x: Any, middle: Any, band: Any, index: int, label: str = "", **style: Any
+    axes: Axes, x: Any, middle: Any, band: Any, look: Look, label: str = "", **style: Any
 ) -> None:
-    """Draw a line and its band (low, high) in the look of place `index`, unless `style` differs."""
-    look = {"color": COLOURS[index], "linestyle": STYLES[index], "linewidth": 1.5} | style
-    axes.plot(x, middle, label=label or None, **look)
-    axes.fill_between(x, *band, color=look["color"], alpha=0.2, linewidth=0)
+    """Draw a line in this look, unless `style` differs, and its band (low, high)."""
+    spacing = 1 / 7
+    # Of lines that lie on one another the markers are side by side.
+    markers = {"markersize": 4.5, "markevery": (look.marker * spacing / len(MARKERS), spacing)}
+    shown = style_line(look) | {"linewidth": 1.5} | markers | style
+    axes.plot(x, middle, label=label or None, **shown)
+    axes.fill_between(x, *band, color=shown["color"], alpha=0.2, linewidth=0)
 
 
 def draw_means(
-    axes: Axes, rows: Sequence[Row], x: str, index: int, label: str, **style: Any
+    axes: Axes, rows: Sequence[Row], x: str, look: Look, label: str, **style: Any
 ) -> None:
     """Draw the mean of the rows at each value of column `x`, with its 95 % band."""
     at = {value: values_of(own) for value, own in sorted(split(rows, x).items())}
     bands = np.array([band_of_mean(values) for values in at.values()]).reshape(-1, 2)
     middle = [values.mean() for values in at.values()]
-    draw_line(axes, list(at), middle, bands.T, index, label, **style)
+    draw_line(axes, list(at), middle, bands.T, look, label, **style)
 
 
 def make_table(

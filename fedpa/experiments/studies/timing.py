@@ -38,7 +38,7 @@ from fedpa.algorithms.local_training import local_sampler
 from fedpa.deltas import Delta, DeltaInfo, fixed, mean, posterior, posterior_delta
 from fedpa.deltas.posterior import Form, GramState
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import COLOURS, MARKERS, STYLES
+from fedpa.experiments.report.looks import STYLES, choose_looks, style_line
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -286,10 +286,11 @@ def _compile(function: Callable[..., Any], *arguments: Any) -> Any:
 # --- drawing: from the rows alone ---
 
 # Lines that lie on one another have marks of different sizes.
+SIZES = {FEDAVG: 8.0, RECURRENCE: 6.0, GRAM: 4.0, DENSE: 4.5, MEAN: 4.5}
 LOOKS: dict[Variant, dict[str, Any]] = {
-    variant: {"color": COLOURS[colour], "linestyle": STYLES[n], "marker": MARKERS[n], "ms": size}
-    for n, (variant, colour, size) in enumerate(
-        [(FEDAVG, 0, 8.0), (RECURRENCE, 1, 6.0), (GRAM, 3, 4.0), (DENSE, 2, 4.5)]
+    variant: style_line(look) | {"ms": size}
+    for (variant, size), look in zip(
+        SIZES.items(), choose_looks({str(v): v.method for v in SIZES}).values(), strict=True
     )
 }
 LABELS = {
@@ -316,8 +317,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     tidy(times, "client update, 500 steps", "parameters d", "time (ms)")
     for variant in (RECURRENCE, GRAM):
         _draw(overheads, rows, variant, "overhead_percent", LABELS[variant], **LOOKS[variant])
-    sampling = {"color": COLOURS[5], "linestyle": STYLES[4], "marker": MARKERS[4], "ms": 4.5}
-    _draw(overheads, rows, MEAN, "sampling_percent", "of it: sampling", **sampling, linewidth=1.0)
+    sampling = LOOKS[MEAN] | {"linewidth": 1.0}
+    _draw(overheads, rows, MEAN, "sampling_percent", "of it: sampling", **sampling)
     for variant, label, marker in [
         (RECURRENCE, "of it: delta, recurrence", "+"),
         (GRAM, "of it: delta, Gram", "x"),

@@ -16,7 +16,7 @@ bias nor noise here, and makes one step a round.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from fedpa.algorithms import (
 )
 from fedpa.data import from_mapping
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import COLOURS
+from fedpa.experiments.report.looks import COLOURS, Look, choose_looks
 from fedpa.experiments.studies.study import (
     Row,
     Settings,
@@ -72,6 +72,8 @@ EVERY = 20
 PATHS = {"FedAvg-1100": "FedAvg", "FedPA-IASG-100": "FedPA"}
 """Whose paths the animation shows, and what it calls them."""
 PATH_ROUNDS = 120
+CLIENTS = ("0.35", "0.6")
+"""The clients' greys: colours are the methods'."""
 
 
 class Entry(NamedTuple):
@@ -208,19 +210,25 @@ def draw(rows: Sequence[Row]) -> Figure:
     left.legend(fontsize=7, frameon=True, framealpha=0.9, loc="lower right")
     tidy(left, "client objectives and their optima", "θ₁", "θ₂")
     by_method = split(where(rows, quantity="distance"), "method")
+    looks = _choose_looks(by_method)
     for axes, title, starts in [
         (middle, "MB-SGD and FedAvg", ("MB", "FedAvg")),
         (right, "FedPA (ρ = 1) and its control", ("FedPA", "mean")),
     ]:
         members = [name for name in by_method if name.startswith(starts)]
-        for index, name in enumerate(members):
-            draw_means(axes, by_method[name], "round", index, name)
+        for name in members:
+            draw_means(axes, by_method[name], "round", looks[name], name)
         tidy(axes, title, "round", "distance to the global optimum\n(mean and 95 % band)")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_ylim(0.001, 100)
         axes.legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
     return figure
+
+
+def _choose_looks(names: Iterable[str]) -> dict[str, Look]:
+    named = {"MB": "mb-sgd", "FedAvg": "fedavg", "FedPA": "fedpa", "mean": "mean"}
+    return choose_looks({name: named.get(name.split("-")[0]) for name in names})
 
 
 def _read(rows: Sequence[Row], method: str, *quantities: str) -> list[float]:
@@ -241,11 +249,11 @@ def _contours(axes: Axes, rows: Sequence[Row]) -> None:
             grid[..., 1],
             value,
             levels=levels,
-            colors=COLOURS[index],
+            colors=CLIENTS[index],
             linewidths=0.8,
             linestyles=["-", "--"][index],
         )
-        axes.plot(x, y, "o^"[index], color=COLOURS[index], label=f"{name}'s optimum", ls="none")
+        axes.plot(x, y, "o^"[index], color=CLIENTS[index], label=f"{name}'s optimum", ls="none")
     optimum = _read(rows, "global", "x", "y")
     axes.plot(*optimum, "*k", markersize=11, label="global optimum", ls="none")
     axes.set_aspect("equal")
@@ -307,11 +315,12 @@ def animation(rows: Sequence[Row]) -> dict[str, bytes]:
 
     figure = new_figure(7.6, 4.3)
     optimum = np.array(_read(rows, "global", "x", "y"))
-    drawn = []
+    looks, drawn = _choose_looks(PATHS), []
     for axes, name in zip(figure.subplots(1, 2), PATHS, strict=True):
         _contours(axes, rows)
         tidy(axes, "", "θ₁", "θ₂")
-        line = axes.plot([], [], "o-", color=COLOURS[3], linewidth=2.0, markersize=3)[0]
+        colour = COLOURS[looks[name].colour]
+        line = axes.plot([], [], "o-", color=colour, linewidth=2.0, markersize=3)[0]
         xy = [values_of(rows, "round", method=name, quantity=q) for q in ("x", "y")]
         drawn.append((axes, line, PATHS[name], np.array([STARTS[0], *zip(*xy, strict=True)])))
     longest = max(len(path) for *_, path in drawn)
@@ -324,8 +333,10 @@ def animation(rows: Sequence[Row]) -> dict[str, bytes]:
             axes.set_title(words, fontsize=9, loc="left")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=80)
-        image = Image.open(buffer).convert("RGB")
-        images.append(image.quantize(64, dither=Image.Dither.NONE))
+        images.append(Image.open(buffer).convert("RGB"))
+    # The last frame has every colour; with one palette a frame is stored as its changes.
+    palette = images[-1].quantize(64, dither=Image.Dither.NONE)
+    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     output = io.BytesIO()
     times = [90] * (len(images) - 1) + [2_500]
     images[0].save(

@@ -15,14 +15,22 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from fedpa.errors import check_integer, find_name, refuse
-from fedpa.experiments.sweeps.space import Choices, Interval, Params, Space, is_whole, point, size
+from fedpa.experiments.sweeps.space import (
+    Choices,
+    Interval,
+    Kind,
+    Params,
+    Space,
+    is_whole,
+    point,
+    size,
+)
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import Answer, Event, Remembering, Stop
 
 if TYPE_CHECKING:
     import optuna
 
-Kind = Literal["grid", "random", "tpe"]
 State = Literal["running", "finished", "pruned", "failed"]
 JOURNAL = "optuna.journal"
 STUDY = "sweep"

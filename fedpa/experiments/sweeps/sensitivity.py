@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.table import Table
 
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import COLOURS
+from fedpa.experiments.report.looks import COLOURS, PLACES, choose_look
 from fedpa.experiments.sweeps.search import Trial, find_best
 from fedpa.experiments.sweeps.space import Choices, Interval, Space, format_value, is_whole
 
@@ -127,15 +127,18 @@ def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Tab
     return view
 
 
-def draw_sensitivity(space: Space, trials: Sequence[Trial], metric: str, title: str) -> Figure:
+def draw_sensitivity(
+    space: Space, trials: Sequence[Trial], metric: str, method: str, title: str
+) -> Figure:
     """A panel for each hyperparameter: a point per trial, a line through the best at each value."""
+    colour = COLOURS[choose_look(PLACES[method]).colour]
     marginals = find_marginals(space, trials)
     across = 2 if len(marginals) == 4 else min(len(marginals), ACROSS)
     down = math.ceil(len(marginals) / across)
     figure = new_figure(0.6 + 2.9 * across, 0.5 + 2.5 * down)
     panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
     for n, (axes, marginal) in enumerate(zip(panels, marginals, strict=False)):
-        _draw_panel(axes, marginal)
+        _draw_panel(axes, marginal, colour)
         tidy(axes, "", marginal.name.replace("_", " "), metric if n % across == 0 else "")
     for axes in panels[len(marginals) :]:
         axes.set_visible(False)
@@ -145,7 +148,7 @@ def draw_sensitivity(space: Space, trials: Sequence[Trial], metric: str, title: 
     return figure
 
 
-def _draw_panel(axes: Axes, marginal: Marginal) -> None:
+def _draw_panel(axes: Axes, marginal: Marginal, colour: str) -> None:
     def plot(points: Sequence[Point], label: str, **look: Any) -> None:
         x, y = [point.place for point in points], [point.value for point in points]
         axes.plot(x, y, label=label, **look)
@@ -153,12 +156,12 @@ def _draw_panel(axes: Axes, marginal: Marginal) -> None:
     levels = [level.points for level in marginal.levels if level.points]
     points = [point for level in levels for point in level]
     best = [max(level, key=lambda point: point.value) for level in levels]
-    plot(best, "best at each value", color=COLOURS[0], linewidth=1.6, zorder=2)
+    plot(best, "best at each value", color=colour, linewidth=1.6, zorder=2)
     faint = {"marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.4}
-    plot(points, "trial", color=COLOURS[0], linestyle="none", zorder=3, **faint)
+    plot(points, "trial", color=colour, linestyle="none", zorder=3, **faint)
     star = {"marker": "*", "markersize": 11, "markeredgecolor": "white"}
     top = [point for point in points if point.is_best]
-    plot(top, "best trial", color=COLOURS[1], linestyle="none", zorder=4, **star)
+    plot(top, "best trial", color="black", linestyle="none", zorder=4, **star)
     if marginal.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))

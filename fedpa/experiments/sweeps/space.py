@@ -13,7 +13,7 @@ import math
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from fedpa.errors import FedpaError, convert_value, refuse, suggest
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
 from fedpa.experiments.hyperparameters import Hyperparameters
 
+Kind = Literal["grid", "random", "tpe"]
+"""The order in which values are tried."""
 MOST_CHECKED = 3_000
 """Combinations that are checked one by one; of larger spaces each value is, with the others' first.
 The paper's five grids together have as many."""

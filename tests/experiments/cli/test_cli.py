@@ -27,7 +27,7 @@ from fedpa.experiments.cli.commands.compare import CompareCommand
 from fedpa.experiments.cli.commands.run import RunCommand
 from fedpa.experiments.cli.commands.sweep import SweepCommand
 from fedpa.experiments.cli.main import main
-from fedpa.experiments.cli.run_commands import GROUPS, parse_run_command
+from fedpa.experiments.cli.training_commands import GROUPS, parse_run_command
 from fedpa.experiments.config import resolve
 from fedpa.experiments.methods import METHODS
 

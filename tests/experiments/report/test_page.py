@@ -529,7 +529,16 @@ def test_tables_of_chosen_columns_are_beside_the_page(capsys):
     assert "columns = 'finl': unknown column; did you mean final?" in refused(
         "cmp", "--columns", "method,finl", capsys=capsys
     )
-    main(["report", "cmp", "--columns", "method,final,difference", "--no-figures"])
+    made_run(Path("one"))  # of one method: no differences
+    said = refused("one", "--columns", "difference", capsys=capsys)
+    assert "columns = 'difference'" in said
+    main(["report", "cmp", "--columns", "method,rejected", "--no-figures"])
+    assert Path("report-table.csv").read_text("utf-8").splitlines()[0] == "method,rejected"
+    columns = ["--columns", "method,final,difference"]
+    main(["report", "cmp", *columns, "--no-figures", "--overwrite"])
+    results = Path("report.html").read_text("utf-8").partition('<section id="results"')[2]
+    head = re.findall(r'<th scope="col">([^<]*)</th>', results.partition("</table>")[0])
+    assert head == ["method", "final\naccuracy", "Δ vs\nFedAvg[5]"]
     records = list(csv.DictReader(Path("report-table.csv").read_text("utf-8").splitlines()))
     assert list(records[0]) == [
         *("method", "accuracy", "accuracy_low", "accuracy_high"),
@@ -576,6 +585,16 @@ def test_markdown():
         "| method | final accuracy |\n| --- | ---: |\n| A_1 & 100% | 0.9 ± 0.1 |\n| [B\\|x] | – |\n"
         "\n95% of A_1\n"
     )
+
+
+def test_the_best_of_a_column_is_bold_in_every_format():
+    best = Results(["method", "final"], [["A", "0.9\n± 0.1"], ["B*", "0.8"]], "", best={1: [0]})
+    assert "| A | **0.9** ± 0.1 |\n| B\\* | 0.8 |" in format_markdown(best)
+    assert r"A & \textbf{0.9} $\pm$ 0.1 \\" in format_latex(best)
+    for name, accuracy in [("fedavg", 0.1), ("fedpa", 0.2)]:
+        made_run(Path(f"cmp/{name}"), name, more={"eval/accuracy": accuracy})
+    text, _ = reported("cmp", "--columns", "method,final")
+    assert re.findall(r"<td><strong>([^<]*)</strong></td>", text) == ["0.2000"]
 
 
 def test_latex():

@@ -25,7 +25,7 @@ from fedpa.experiments.report.curves import (
     read_curve,
 )
 from fedpa.experiments.report.figures import draw_curves, render_figure
-from fedpa.experiments.report.looks import assign_looks, choose_look
+from fedpa.experiments.report.looks import assign_looks, choose_look, choose_looks
 from fedpa.experiments.report.runs import Group, Run
 from fedpa.experiments.report.tables import (
     PUBLISHED,
@@ -376,3 +376,6 @@ def test_a_method_looks_the_same_whatever_it_is_compared_with():
     assert own["fedpa"] == many["fedpa"]
     assert own["fedpa (rho=1)"].colour == own["fedpa"].colour
     assert own["fedpa (rho=1)"].dash != own["fedpa"].dash
+    # Another setting of FedAvg does not take the look of a method that is compared, too.
+    looks = choose_looks({"fedavg": "fedavg", "fedavg (epochs=2)": "fedavg", "afo": "afo"})
+    assert looks["afo"] == many["afo"]

@@ -1,6 +1,8 @@
 """What every study has in common: rows as CSV, the command, and what it refuses."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from fedpa.experiments.cli.commands import study as command
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.report.bootstrap import interval_of_mean
 from fedpa.experiments.report.figures import new_figure
+from fedpa.experiments.report.looks import COLOURS, PLACES, choose_look
 from fedpa.experiments.studies import study as studies_module
 from fedpa.experiments.studies.study import (
     Study,
@@ -22,6 +25,7 @@ from fedpa.experiments.studies.study import (
     where,
 )
 
+ROOT = Path(__file__).parents[3]
 NAMES = ["bias-variance", "correction", "ess", "timing", "toy"]
 
 
@@ -105,7 +109,7 @@ def test_bands_over_seeds_are_the_calibrated_intervals():
         for t in (1, 2)
     ]
     axes = Figure().subplots()
-    draw_means(axes, rows, "round", 0, "m")
+    draw_means(axes, rows, "round", choose_look(0), "m")
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     interval = interval_of_mean(values)
@@ -235,3 +239,18 @@ def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
     words = ["toy", "--out", out, "--redraw", str(other), "--quick"]
     assert "quick = True: nothing is measured" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["bias-variance", "correction", "timing", "toy"])
+def test_figures_of_stored_rows_give_each_method_its_colour(name):
+    figure = studies()[name].draw(read_csv(ROOT / f"docs/studies/{name}/{name}.csv"))
+    lines = [line for axes in figure.axes for line in axes.get_lines()]
+    methods = {"FedAvg": "fedavg", "FedPA": "fedpa", "mean": "mean", "mean-scaled": "mean-scaled"}
+    seen = set()
+    for line in lines:
+        word = re.match(r"[A-Za-z]*(-scaled)?", line.get_label())[0]
+        if word in methods and "OAS" not in line.get_label():  # `fedpa-oas` is a method of its own
+            seen.add(word)
+            look = choose_look(PLACES[methods[word]])
+            assert line.get_color() == COLOURS[look.colour], line.get_label()
+    assert "FedPA" in seen

@@ -26,7 +26,7 @@ from fedpa.experiments.tasks.task import task_named
 from fedpa.experiments.workers import default_jobs
 from fedpa.training import run_directory
 from fedpa.training.checkpoint import list_checkpoints
-from fedpa.training.run import StorageOptions
+from fedpa.training.options import StorageOptions
 from tests.experiments.sweeps.objective import outcome_of
 
 QUICK = ["--rounds", "3", "--clients-per-round", "2", "--epochs", "1", "--checkpoint-every", "1"]
@@ -364,10 +364,10 @@ def test_marginals_and_their_picture():
     assert "0.6000" in text
     assert "0.7000 *" in text
     for some in (dict(list(space.items())[:n]) for n in range(1, 5)):
-        figure = draw_sensitivity(some, trials, "valid/accuracy", "title")
+        figure = draw_sensitivity(some, trials, "valid/accuracy", "fedpa", "title")
         shown = [axes for axes in figure.axes if axes.get_visible()]
         assert [axes.get_xlabel() for axes in shown] == [n.replace("_", " ") for n in some]
-    draw_sensitivity(space, [], "valid/accuracy", "nothing yet")
+    draw_sensitivity(space, [], "valid/accuracy", "fedpa", "nothing yet")
 
 
 def _params(rho, rate, optimizer, epochs):

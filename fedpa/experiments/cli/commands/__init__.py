@@ -11,6 +11,8 @@ class Command(NamedTuple):
     summary: str
     function: str = ""
     """`module.function` in this package, of (words, console)."""
+    options: str = ""
+    """Its dataclass in `training_commands`, if that is where it is: help needs no more."""
     computes: bool = False
     """Whether it runs compiled programs, for which `fedpa.configure` sets JAX up."""
     commands: "Mapping[str, Command]" = {}
@@ -30,22 +32,34 @@ DATA_NOTE = (
     "FEDPA_DATA (of the environment) names and in your own data directory."
 )
 COMMANDS = {
-    "compare": Command("run several methods on one task and compare them", "compare.main", True),
+    "compare": Command(
+        "run several methods on one task and compare them",
+        "compare.main",
+        "CompareCommand",
+        computes=True,
+    ),
     "data": Command(
         "find, download, describe and partition data sets", commands=DATA, note=DATA_NOTE
     ),
-    "eval": Command("evaluate a run's model on a split of its task", "model.evaluate", True),
+    "eval": Command(
+        "evaluate a run's model on a split of its task", "model.evaluate", computes=True
+    ),
     "export": Command(
         "write a run's parameters to a .npz or .safetensors file", "model.export_params"
     ),
     "methods": Command("list methods: what they send, keep and cost", "listing.list_methods"),
     "report": Command("make a page of runs: curves, tables, diagnostics", "report.main"),
     "resume": Command(
-        "resume a run that was interrupted, or give it more rounds", "run.resume", True
+        "resume a run that was interrupted, or give it more rounds", "run.resume", computes=True
     ),
-    "run": Command("train one method on one task", "run.start", True),
-    "study": Command("measure and draw the paper's synthetic studies", "study.main", True),
-    "sweep": Command("search for a method's hyperparameters on a task", "sweep.main", True),
+    "run": Command("train one method on one task", "run.start", "RunCommand", True),
+    "study": Command("measure and draw the paper's synthetic studies", "study.main", computes=True),
+    "sweep": Command(
+        "search for a method's hyperparameters on a task",
+        "sweep.main",
+        "SweepCommand",
+        computes=True,
+    ),
     "tasks": Command(
         "list tasks, their models and presets, and the data they need", "listing.list_tasks"
     ),

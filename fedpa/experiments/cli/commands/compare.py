@@ -11,10 +11,10 @@ from rich.console import Console
 
 from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse, suggest
 from fedpa.experiments.cli.arguments import format_path, say, write_words
-from fedpa.experiments.cli.run_commands import (
+from fedpa.experiments.cli.run_commands import handle_interrupts, load_problem
+from fedpa.experiments.cli.training_commands import (
+    CompareCommand,
     configure_run,
-    handle_interrupts,
-    load_problem,
     parse_run_command,
     refuse_unused,
 )
@@ -55,73 +55,8 @@ ELSEWHERE = {"out", "jobs", "quiet", "overwrite"}
 """Fields that say nothing of what is compared."""
 
 
-COMMON = (
-    "methods",
-    "seeds",
-    "reference",
-    "tune",
-    "preset",
-    "rounds",
-    "clients_per_round",
-    "epochs",
-    "client_learning_rate",
-    "server_learning_rate",
-    "burn_in_rounds",
-    "rho",
-    "seed",
-    "data_dir",
-    "jobs",
-    "out",
-    "overwrite",
-)
-"""What `fedpa compare --help` shows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CompareCommand:
-    """Compare methods on one task, with the same clients in every round.
-
-    examples:
-      fedpa compare digits --seeds 3                    the task's methods
-      fedpa compare digits --methods fedavg,fedpa,mean  your choice of methods
-      fedpa compare digits --tune 0.3,1,3               tune learning rates first
-      fedpa compare --out runs/c                        continue a comparison
-    """
-
-    run: RunConfig = dataclasses.field(metadata={"without": ("method",)})
-    methods: str | None = None
-    """Methods with commas between them; fedpa methods lists them (default: the task's choice)."""
-    seeds: int = 1
-    """Number of runs of each method, at least 1, with the seeds --seed, --seed + 1, …"""
-    reference: str | None = None
-    """Method that the others are compared with (default: fedavg if it takes part, else the
-    first)."""
-    tune: str | None = None
-    """Multiples of each method's server learning rate to try first, as 0.3,1,3; of the client's
-    where the server's is fixed. The best on validation clients is used (default: no search)."""
-    tune_rounds: int | None = None
-    """Rounds of the runs of --tune, at least 1 (default: --rounds)."""
-    tune_by: str | None = None
-    """What --tune compares: loss or the task's metric (default: the task's metric)."""
-    published: bool = False
-    """Show the paper's results beside the measured ones."""
-    jobs: int | None = None
-    """Runs at the same time, one process each, at least 1 (default: half of the cores for small
-    models, 1 for models that use all cores by themselves)."""
-    out: Path | None = None
-    """Directory to write to (default: a new runs/<time>-<task>-compare). If it contains a
-    comparison, that is continued: finished runs are kept, interrupted runs resumed, missing runs
-    started."""
-    config: Path | None = None
-    """Start from the settings in this config.toml; options given here replace them."""
-    overwrite: bool = False
-    """Replace the comparison that --out contains."""
-    quiet: bool = False
-    """Show no progress; print only the table."""
-
-
 def main(argv: Sequence[str], console: Console) -> None:
-    command, given = parse_run_command(CompareCommand, argv, PROG, COMMON)
+    command, given = parse_run_command(CompareCommand, argv, PROG)
     if "out" in given and set(given) <= ELSEWHERE:
         words = [*_read_words(given["out"]), *argv]
         command, given = parse_run_command(CompareCommand, words, PROG)

@@ -33,7 +33,7 @@ class ReportCommand:
       fedpa report runs/c                       report.html of a comparison
       fedpa report runs/a runs/b --out ab.html  a page of two runs
       fedpa report runs/c --columns method,final,difference
-                                                columns of report-table.tex and .csv
+                                                columns of the page's and other tables
     """
 
     directories: tuple[Path, ...] = dataclasses.field(
@@ -67,12 +67,18 @@ def main(argv: Sequence[str], console: Console) -> None:
     if not command.mixed:
         check_tasks(runs)
     comparisons = compare_groups(group_runs(runs), command.reference)
+    for part in comparisons:
+        there = make_results(part).names
+        if columns and not set(columns) & set(there):
+            reason = f"the runs have {', '.join(dict.fromkeys(there))}"
+            raise refuse("columns", command.columns, reason)
+    page = make_page(comparisons, columns)
     files = dict(zip(TABLES, _format_tables(comparisons, columns), strict=True))
     files |= draw_figures(comparisons) if command.figures else {}
     beside = {_beside(command.out, name).name: content for name, content in files.items()}
     with writing(command.out):
         # The page comes last: where it is, its tables and figures are.
-        write_together(command.out, {**beside, command.out.name: make_page(comparisons).encode()})
+        write_together(command.out, {**beside, command.out.name: page.encode()})
     said = f"written {format_path(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
     say(console, f"{said}, beside it {', '.join(beside)}" if beside else said)
 

@@ -7,14 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fedpa.engines.distributed import Processes, is_first, join
+from fedpa.engines.distributed import is_first, join
+from fedpa.engines.options import Processes
 from fedpa.experiments.cli.arguments import format_path, parse_words, say
-from fedpa.experiments.cli.run_commands import (
-    handle_interrupts,
-    load_problem,
-    parse_run_command,
-    refuse_unused,
-)
+from fedpa.experiments.cli.run_commands import handle_interrupts, load_problem
+from fedpa.experiments.cli.training_commands import RunCommand, parse_run_command, refuse_unused
 from fedpa.experiments.config import RunConfig, resolve, write_toml
 from fedpa.experiments.estimate import estimate_run
 from fedpa.experiments.methods import label_method
@@ -28,53 +25,6 @@ from fedpa.training.callbacks import max_minutes
 from fedpa.training.checkpoint import list_checkpoints, read_last_checkpoint
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
-
-COMMON = (
-    "method",
-    "preset",
-    "rounds",
-    "clients_per_round",
-    "epochs",
-    "batch_size",
-    "client_learning_rate",
-    "server_learning_rate",
-    "burn_in_rounds",
-    "rho",
-    "seed",
-    "data_dir",
-    "out",
-    "config",
-    "overwrite",
-    "dry_run",
-)
-"""What `fedpa run --help` shows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunCommand:
-    """Train one method on one task.
-
-    examples:
-      fedpa run digits                                FedPA, bundled data, seconds
-      fedpa run digits --method fedavg --out runs/a   another method and directory
-      fedpa run emnist --preset paper --dry-run       show settings and costs
-      fedpa run --config runs/a/config.toml --seed 1  same settings, another seed
-    """
-
-    run: RunConfig
-    out: Path | None = None
-    """Directory to write to (default: a new runs/<time>-<task>-<method>)."""
-    config: Path | None = None
-    """Start from the settings in this config.toml; options given here replace them."""
-    overwrite: bool = False
-    """Replace the run that --out contains."""
-    dry_run: bool = False
-    """Print all settings and what a round will cost, without training."""
-    max_minutes: float | None = None
-    """Stop after this many minutes; fedpa resume continues the run (default: no limit)."""
-    quiet: bool = False
-    """Show no progress; print only the run's directory."""
-    processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +53,7 @@ class ResumeCommand:
 
 def start(argv: Sequence[str], console: Console) -> None:
     """`fedpa run`."""
-    command, given = parse_run_command(RunCommand, argv, "fedpa run", COMMON)
+    command, given = parse_run_command(RunCommand, argv, "fedpa run")
     join(command.processes)  # before anything else touches a device
     config = resolve(command.run)
     refuse_unused([command.run], [config], given)

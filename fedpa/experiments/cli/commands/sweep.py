@@ -1,7 +1,6 @@
 """`fedpa sweep`: search for a method's hyperparameters on a task."""
 
 import contextlib
-import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,10 @@ from rich.console import Console
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.experiments.cli.arguments import format_path, say
-from fedpa.experiments.cli.run_commands import (
+from fedpa.experiments.cli.run_commands import handle_interrupts, load_problem
+from fedpa.experiments.cli.training_commands import (
+    SweepCommand,
     configure_run,
-    handle_interrupts,
-    load_problem,
     parse_run_command,
     refuse_unused,
 )
@@ -23,7 +22,7 @@ from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS, check_own
 from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.run import check_run
-from fedpa.experiments.sweeps.search import Kind, Trial, choose_search, find_best
+from fedpa.experiments.sweeps.search import Trial, choose_search, find_best
 from fedpa.experiments.sweeps.sensitivity import PICTURE, draw_sensitivity, sensitivity_table
 from fedpa.experiments.sweeps.space import (
     Space,
@@ -61,67 +60,8 @@ RESUMING = {"out", "jobs", "trials", "quiet", "force"}
 """Fields with which a sweep is resumed."""
 
 
-COMMON = (
-    "method",
-    "space",
-    "search",
-    "trials",
-    "prune",
-    "paper",
-    "preset",
-    "rounds",
-    "clients_per_round",
-    "seed",
-    "data_dir",
-    "jobs",
-    "out",
-    "quiet",
-)
-"""What `fedpa sweep --help` shows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepCommand:
-    """Search for a method's hyperparameters on a task. Validation clients decide.
-
-    examples:
-      fedpa sweep digits --method fedavg              the task's grid
-      fedpa sweep digits --search tpe --trials 30     30 trials, chosen by TPE
-      fedpa sweep digits --space mine.toml            values of your own
-      fedpa sweep --out runs/s                        continue a sweep
-    """
-
-    run: RunConfig
-    space: Path | None = None
-    """TOML file with the values to try, in a table [space] (default: the task's grid)."""
-    search: Kind = "grid"
-    """Order of the trials: grid tries all values, random draws them, tpe learns from earlier
-    trials."""
-    trials: int | None = None
-    """Number of trials, at least 1 (default: all of a grid; 20 for random and tpe)."""
-    search_seed: int = 0
-    """Random seed of random and tpe, at least 0. All trials train with --seed."""
-    prune: bool = False
-    """Stop a trial that is worse than the median of the others at the same round."""
-    jobs: int | None = None
-    """Trials at the same time, one process each, at least 1 (default: half of the cores for small
-    models, 1 for models that use all cores by themselves)."""
-    paper: bool = False
-    """Search in two stages, as the paper did: learning rates and epochs with FedAvg, then burn-in
-    rounds and ρ with FedPA."""
-    out: Path | None = None
-    """Directory to write to (default: a new runs/<time>-<task>-sweep). If it contains a sweep, that
-    is continued."""
-    config: Path | None = None
-    """Start from the settings in this config.toml; options given here replace them."""
-    force: bool = False
-    """Resume interrupted trials even if versions or data have changed."""
-    quiet: bool = False
-    """Show no progress; print only the sweep's directory."""
-
-
 def main(argv: Sequence[str], console: Console) -> None:
-    command, given = parse_run_command(SweepCommand, argv, "fedpa sweep", COMMON)
+    command, given = parse_run_command(SweepCommand, argv, "fedpa sweep")
     check_own(command.run.method, command.run.hyperparameters)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
@@ -303,7 +243,7 @@ def _report(
     base = settings.base
     metric = goal(find_metric(base.task, problem))
     title = f"{base.task}, {base.method}, {base.rounds} rounds, {len(trials)} trials"
-    picture = draw_sensitivity(settings.space, trials, metric, title)
+    picture = draw_sensitivity(settings.space, trials, metric, base.method, title)
     with run_directory.writing(out):
         write_atomically(out / PICTURE, render_figure(picture, "png"))
     top = find_best(trials)
