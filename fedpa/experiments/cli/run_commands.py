@@ -1,4 +1,4 @@
-"""What the commands that train have in common: their settings, their data, their end."""
+"""Shared code of the commands that train: settings, data, signals."""
 
 import contextlib
 import os
@@ -39,9 +39,9 @@ from fedpa.training.run import StorageOptions
 
 C = TypeVar("C")
 ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
-"""A timer's; not on Windows."""
+"""A timer's signal; not on Windows."""
 GRACE = 2.0
-"""Seconds that a round has to end in peace."""
+"""Seconds that a round may take to end after a signal."""
 GROUPS = {
     "method, task and rounds": (
         "method",
@@ -119,12 +119,12 @@ GROUPS = {
 def parse_run_command(
     command: type[C], argv: Sequence[str], prog: str, common: tuple[str, ...] = ()
 ) -> tuple[C, dict[str, Any]]:
-    """The command that the words describe, and the fields that they set.
+    """Parse arguments into a command, and return the fields that they set.
 
     Args:
         command: A dataclass with fields `run: RunConfig` and `config`, a file to start from.
-        argv: The words after the command's name.
-        prog: What messages call the command.
+        argv: The arguments after the command's name.
+        prog: The command's name in messages.
         common: The fields that `--help` shows, in their order.
     """
     given = read_words(command, argv, prog)
@@ -136,9 +136,9 @@ def parse_run_command(
 
 
 def configure_run(given: Mapping[str, Any], method: str | None = None) -> RunConfig:
-    """A run with the given fields; others are the file's, or the task's defaults for the method.
+    """Configure a run from given fields, then the file, then the task's defaults for the method.
 
-    method: overrides the one that is given.
+    method: replaces the given one.
     """
     fields = given if method is None else {**given, "method": method}
     return replace_fields(_find_defaults(given, method), **fields)
@@ -150,10 +150,10 @@ def _find_defaults(given: Mapping[str, Any], method: str | None) -> RunConfig:
     if path is None:
         return default_config(named.task, method or named.method, named.preset)
     stored = read_toml(path)
-    for field in ("task", "preset"):  # half of another task's settings would make no sense
+    for field in ("task", "preset"):  # settings of another task do not apply
         if field in given and getattr(named, field) != getattr(stored, field):
             other = getattr(stored, field)
-            raise refuse(field, getattr(named, field), f"{path} is of {field} {other}: omit one")
+            raise refuse(field, getattr(named, field), f"{path} has {field} {other}: omit one")
     return stored
 
 
@@ -162,7 +162,7 @@ def refuse_unused(
 ) -> None:
     """Refuse a given hyperparameter that none of the methods reads.
 
-    asked, resolved: each method's run, before and after what it fixes itself is put in.
+    asked, resolved: each method's run, before and after the method's fixed settings are applied.
     """
 
     def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
@@ -179,24 +179,24 @@ def refuse_unused(
 
 
 def load_problem(config: RunConfig) -> Problem:
-    """The task's data and model; unpacking and indexing are shown on standard error."""
+    """Load the task's data and model; show unpacking and indexing on standard error."""
     with show_file_progress(Console(stderr=True)):
         problem = task_named(config.task).load(config.task_options)
-    curve_split(problem, config.task_options)  # refuses a split that is not there
+    curve_split(problem, config.task_options)  # refuses a missing split
     return problem
 
 
 @contextlib.contextmanager
 def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
-    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to resume, and end the command.
+    """On Ctrl-C, SIGTERM and SIGHUP save the last round, print how to resume, and end the command.
 
-    how_far: what is said behind "interrupted".
-    going_on: what to do once an error is mended.
+    how_far: text after "interrupted".
+    going_on: what to do once the cause of an error is removed.
 
-    Gives a callback for the run, which ends it after its round. An exception that a signal raises
-    anywhere may come between taking a lock and knowing it, and then threads wait for ever; or where
-    Python can't pass it on (in JAX's part of garbage collection), and is lost. So that is done only
-    to a round that takes long, or when the signal comes again.
+    Yields a callback that ends the run after its round. Raising from the signal handler is not
+    safe: an exception between taking a lock and recording that can deadlock threads, and one in
+    JAX's garbage collection is lost. So it is raised only if the round takes long or the signal
+    comes again.
     """
     received: list[int] = []
     begun = False
@@ -204,7 +204,7 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
         if len(received) > 2:
-            os._exit(128 + number)  # files are whole at any time
+            os._exit(128 + number)  # files are complete at any time
         if len(received) == 2 or ALARM is None:
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, GRACE)
@@ -218,7 +218,7 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
         if received:
             raise KeyboardInterrupt
 
-    # A signal that is ignored (`nohup`) stays so.
+    # An ignored signal (`nohup`) stays ignored.
     kept = {
         number: signal.signal(number, interrupt)
         for number in WAITING
@@ -228,15 +228,15 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
         kept[ALARM] = signal.signal(ALARM, too_long)
     try:
         yield look
-    except KeyboardInterrupt:  # by now the run has saved what it has
+    except KeyboardInterrupt:  # the run has saved its state by now
         print(f"interrupted{how_far()}", file=sys.stderr)
-        while kept:  # the process ends: one more Ctrl-C has nothing left to say
+        while kept:  # the process is ending: ignore another Ctrl-C
             signal.signal(kept.popitem()[0], signal.SIG_IGN)
         sys.exit(128 + (received[0] if received else signal.SIGINT))
     except FedpaError as error:
         if not begun or isinstance(error, NoUsableClientError):  # resumed, it would fail again
             raise
-        raise FedpaError(f"{error}; once that is mended, {going_on}") from None
+        raise FedpaError(f"{error}; once that is resolved, {going_on}") from None
     finally:
         if ALARM is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
