@@ -1,4 +1,4 @@
-"""Where clients run. An engine moves, weighs and averages; it does not know the algorithm.
+"""The interface of engines, which run clients and average their results, for any algorithm.
 
 (client update, aggregation, message, cohort) → the aggregate, and each client's info and new state.
 """
@@ -18,7 +18,7 @@ class Packed(NamedTuple):
     """Many clients' examples one after the other, in few arrays: an engine moves them once."""
 
     load: Callable[[str], ClientArrays]
-    """The function by which single clients are read; with another one, this is out of date."""
+    """The function that reads single clients; if it changes, this is out of date."""
     structure: Any
     arrays: Sequence[np.ndarray]
     position: Mapping[str, int]
@@ -40,17 +40,17 @@ class Cohort(NamedTuple):
     ids: Sequence[str]
     """The clients' ids, each once."""
     load: Callable[[str], ClientArrays]
-    """id → the client's examples; read when its turn comes, not before."""
+    """id → the client's examples, read on demand."""
     keys: Keys
     """One key per client, in the order of `ids`."""
     states: Mapping[str, ClientState]
-    """id → what the client has kept from earlier rounds."""
+    """id → the client's state from earlier rounds."""
     sizes: Sequence[int]
-    """n_i, in the order of `ids`: clients of like sizes are run together."""
+    """n_i, in the order of `ids`: clients of similar sizes run together."""
     packed: Packed | None = None
     """All clients' examples in few arrays, if they are in memory."""
     population: Sequence[int] = ()
-    """n_i of all that may come in later rounds: programs for them are made in the first."""
+    """n_i of all clients of later rounds: their programs are compiled in the first round."""
     round: int = 0
     """t, from 0."""
 
@@ -63,7 +63,7 @@ class Traffic(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """What an engine gives back of a round.
+    """The result of a round.
 
     Example:
         >>> result = fedpa.engines.RoundResult(
@@ -76,7 +76,7 @@ class RoundResult(NamedTuple):
     """
 
     aggregate: Aggregate
-    """The clients' results as one."""
+    """The aggregated results of the clients."""
     infos: Mapping[str, np.ndarray]
     """Each of the client info's scalars, for every client of the cohort."""
     accepted: np.ndarray
@@ -84,13 +84,13 @@ class RoundResult(NamedTuple):
     examples: np.ndarray
     """n_i."""
     states: Mapping[str, ClientState]
-    """id → what the client keeps for later rounds."""
+    """id → the client's new state."""
     failures: Mapping[str, str]
-    """What went wrong, for each client that raised an error instead of giving a result."""
+    """Client → error message, for clients that raised an error."""
     bytes_up: int
-    """What one client sends: its result and weight, as they are before they are summed."""
+    """Bytes that one client sends: its result and weight, before they are summed."""
     traffic: Traffic | None = None
-    """Where there was a network: what was sent."""
+    """Bytes sent over a network, if there was one."""
 
 
 Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
@@ -98,14 +98,14 @@ Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
 
 
 class OfAlgorithm(NamedTuple):
-    """An engine that has to know the algorithm whose clients it runs, as on other machines."""
+    """An engine that depends on the algorithm, such as one for clients on other machines."""
 
     make: Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
     """(algorithm, θ) → the algorithm as the round loop runs it, and the engine."""
 
 
 class Report(NamedTuple):
-    """What some clients of a cohort leave beside their share of the sum."""
+    """Results of some clients of a cohort, besides their part of the sum."""
 
     members: Sequence[int]
     """Their positions in the cohort; the first entries of all that follows are theirs."""
@@ -123,7 +123,7 @@ def collect_reports(
     failures: Mapping[str, str],
     bytes_up: int,
 ) -> RoundResult:
-    """Put a round together. A client that failed or is in no report keeps its state."""
+    """Assemble a round's result. A client that failed or is in no report keeps its state."""
     size = len(cohort.ids)
     infos: dict[str, np.ndarray] = {}
     accepted, examples = np.zeros(size, bool), np.zeros(size, np.int64)

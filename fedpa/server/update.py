@@ -61,7 +61,7 @@ class ServerState(NamedTuple):
     average: PyTree
     """What the averaging keeps."""
     shared: PyTree = ()
-    """What a method keeps beside θ and sends to clients with it: SCAFFOLD's c."""
+    """State that a method keeps and sends to clients in addition to θ: SCAFFOLD's c."""
 
 
 class ServerInfo(NamedTuple):
@@ -75,7 +75,7 @@ class ServerInfo(NamedTuple):
     """
 
     skipped: Bool[Array, ""]
-    """The aggregate was not finite, or of no client, and the state stayed as it was."""
+    """Whether the aggregate was not finite or had no client, so that the state did not change."""
     step_length: Scalar | None = None
     """By what the step was multiplied, where the clients' deltas decide it."""
 
@@ -101,7 +101,7 @@ def update(
     """One server step; `rate` multiplies the server's learning rate.
 
     A Δ that is not finite, that leads to a θ that is not, or that no client took part in
-    (Σ q_i = `weight` = 0) leaves the state as it was.
+    (Σ q_i = `weight` = 0) leaves the state unchanged.
     """
     delta = narrow(delta, state.theta)
     updates, opt_state = server.optimizer.update(delta, state.optimizer, state.theta)

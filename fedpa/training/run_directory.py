@@ -397,7 +397,7 @@ else:
             return False
         except OSError as error:
             raise FedpaError(
-                f"{file.name}: can't be locked ({explain(error)}): the file system does not support "
+                f"{file.name}: can't be locked ({explain(error)}): the file system has no "
                 "locks; choose a directory on another"
             ) from None
         return True

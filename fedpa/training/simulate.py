@@ -19,7 +19,7 @@ from fedpa.algorithms.methods import Method
 from fedpa.data.federated import Clients, FederatedData, as_federation, check_when_read
 from fedpa.engines.engine import num_bytes
 from fedpa.engines.execution import stack_clients
-from fedpa.engines.machine import SHARE, DoesNotFit, available
+from fedpa.engines.machine import SHARE, DoesNotFit, count_free_bytes
 from fedpa.errors import NoUsableClientError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
@@ -289,7 +289,7 @@ def _check_data_fits(data: FederatedData, like: PyTree) -> None:
     largest = max(map(data.num_examples, data.ids))
     row = num_bytes(jax.tree.map(lambda array: np.asarray(array)[:1], like))
     needed = 2 * len(data.ids) * largest * row  # on the host, and on the device
-    free = available(jax.devices()[0])
+    free = count_free_bytes(jax.devices()[0])
     if free is not None and needed > SHARE * free:
         raise DoesNotFit(
             f"clients = {len(data.ids):,} of up to {largest:,} examples: stacked in memory they "
@@ -300,7 +300,7 @@ def _check_data_fits(data: FederatedData, like: PyTree) -> None:
 
 def _check_program_fits(program: Any, seeds: int) -> None:
     used = program.memory_analysis()
-    free = available(jax.devices()[0])
+    free = count_free_bytes(jax.devices()[0])
     if used is None or free is None:
         return
     needed = used.output_size_in_bytes + used.temp_size_in_bytes
