@@ -35,7 +35,7 @@ MISTAKES = {
     "fit(method=fedpa.fedpa)": "method = fedpa: must be called with its settings, fedpa.fedpa(local, server)",
     "fit(method=fedpa.centralized)": "fedpa.centralized(local)",
     "fit(method=lambda a, b: a)": "must be called with its settings",
-    "fit(params=np.zeros(2, np.complex64))": "params: array is of type complex64",
+    "fit(params=np.zeros(2, np.complex64))": "params: array has type complex64",
     "fit(params={'w': np.zeros(2), 'n': np.array([2**40])})": "params: ['n'][0] = 1099511627776",
     "fit(clients={'a': clients['a'] | {'y': np.full(4, 2**40 + 7)}})": "client 'a': y[0] = 1099511627783",
     "fit(clients=fedpa.data.FederatedData(['a'], lambda name: 4, lambda name: clients['a'] | {'y': np.array(list('uvwx'))}))": "client 'a': y is of type <U1",

@@ -97,7 +97,7 @@ def _find_in(
     if not missing:
         return {name: paths[name] for name in files}
     holders = [str(path) for path in (archive, *homes) if path is not None]
-    if holders and not look_only:  # half a data set is told rather than passed over
+    if holders and not look_only:  # an incomplete data set is reported, not ignored
         lacking = ", ".join(missing)
         raise DataError(f"{', '.join(holders)}: {lacking} missing: the data set is incomplete")
     return None
@@ -196,4 +196,4 @@ def _decompress(packed: Path, inside: Path, reading: _Reading) -> None:
 
 
 def _cut(path: Path) -> DataError:
-    return DataError(f"{path} is cut or corrupt: download it again")
+    return DataError(f"{path} is truncated or corrupt: download it again")

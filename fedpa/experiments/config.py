@@ -44,33 +44,34 @@ from fedpa.training.run_directory import ENVIRONMENT
 
 @dataclasses.dataclass(frozen=True)
 class StoppingOptions:
-    """When a run ends before its last round."""
+    """Conditions for ending a run before its last round."""
 
     patience: int | None = None
-    """Stop after this many evaluations in a row without a new best, at least 1 (default: never)."""
+    """Stop after this many consecutive evaluations without a new best, at least 1 (default:
+    never)."""
     stop_metric: str | None = None
-    """Metric that --patience watches (default: the task's, on validation clients if there are any:
-    valid/accuracy, else eval/accuracy)."""
+    """Metric of --patience (default: the task's, on validation clients if there are any:
+    valid/accuracy, otherwise eval/accuracy)."""
     min_improvement: float = 0.0
     """Smallest improvement that --patience counts as a new best, at least 0."""
     target: float | None = None
     """Stop when the running average of --target-metric reaches this value (default: never)."""
     target_metric: str | None = None
-    """Metric that --target watches (default: eval/ and the task's metric)."""
+    """Metric of --target (default: eval/ and the task's metric)."""
     target_window: int = WINDOW
-    """Rounds of the running average that --target watches, at least 1."""
+    """Rounds of the running average of --target, at least 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run's numbers."""
+    """All settings that determine a run's numbers."""
 
     task: str = dataclasses.field(
         default="digits",
         metadata={
             "positional": "[TASK]",
-            "help": f"What to train: {', '.join(tasks())} (see fedpa tasks), or the module of a "
-            "task of your own, package.module.",
+            "help": f"What to train: {', '.join(tasks())} (see fedpa tasks), or the module of "
+            "your own task, package.module.",
         },
     )
     method: str = dataclasses.field(
@@ -78,7 +79,7 @@ class RunConfig:
         metadata={"value": "NAME", "help": "Method to train with; fedpa methods lists them."},
     )
     preset: str | None = None
-    """Whose settings are the defaults: laptop (minutes on two cores) or paper; fedpa tasks lists
+    """Preset with the default settings: laptop (minutes on two cores) or paper; fedpa tasks lists
     them."""
     rounds: int = 100
     """Communication rounds, at least 1."""
@@ -87,18 +88,18 @@ class RunConfig:
     seed: int = 0
     """Random seed, at least 0. The same seed gives the same numbers, bit for bit."""
     eval_every: int = 1
-    """Rounds from one evaluation to the next, at least 1. The last round is always evaluated."""
+    """Rounds between evaluations, at least 1. The last round is always evaluated."""
     test_at_end: bool = True
     """Evaluate the whole test split after the last round."""
     min_success: float = 0.0
     """Share of a round's clients that must succeed, in [0, 1]; with fewer the run stops."""
     init: str | None = None
     """Start from these parameters: a run's directory, a .npz or a .safetensors file (default: the
-    model's own initialization)."""
+    model's initialization)."""
     init_round: str = "last"
     """Which parameters of the run in --init: last, best, or a round that has a checkpoint."""
     engine: str = "local"
-    """How clients run: local chooses by itself, per-client one by one, vectorized many in one
+    """How clients run: local chooses automatically, per-client one by one, vectorized many in one
     program, sharded over several devices, debug without compilation."""
     task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
     engine_options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
@@ -107,7 +108,7 @@ class RunConfig:
     recording: StorageOptions = dataclasses.field(default_factory=StorageOptions)
 
     def __post_init__(self) -> None:
-        """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
+        """Match names (mimelite: mime-lite); `resolve` refuses unknown ones."""
         self._spell("task", tasks())
         self._spell("method", METHODS)
         self._spell("engine", ENGINES)
@@ -121,7 +122,7 @@ class RunConfig:
 
 
 def default_config(task: str, method: str, preset: str | None = None) -> RunConfig:
-    """The preset's settings for a method; the task's first preset if none is named."""
+    """Return the preset's settings for a method; default: the task's first preset."""
     name, chosen = preset_named(task, preset)
     method = find_name("method", method, METHODS)
     return RunConfig(
@@ -137,7 +138,7 @@ def default_config(task: str, method: str, preset: str | None = None) -> RunConf
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Check every value and fill in what follows from others; the result is what runs."""
+    """Check every value and fill in derived ones; the result is what runs."""
     task = task_named(config.task)
     find_name("method", config.method, METHODS)
     preset_named(config.task, config.preset)
@@ -150,7 +151,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_integer("eval_every", config.eval_every, 1)
     find_name("engine", config.engine, ENGINES)
     check_share("min_success", config.min_success)
-    choose_devices(config.engine_options)  # refuses what this machine does not have
+    choose_devices(config.engine_options)  # refuses devices that this machine does not have
     check_stopping(config.stopping)
     check_storage(config.recording)
     if config.init is not None:
@@ -164,18 +165,18 @@ def resolve(config: RunConfig) -> RunConfig:
     if not method.samples:
         hyperparameters = unset(hyperparameters, SAMPLING_FIELDS)
     hyperparameters = resolve_hyperparameters(hyperparameters)
-    method.build(hyperparameters)  # refuses what the method can't do; nothing is compiled
+    method.build(hyperparameters)  # refuses settings that the method can't use; nothing is compiled
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 
 
 def is_all_burn_in(config: RunConfig) -> bool:
-    """Whether the method draws samples, but none of its rounds would."""
+    """Whether the method draws samples, but in none of its rounds."""
     burn_in_rounds = config.hyperparameters.burn_in_rounds
     return METHODS[config.method].samples and burn_in_rounds >= config.rounds
 
 
 def check_stopping(options: StoppingOptions) -> None:
-    """Refuse what is out of range or without effect."""
+    """Refuse values that are out of range or without effect."""
     if options.patience is not None:
         early_stopping("", options.patience, options.min_improvement)
     elif options.stop_metric is not None:
@@ -191,7 +192,7 @@ def check_stopping(options: StoppingOptions) -> None:
 
 
 def as_table(config: RunConfig) -> dict[str, Any]:
-    """The configuration as `config.toml` has it; what is unset is left out."""
+    """Convert the configuration to the table of `config.toml`, without unset fields."""
     values = {
         name: _set(value) if isinstance(value, dict) else value
         for name, value in dataclasses.asdict(config).items()
@@ -208,7 +209,7 @@ def write_toml(config: RunConfig) -> str:
 
 
 def table_of(field: str, path: Path) -> dict[str, Any]:
-    """A TOML file's content; `field` is what messages call the file."""
+    """Read a TOML file; `field` is its name in messages."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -218,19 +219,19 @@ def table_of(field: str, path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> RunConfig:
-    """A configuration from a file; unknown and mistyped fields are refused.
+    """Read a configuration from a file; unknown fields and wrong types are refused.
 
     Fields that the file does not set take the task's defaults for its method.
     """
     values = table_of("config", path)
-    values.pop(ENVIRONMENT, None)  # what a run was made with does not decide another's numbers
+    values.pop(ENVIRONMENT, None)  # the environment of a run is not a setting
     return from_table(values, str(path))
 
 
 def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunConfig:
-    """A configuration from plain values, as `as_table` gives them; `where` they were found.
+    """Make a configuration from plain values, as from `as_table`; `where` is their source.
 
-    of_run: they are resolved, and state what follows from others.
+    of_run: they are resolved, with derived values.
     """
     for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
@@ -239,8 +240,8 @@ def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunCo
         values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
     )
     config: RunConfig = _replace(base, values, where)
-    # The number of samples is there even where it only follows from the epochs. Then it must not
-    # hold against other epochs given on top of the file.
+    # A resolved file has the number of samples even if it follows from the epochs. Then it must
+    # not contradict other epochs given in addition to the file.
     h = config.hyperparameters
     if of_run and h.steps_per_sample is None and h.samples == h.epochs - (h.burn_in_epochs or 0):
         config = replace_fields(config, samples=None)

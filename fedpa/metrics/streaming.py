@@ -1,7 +1,7 @@
 """Evaluation over a federation: clients are read one after the other, batches have one size.
 
-Sums are kept for every client, so that a metric is known overall and as a distribution over
-clients: the 10th percentile says how those do who are left behind.
+Sums are kept for every client, so that a metric is available overall and as a distribution over
+clients: the 10th percentile shows how the worst-served clients do.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -171,7 +171,7 @@ def set_examples(content, change):
 UNREADABLE = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"abc")
 FAULTS = {
     "another shape": (lambda c: change_array(c, lambda a: a[..., :-1].copy()), "has shape"),
-    "another type": (lambda c: change_array(c, lambda a: a.astype(np.float64)), "is of type"),
+    "another type": (lambda c: change_array(c, lambda a: a.astype(np.float64)), "has type"),
     "an array less": (drop_array, "there is no array"),
     "nan": (lambda c: change_array(c, with_nan), "not finite"),
     "a negative weight": (lambda c: set_weight(c, -5.0), "weight = -5"),

@@ -203,7 +203,7 @@ def test_a_file_that_is_no_file_of_parameters_is_named(tmp_path):
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     (tmp_path / "text.safetensors").write_text("text")
     for name in ("array.npz", "text.safetensors"):
-        with pytest.raises(FedpaError, match=rf"{name} is cut or no"):
+        with pytest.raises(FedpaError, match=rf"{name} is truncated or not"):
             read_initial(str(tmp_path / name))
 
 
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_file_of_parameters_is_named(tmp_path):
 def test_parameters_of_another_type_are_refused(tmp_path, array):
     write_npz(tmp_path / "params.npz", {"theta": array})
     arrays = read_initial(str(tmp_path / "params.npz"))
-    with pytest.raises(FedpaError, match=r"init: theta is of type .* needs float32"):
+    with pytest.raises(FedpaError, match=r"init: theta has type .* float32"):
         fill_model(MODEL, arrays, "init")
     assert fill_model(MODEL, {"theta": np.ones(3, np.int8)}, "init").dtype == MODEL.dtype
 
