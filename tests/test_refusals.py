@@ -70,7 +70,7 @@ MISTAKES = {
     "fit(loss=fedpa.Objective(least_squares.loss, regularizer=lambda p: jnp.ones(3)))": "regularizer returns shape (3,)",
     "fit(loss=3)": "loss = 3: must be a function",
     "fit(recording='run')": "recording = 'run': must be a RecordingOptions",
-    "fit(recording=fedpa.RecordingOptions(label=''))": "label = '': must be a text",
+    "fit(recording=fedpa.RecordingOptions(label=''))": "label = ''",
     "fit(recording=fedpa.RecordingOptions(best=3))": "best = 3: must be a metric",
     "fit(recording=fedpa.RecordingOptions(keep_checkpoints=0))": "keep_checkpoints = 0",
     "fit(min_success=2)": "min_success = 2",

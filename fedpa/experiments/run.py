@@ -104,7 +104,7 @@ def check_resumable(config: RunConfig, out: Path, problem: Problem) -> None:
     check_settings(out, recorded.settings, settings, REMEDIES.overwrite)
     summary = recorded.summary
     if summary is not None and summary["round"] > config.rounds:
-        raise refuse("rounds", config.rounds, f"{str(out)!r} already has {summary['round']}")
+        raise refuse("rounds", config.rounds, f"{str(out)!r} already has {summary['round']} rounds")
 
 
 def resume(
@@ -139,7 +139,7 @@ def read_resumed_config(out: Path, rounds: int | None) -> RunConfig:
         config = resolve(dataclasses.replace(config, rounds=rounds))
     summary = recorded.summary
     if summary is not None and config.rounds < summary["round"] and not summary["stopped"]:
-        raise refuse("rounds", config.rounds, f"{str(out)!r} already has {summary['round']}")
+        raise refuse("rounds", config.rounds, f"{str(out)!r} already has {summary['round']} rounds")
     return config
 
 

@@ -538,7 +538,9 @@ def _restore(training: Training, out: Path, stored: Stored | None) -> Snapshot |
         return None
     algorithm, theta, *_ = training.prepared
     if stored.round > training.rounds:
-        raise FedpaError(f"rounds = {training.rounds}: {str(out)!r} already has {stored.round}")
+        raise FedpaError(
+            f"rounds = {training.rounds}: {str(out)!r} already has {stored.round} rounds"
+        )
     try:
         return restore_snapshot(stored, algorithm.init(theta), theta, algorithm.client_init(theta))
     except FedpaError as error:

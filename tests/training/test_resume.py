@@ -239,7 +239,7 @@ def test_a_finished_run_is_given_back_and_not_touched(runs, tmp_path):
     assert again.history == whole.history
     assert trees_equal(again.params, whole.params)
     assert trees_equal(again.state, whole.state)
-    with pytest.raises(FedpaError, match=r"rounds = 5: .* has done 6 already"):
+    with pytest.raises(FedpaError, match=r"rounds = 5: .* has 6"):
         fit(out, rounds=5)
     assert tree(out) == before
 
@@ -515,7 +515,7 @@ def test_a_run_of_the_old_format_is_refused(runs, tmp_path):
         (path / "arrays").mkdir(parents=True)
         (path / "_CHECKPOINT_METADATA").write_text("{}")
     before = tree(out)
-    with pytest.raises(FedpaError, match=r"checkpoint '.*4' is of format 1.*reads 2") as refused:
+    with pytest.raises(FedpaError, match=r"checkpoint '.*4' has format 1.*reads 2") as refused:
         fit(out)
     assert "\n" not in str(refused.value)
     del before[".lock"]
@@ -607,7 +607,7 @@ def test_resume_chooses_the_engine_by_its_name(tmp_path):
     assert len(fedpa.resume(tmp_path / "run", *own, progress=False).history) == 4
     settings |= {"out": tmp_path / "other"}
     fedpa.fit(*own, engine=lambda *args: ENGINE(*args), callbacks=[pause], **settings)
-    with pytest.raises(FedpaError, match=r"engine = '.*': is not one of fedpa's"):
+    with pytest.raises(FedpaError, match=r"engine = '.*': "):
         fedpa.resume(tmp_path / "other", *own, progress=False)
 
 
@@ -621,7 +621,7 @@ def test_resume_says_what_it_needs(runs, tmp_path):
     with pytest.raises(FedpaError, match="evaluate is missing"):
         resume(out, evaluate=None)
     with (
-        pytest.raises(FedpaError, match=r"rounds = 3: .*has done 4 already"),
+        pytest.raises(FedpaError, match=r"rounds = 3: .*has 4"),
         warnings_of_burn_in(),
     ):
         resume(out, rounds=3)
@@ -759,7 +759,7 @@ def test_a_refused_resume_changes_nothing(runs, tmp_path):
     before = tree(out)
     with (
         pytest.warns(UserWarning, match="all 3 rounds are burn-in"),
-        pytest.raises(FedpaError, match=r"rounds = 3: .*has done 4 already"),
+        pytest.raises(FedpaError, match=r"rounds = 3: .*has 4"),
     ):
         fit(out, force=True, rounds=3)
     del before[".lock"]
@@ -784,7 +784,7 @@ def test_a_finished_run_without_checkpoints(runs, tmp_path):
     assert fit(out).history == runs["fedpa"][1].history
     with pytest.raises(FedpaError, match="seed was 0 and is 5"):
         fit(out, seed=5)
-    with pytest.raises(FedpaError, match="its checkpoints are gone"):
+    with pytest.raises(FedpaError, match="has no checkpoints"):
         fit(out, rounds=9)
     assert (out / "params.npz").exists()
 
@@ -819,7 +819,7 @@ def test_what_is_remembered_is_the_same_after_a_resume(tmp_path):
     fit(tmp_path / "run", callbacks=[fedpa.Remembering("mine", {}, update)])
     assert seen[1] == {"1": [1, "x"]}
     unkept = fedpa.Remembering("mine", {1, 2}, update)
-    with pytest.raises(FedpaError, match="callback 'mine' remembers what JSON can't hold"):
+    with pytest.raises(FedpaError, match="callback 'mine': .*JSON"):
         fit(None, callbacks=[unkept])
 
 

@@ -180,7 +180,7 @@ def test_cut_parameters_are_taken_from_the_last_checkpoint(finished, tmp_path):
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     whole = (out / "params.npz").read_bytes()
     (tmp_path / "params.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.warns(UserWarning, match=r"params\.npz is cut.*; the last checkpoint is taken"):
+    with pytest.warns(UserWarning, match=r"params\.npz is truncated.*; the last checkpoint"):
         loaded = fedpa.load(tmp_path)
     assert trees_equal(loaded.params.layers[0].weight, fit.params.layers[0].weight)
 

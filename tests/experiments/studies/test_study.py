@@ -210,7 +210,7 @@ def test_every_option_has_a_help():
 def test_what_resume_keeps_must_be_what_was_asked_for(only_tiny, capsys, tmp_path):
     run("tiny", "--out", str(tmp_path / "all" / "tiny"), "--quick")
     message = refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
-    assert "is not of seed 0 and full size" in message
+    assert "seed 0 and full size" in message
     (tmp_path / "all" / "tiny" / "tiny.csv").write_text("x")
     assert "remove it" in refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
 
@@ -220,7 +220,7 @@ def test_redrawing_a_cut_file(capsys, tmp_path):
     rows = [{"method": "client 1", "quantity": "x", "value": 1.0}]
     (tmp_path / "cut.csv").write_text(as_csv(studies()["toy"], rows, seed=0, quick=False))
     words = ["toy", "--redraw", str(tmp_path / "cut.csv"), "--out", str(tmp_path / "out")]
-    assert "has not all rows of the study" in refused(capsys, *words)
+    assert "rows of the study" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
 
 
