@@ -69,10 +69,13 @@ def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) ->
     for number in range(work.epochs):
         now, mean = _run(epoch, now, start)
         if work.sampling and number >= work.burn_in_epochs:
-            samples.append(_trained(mean))
+            samples.append(_select_trained(mean))
     if not work.sampling:
-        return [np.asarray(a - b) for a, b in zip(_trained(start), _trained(now), strict=True)]
-    return posterior_delta(_trained(start), samples, work.rho)
+        return [
+            np.asarray(a - b)
+            for a, b in zip(_select_trained(start), _select_trained(now), strict=True)
+        ]
+    return posterior_delta(_select_trained(start), samples, work.rho)
 
 
 def describe_work(work: ClientWork) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def is_trained(array: np.ndarray) -> bool:
     return bool(np.issubdtype(array.dtype, np.floating))
 
 
-def _trained(arrays: Arrays) -> Arrays:
+def _select_trained(arrays: Arrays) -> Arrays:
     return [array for array in arrays if is_trained(array)]
 
 
@@ -101,10 +104,10 @@ def _run(epoch: Epoch, now: Arrays, like: Arrays) -> tuple[Arrays, Arrays]:
     given = epoch([array.copy() for array in now])
     pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], list | tuple)
     after, mean = given if pair else (given, given)
-    return _checked(after, like), _checked(mean, like)
+    return _check_arrays(after, like), _check_arrays(mean, like)
 
 
-def _checked(arrays: Any, like: Arrays) -> Arrays:
+def _check_arrays(arrays: Any, like: Arrays) -> Arrays:
     arrays = [np.array(array) for array in arrays]
     shapes, wanted = [a.shape for a in arrays], [a.shape for a in like]
     if shapes != wanted:

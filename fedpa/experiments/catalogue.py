@@ -217,7 +217,7 @@ def find_first(names: Sequence[str], data_dir: str | Path | None = None) -> str:
     if here is None:
         for name in names:  # reports incomplete data sets
             archives.find(list(get_dataset(name).files.values()), name, data_dir)
-        raise _missing(names[0], names[0], data_dir)
+        raise _make_missing_error(names[0], names[0], data_dir)
     return here
 
 
@@ -227,7 +227,7 @@ def find_counts(data_dir: str | Path | None = None) -> tuple[Path, Path]:
     for name in (WORDS, TAGS):
         where = archives.find([name], name, data_dir)
         if where is None:
-            raise _missing(name, "stackoverflow", data_dir)
+            raise _make_missing_error(name, "stackoverflow", data_dir)
         paths |= where
     return paths[WORDS], paths[TAGS]
 
@@ -236,11 +236,11 @@ def find_cifar(data_dir: str | Path | None = None) -> dict[str, Path]:
     """Find CIFAR-100's records by split."""
     there = _search(CIFAR, data_dir)
     if there is None:
-        raise _missing(CIFAR, CIFAR, data_dir)
+        raise _make_missing_error(CIFAR, CIFAR, data_dir)
     return there[1]
 
 
-def _missing(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
+def _make_missing_error(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
     """Make the error for a missing data set: where it was searched for, and how to get it."""
     searched = ", ".join(str(path) for path in archives.list_places(data_dir))
     elsewhere = "" if data_dir is None else f" --data-dir {data_dir}"
@@ -279,7 +279,7 @@ def open_dataset(
         records = _search(CIFAR, data_dir)
         there = None if records is None else ("own", _deal_cifar(records[1], seed))
     if there is None:
-        raise _missing(name, name, data_dir)
+        raise _make_missing_error(name, name, data_dir)
     layout, paths = there
     splits = {
         split: _conform(name, _open_split(dataset, layout, split, path, features), path, features)

@@ -194,13 +194,13 @@ def check_stopping(options: StoppingOptions) -> None:
 def as_table(config: RunConfig) -> dict[str, Any]:
     """Convert the configuration to the table of `config.toml`, without unset fields."""
     values = {
-        name: _set(value) if isinstance(value, dict) else value
+        name: _drop_unset(value) if isinstance(value, dict) else value
         for name, value in dataclasses.asdict(config).items()
     }
-    return _set(values)
+    return _drop_unset(values)
 
 
-def _set(table: dict[str, Any]) -> dict[str, Any]:
+def _drop_unset(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
 
 

@@ -115,7 +115,7 @@ class FedPA(FedAvg):
         # A wrapper may have changed what the last round gave: noise is part of the model.
         self.state = self.state._replace(theta=given)
         self._given = arrays
-        nodes = self._connected(grid, self.min_nodes if server_round == 1 else 1)
+        nodes = self._wait_for_nodes(grid, self.min_nodes if server_round == 1 else 1)
         size = max(round(self.fraction_train * len(nodes)), 1)
         rng = np.random.default_rng([self.seed, server_round])
         chosen = [nodes[k] for k in sorted(rng.choice(len(nodes), size, replace=False))]
@@ -126,7 +126,7 @@ class FedPA(FedAvg):
         group = str(server_round)
         return [Message(content, node, MessageType.TRAIN, group_id=group) for node in chosen]
 
-    def _connected(self, grid: Grid, least: int) -> list[int]:
+    def _wait_for_nodes(self, grid: Grid, least: int) -> list[int]:
         """Wait until that many nodes are connected, and list them."""
         deadline = time.monotonic() + self.start_timeout
         while len(nodes := sorted(grid.get_node_ids())) < least:

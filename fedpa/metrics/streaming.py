@@ -160,8 +160,8 @@ def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) 
         if rows >= size:
             whole = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
             for start in range(0, rows - size + 1, size):
-                yield _cut(whole, slice(start, start + size))
-            waiting = [_cut(whole, slice(rows - rows % size, rows))]
+                yield _slice_batch(whole, slice(start, start + size))
+            waiting = [_slice_batch(whole, slice(rows - rows % size, rows))]
             rows %= size
     if rows:
         last = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
@@ -170,7 +170,7 @@ def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) 
         yield Batch(jax.tree.map(lambda x: x[padding], last.examples), last.owners)
 
 
-def _cut(batch: Batch, rows: slice) -> Batch:
+def _slice_batch(batch: Batch, rows: slice) -> Batch:
     cut: Batch = jax.tree.map(lambda x: x[rows], batch)
     return cut
 

@@ -82,7 +82,7 @@ def save_checkpoint(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) 
     about = json.loads(json.dumps(about))
     try:
         with write_directory(path) as part:
-            content = save({name: _storable(arrays[name]) for name in stored.values()})
+            content = save({name: _make_storable(arrays[name]) for name in stored.values()})
             (part / ARRAYS).write_bytes(content)
             (part / ABOUT).write_text(json.dumps(about | {"digest": _digest_text(about)}))
     except OSError as error:
@@ -214,7 +214,7 @@ def _stack_clients(states: Mapping[str, Any]) -> tuple[list[str], Any]:
     )
 
 
-def _storable(array: np.ndarray) -> np.ndarray:
+def _make_storable(array: np.ndarray) -> np.ndarray:
     """Make an array contiguous; types that safetensors and NumPy don't share become bytes."""
     array = np.asarray(array, order="C")
     shared = array.dtype.isbuiltin == 1 or array.dtype.name == "bfloat16"

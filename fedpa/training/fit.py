@@ -423,10 +423,10 @@ def _print_lines(label: str) -> Callback:
         if t * LINES // rounds > (t - 1) * LINES // rounds:
             write(t, rounds, *_list_values(event))
 
-    return Watching(callback, lambda t, rounds, phase: write(t, rounds, _compiling(phase)))
+    return Watching(callback, lambda t, rounds, phase: write(t, rounds, _announce_phase(phase)))
 
 
-def _compiling(phase: str) -> str:
+def _announce_phase(phase: str) -> str:
     return f"compiling the {phase} program"
 
 
@@ -460,7 +460,7 @@ def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
     def callback(event: Event) -> None:
         draw(event.round, event.rounds, "  ".join(_list_values(event)))
 
-    return Watching(callback, lambda t, rounds, phase: draw(t - 1, rounds, _compiling(phase)))
+    return Watching(callback, lambda t, rounds, phase: draw(t - 1, rounds, _announce_phase(phase)))
 
 
 def _list_values(event: Event) -> list[str]:

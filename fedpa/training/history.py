@@ -55,12 +55,12 @@ REJECTED = "train/rejected_clients"
 
 def plain(metrics: Mapping[str, Any]) -> Record:
     """Convert metrics to numbers and strings for JSON; arrays of one element become numbers."""
-    found = {_named(name): _plain(name, value) for name, value in metrics.items()}
+    found = {_check_name(name): _plain(name, value) for name, value in metrics.items()}
     _check_numbers(found)
     return found
 
 
-def _named(name: Any) -> str:
+def _check_name(name: Any) -> str:
     if not isinstance(name, str):
         raise refuse("a metric's name", name, 'must be a string, as in {"accuracy": 0.9}')
     return name

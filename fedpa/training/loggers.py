@@ -202,7 +202,7 @@ def _open_tensorboard(
     with (directory / f"{PREFIX}{time.time():010.0f}{SUFFIX}").open("wb") as file:
 
         def event(**content: Any) -> None:
-            file.write(_framed(Event(wall_time=now, **content).SerializeToString()))
+            file.write(_frame(Event(wall_time=now, **content).SerializeToString()))
 
         def write(record: Mapping[str, Any], flush: bool = True) -> None:
             nonlocal now
@@ -222,7 +222,7 @@ def _open_tensorboard(
         yield write
 
 
-def _framed(message: bytes) -> bytes:
+def _frame(message: bytes) -> bytes:
     """Format a record of a TFRecord file: length, its checksum, the message, its checksum."""
     from tensorboardX.record_writer import masked_crc32c
 

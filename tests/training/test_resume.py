@@ -819,7 +819,7 @@ def test_what_is_remembered_is_the_same_after_a_resume(tmp_path):
     fit(tmp_path / "run", callbacks=[fedpa.Remembering("mine", {}, update)])
     assert seen[1] == {"1": [1, "x"]}
     unkept = fedpa.Remembering("mine", {1, 2}, update)
-    with pytest.raises(FedpaError, match="callback 'mine': .*JSON"):
+    with pytest.raises(FedpaError, match=r"callback 'mine': .*JSON"):
         fit(None, callbacks=[unkept])
 
 

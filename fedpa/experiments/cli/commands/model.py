@@ -71,7 +71,7 @@ def evaluate(argv: Sequence[str], console: Console) -> None:
         record |= evaluation.values | compute_percentiles(evaluation, list(evaluation.by_client))
         print(json.dumps(json.loads(line(record))))
         return
-    console.print(_table(evaluation, f"{format_path(command.directory)}, round {found.round}"))
+    console.print(_make_table(evaluation, f"{format_path(command.directory)}, round {found.round}"))
     console.print(
         f"{command.split}: {evaluation.examples:,} examples of {evaluation.clients:,} "
         f"{'client' if evaluation.clients == 1 else 'clients'}",
@@ -87,7 +87,7 @@ def _evaluate(problem: Problem, split: str, params: object) -> Evaluation:
     return make_evaluator(problem.metric, data, problem.eval_batch_size)(params)
 
 
-def _table(evaluation: Evaluation, title: str) -> Table:
+def _make_table(evaluation: Evaluation, title: str) -> Table:
     """Make a table of each metric over all examples, and over clients if there are several."""
     view = Table(title=title, title_justify="left")
     view.add_column("metric")

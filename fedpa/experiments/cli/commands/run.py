@@ -198,7 +198,7 @@ def _print_outcome(
     metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
     (value,) = compute_finals([read_curve(result.history, f"eval/{metric}")], last)
     say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
-    say(console, _tested(result.history, metric))
+    say(console, _format_test(result.history, metric))
     target = config.stopping.target
     if target is not None and result.stopped is None:
         say(console, f"the target {target:g} was not reached")
@@ -212,7 +212,7 @@ def _print_outcome(
     say(console, f"written to {format_path(out)}")
 
 
-def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
+def _format_test(history: Sequence[Mapping[str, Any]], metric: str) -> str:
     """Format the final test result, overall and as percentiles over clients."""
     said = f"test {metric} {read_last(history, f'test/{metric}'):.4f}"
     lower, middle, upper = (read_last(history, f"test/{metric}_p{p}") for p in PERCENTILES)

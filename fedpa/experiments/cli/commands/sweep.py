@@ -260,26 +260,26 @@ def _watch(
     live = console.is_terminal and console.is_interactive and not console.quiet
     status = console.status("", spinner="dots") if live else None
 
-    def named(trial: Trial) -> str:
+    def name_trial(trial: Trial) -> str:
         place = f"({trial.number + 1:>{width}} of {total})"
         return f"trial {trial.number:>{width}} {place}  {describe_point(trial.params)}"
 
     def begin(trial: Trial, again: bool) -> Sequence[Callback]:
         if again:
-            say(console, f"{named(trial)}: was interrupted, resumed")
+            say(console, f"{name_trial(trial)}: was interrupted, resumed")
         if status is None:
             return [look]
-        status.update(f"{named(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
+        status.update(f"{name_trial(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
 
         def show(event: Event) -> None:
             value = event.record.get(metric)
             last = "" if value is None else f"  {metric} {value:.4f}"
-            status.update(f"{named(trial)}  round {event.round}/{event.rounds}{last}")
+            status.update(f"{name_trial(trial)}  round {event.round}/{event.rounds}{last}")
 
         return [look, show]
 
     def end(trial: Trial, all: Sequence[Trial]) -> None:
-        say(console, f"{named(trial)}  {_outcome(trial, find_best(all))}")
+        say(console, f"{name_trial(trial)}  {_outcome(trial, find_best(all))}")
 
     with status or contextlib.nullcontext():
         yield Watch(begin, end)
