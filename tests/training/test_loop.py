@@ -147,7 +147,7 @@ def test_a_run_whose_clients_have_no_examples_fails():
     empty = {name: jax.tree.map(lambda a: a[:0], client) for name, client in CLIENTS.items()}
     with (
         pytest.warns(UserWarning, match="round 1"),
-        pytest.raises(NoUsableClientError, match=r"'client-000[345]' has no examples"),
+        pytest.raises(NoUsableClientError, match=r"'client-000[345]' .*no examples"),
     ):
         fit(empty | {"client-0000": CLIENTS["client-0000"]}, rounds=1)  # not of the cohort
 

@@ -425,7 +425,7 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         (["compare", "--methods", ","], "name at least one"),
         (["compare", "--seeds", "0"], "seeds = 0"),
         (["compare", "--jobs", "0"], "jobs = 0"),
-        (["compare", "--reference", "mb-sgd"], "reference = 'mb-sgd': does not take part"),
+        (["compare", "--reference", "mb-sgd"], "reference = 'mb-sgd'"),
         (["compare", "--published"], "the paper has no results for task digits"),
         (["compare", "--seed", "4294967295", "--seeds", "2"], "seed = 4294967296"),
         (["compare", "--method", "fedpa"], "did you mean --methods?"),

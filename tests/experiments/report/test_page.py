@@ -225,7 +225,8 @@ def test_the_reference_can_be_chosen(capsys):
         assert "Δ vs FedPA[5]" in words
         assert "Δ vs FedAvg[5]" not in words
     error = refused("cmp", "--reference", "sgd", capsys=capsys)
-    assert "does not take part; choose from FedAvg[5], FedPA[5], mean-scaled[5]" in error
+    assert "reference = 'sgd'" in error
+    assert "choose from FedAvg[5], FedPA[5], mean-scaled[5]" in error
     made_run(Path("cmp/other"), "fedpa", settings={"hyperparameters": {"rho": 0.5}})
     error = refused("cmp", "--reference", "fedpa", capsys=capsys)
     assert "stands for several; choose from FedAvg[5], FedPA[5] (rho=" in error

@@ -169,7 +169,7 @@ def test_an_interrupted_study_leaves_nothing(monkeypatch, tmp_path):
         (["ess", "--out", "x", "--seeds", "3"], "seeds = 3: does not apply to ess"),
         (["toy", "--out", "x", "--seed", "-1"], "seed = -1: must be a whole number, at least 0"),
         (["toy", "--out", "x", "--resume"], "resume = True: applies to `all`"),
-        (["toy", "--out", "x", "--redraw", "no.csv"], "redraw = 'no.csv': is no file"),
+        (["toy", "--out", "x", "--redraw", "no.csv"], "redraw = 'no.csv'"),
         (["toy", "--out", "x", "--fast"], "unknown option --fast"),
     ],
 )
@@ -231,7 +231,7 @@ def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     out = str(tmp_path / "out")
     for path in (other, binary):
-        assert "is no CSV of" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
+        assert "CSV of the study toy" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
     words = ["toy", "--out", out, "--redraw", str(other), "--quick"]
     assert "quick = True: nothing is measured" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()

@@ -74,7 +74,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         for name, study in chosen.items():
             directory = out / name if command.name == "all" else out
             if command.resume and (directory / f"{name}.csv").exists():
-                console.print(f"{name}: exists, kept", highlight=False)
+                console.print(f"{name}: kept (already measured)", highlight=False)
                 continue
             _run(name, study, command, directory, console)
 
