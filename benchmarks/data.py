@@ -1,8 +1,8 @@
 """How long it takes to open and read large federations: `python -m benchmarks.data --dir DIR`.
 
 Files like StackOverflow's are generated into a new directory below DIR and deleted afterwards.
-Every measurement is a process of its own; files are dropped from the page cache before each, as far
-as the system does as it is told. Work is processor time: the rest is waiting, for the disk or for
+Every measurement is a separate process; files are dropped from the page cache before each, if the
+system allows it. Work is processor time: the rest is waiting, for the disk or for
 others on the machine.
 """
 
@@ -46,7 +46,7 @@ class Options:
 
 def main(options: Options) -> None:
     if options.measure:
-        print(json.dumps(measured(options.measure, options.dir)))
+        print(json.dumps(measure(options.measure, options.dir)))
         return
     for layout in options.layouts.split(","):
         directory = Path(tempfile.mkdtemp(prefix="fedpa-data-", dir=options.dir))
@@ -73,7 +73,7 @@ def main(options: Options) -> None:
 
 
 def apart(layout: str, path: Path) -> dict[str, Any]:
-    """Measured in a process of its own, whose cache lies beside the file."""
+    """Measure in a separate process, whose cache is next to the file."""
     environment = os.environ | {"XDG_CACHE_HOME": str(path.parent / "cache")}
     command = [sys.executable, "-m", "benchmarks.data", "--measure", layout, "--dir", str(path)]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
@@ -81,7 +81,7 @@ def apart(layout: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def measured(layout: str, path: Path) -> dict[str, Any]:
+def measure(layout: str, path: Path) -> dict[str, Any]:
     before, started, worked = resident(), time.perf_counter(), time.process_time()
     data = open_hdf5(path) if layout == "hdf5" else open_sqlite(path, "train")
     opened, memory = time.perf_counter() - started, resident() - before

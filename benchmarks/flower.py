@@ -1,4 +1,4 @@
-"""Seconds per round on three loopback nodes: ours, and Flower's own FedAvg, in turns.
+"""Seconds per round on three loopback nodes: fedpa and Flower's own FedAvg, in turn.
 
 The same model, as many examples, the same local work; one SuperLink and the same nodes for both.
 Each node has one client in every round.

@@ -31,7 +31,7 @@ def logistic(start: Arrays) -> Ours:
 
 
 def cnn(start: Arrays) -> Ours:
-    """Without dropout, which every system would draw in a way of its own."""
+    """Without dropout, which every system would draw differently."""
     model = _filled(
         lambda key: convolutional.CNN(key=key),
         [

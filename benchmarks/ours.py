@@ -33,7 +33,7 @@ def mean_loss(loss: Any, params: Any, clients: dict[str, Any]) -> float:
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
-    """What the spec says, through fedpa's public interface and its default engine."""
+    """Run the spec through fedpa's public interface and its default engine."""
     arrays = dict(np.load(spec["data"]))
     ours = MODELS[spec["model"]](initial_parameters(arrays))
     clients = {

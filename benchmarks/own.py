@@ -54,7 +54,7 @@ def first_rounds(
 
 
 def deltas(*, quick: bool, limit: float, say: Progress) -> dict[str, Any]:
-    """The posterior delta of a million parameters; a process of its own."""
+    """Measure the posterior delta of a million parameters, in a separate process."""
     say("posterior delta, a million parameters")
     command = [sys.executable, "-m", "benchmarks.posterior_delta", "--json"]
     return run_json(command + ["--quick"] * quick, limit=limit)

@@ -2,10 +2,10 @@
 
 OLD and NEW are checkouts (`git worktree add /tmp/old REVISION`). For every row one process of each
 stays open, and they take turns round by round: A B, B A, A B, … A machine that becomes slower or
-faster meets both alike, so each pair's ratio new/old is worth more than either time. Processes are
-opened several times over: where memory happens to lie can make one of them faster for good.
+faster affects both alike, so each pair's ratio new/old is more reliable than either time. Each
+process is opened several times, since the placement of its memory affects its speed.
 
-A row is slower if the whole 95 % interval of its median ratio lies beyond 1.05.
+A row is slower if the whole 95 % interval of its median ratio is above 1.05.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The driver: `make bench`, or `make bench QUICK=1`.
 
 Ours and the peers take turns, one process at a time, several times over, so that a machine that
-becomes slower or faster meets all of them alike.
+becomes slower or faster affects all of them alike.
 """
 
 import json
@@ -45,7 +45,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    works, peers = chosen(options)
+    works, peers = choose_works(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running process ends, too
     repeats = options.repeats or (1 if options.quick else 5)
     limit = options.limit or (90.0 if options.quick else 1800.0)
@@ -80,7 +80,7 @@ def main(options: Options) -> None:
     report(results, console)
 
 
-def chosen(options: Options) -> tuple[list[Work], list[str]]:
+def choose_works(options: Options) -> tuple[list[Work], list[str]]:
     works = [name for name in options.works.split(",") if name]
     peers = [name for name in options.peers.split(",") if name]
     for name, known in [(n, [*WORKS, OWN]) for n in works] + [(n, list(PEERS)) for n in peers]:
@@ -135,18 +135,18 @@ def write(results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if results["works"]:
-        show.chart(compared(results), out / "results.png")
+        show.chart(compare_rows(results), out / "results.png")
 
 
-def compared(results: dict[str, Any]) -> dict[str, list[Row]]:
+def compare_rows(results: dict[str, Any]) -> dict[str, list[Row]]:
     return {name: rows(WORKS[name], found) for name, found in results["works"].items()}
 
 
 def report(results: dict[str, Any], console: Console) -> None:
     machine = results["machine"]
-    found = compared(results)
+    found = compare_rows(results)
     for name, some in found.items():
-        console.print(show.table(WORKS[name], some, machine["peak"]))
+        console.print(show.make_table(WORKS[name], some, machine["peak"]))
     if any(WORKS[name].model == "logistic" for name in found):
         console.print(show.scaling_table(found))
     if "methods" in results:

@@ -16,13 +16,15 @@ from fedpa.experiments.report.looks import COLOURS, MARKERS
 ORDER = [OURS, "fedjax", "pfl", "flower", "torch", "torch (sparse)", "torch (dense)"]
 
 
-def table(work: Work, rows: Sequence[Row], peak: float) -> Table:
+def make_table(work: Work, rows: Sequence[Row], peak: float) -> Table:
     """One work: who took how long, and whether it was the same work."""
     title = (
         f"{work.name}: {work.clients:,} × {work.examples} examples, batch {work.batch_size}, "
         f"{work.steps:,} steps a round"
     )
-    view = _table(title, "seconds: median (quartiles); peer / ours: median (smallest–largest)")
+    view = _make_empty_table(
+        title, "seconds: median (quartiles); peer / ours: median (smallest–largest)"
+    )
     for column in ("system", "ms a round", "peer / ours", f"{work.scored}/s", "loss", "checked"):
         view.add_column(column, justify="left" if column in ("system", "checked") else "right")
     if work.model == "cnn":
@@ -54,7 +56,7 @@ def _cells(work: Work, row: Row, peak: float) -> list[str]:
 
 
 def methods_table(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> Table:
-    view = _table(
+    view = _make_empty_table(
         "FedPA's round against FedAvg's, equal local steps",
         "5 epochs: 5 samples; median (quartiles); ratio: median (smallest–largest)",
     )
@@ -69,7 +71,7 @@ def methods_table(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 def scaling_table(rows: Mapping[str, Sequence[Row]]) -> Table:
     """Milliseconds per client as the number of clients grows."""
-    view = _table("ours, by the number of clients (logistic regression)", "")
+    view = _make_empty_table("ours, by the number of clients (logistic regression)", "")
     for column in ("clients", "ms a round", "µs a client"):
         view.add_column(column, justify="right")
     for name, found in rows.items():
@@ -81,7 +83,7 @@ def scaling_table(rows: Mapping[str, Sequence[Row]]) -> Table:
 
 
 def first_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
-    view = _table(
+    view = _make_empty_table(
         "ours, first round of a fresh process, s", "process: imports, two rounds, evaluation"
     )
     view.add_column("work")
@@ -100,7 +102,7 @@ def first_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
 
 
 def deltas_table(found: Mapping[str, Any]) -> Table:
-    view = _table(
+    view = _make_empty_table(
         "posterior delta, float32", "error: ‖Δ̂ − reference‖ / ‖reference‖, reference in float64"
     )
     for column in ("d", "ℓ", "recurrence, ms", "error", "posterior_delta, ms", "error", "ratio"):
@@ -190,5 +192,5 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> str:
     return quartiles(seconds).text(1e3) if seconds else runs[0]["failed"]
 
 
-def _table(title: str, caption: str) -> Table:
+def _make_empty_table(title: str, caption: str) -> Table:
     return Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")

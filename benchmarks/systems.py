@@ -90,7 +90,7 @@ def run_json(
     except subprocess.TimeoutExpired:
         _end(process)
         return {"failed": f"not done in {limit:g} s"}
-    except BaseException:  # the driver is told to stop: nothing it has started may go on
+    except BaseException:  # the driver must stop: end everything it has started
         _end(process)
         raise
     wall = time.perf_counter() - started

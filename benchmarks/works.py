@@ -29,7 +29,7 @@ class Work(NamedTuple):
     peers: tuple[str, ...]
     tolerance: float
     """By how much the final losses of two systems may differ, relative to ours. Everyone shuffles
-    in a way of its own, so equal work does not give equal bits."""
+    differently, so equal work does not give equal bits."""
     warmup: int = 1
     rounds: int = 3
     """Timed rounds of a process."""
@@ -37,7 +37,7 @@ class Work(NamedTuple):
     epochs: int = 1
     method: str = "fedavg"
     variants: tuple[str, ...] = ("",)
-    """Ways in which a peer can do this work, each a row of its own."""
+    """Ways in which a peer can do this work, each a separate row."""
     scored: str = "clients"
     """What a second is divided into for people: clients, or training steps."""
 

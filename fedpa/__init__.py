@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def _check_installed(home: str) -> None:
-    """Say what installs the laboratory's packages, if one is missing."""
+    """Raise an error that names what to install if a package of the laboratory is missing."""
     if home.startswith("fedpa.experiments"):
         from fedpa.__main__ import EXTRA
 

@@ -13,11 +13,11 @@ EXTRA = (
     "tensorboardX",
     "threadpoolctl",
 )
-"""What `fedpa[experiments]` installs beside the library's own dependencies, as it is imported."""
+"""Packages of `fedpa[experiments]`, by import name, beyond the library's dependencies."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; where a package is missing, say in one line what installs it."""
+    """Run the command; if a package is missing, print in one line what installs it."""
     try:
         from fedpa.experiments.cli.main import main as run_command
 

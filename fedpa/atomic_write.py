@@ -1,7 +1,7 @@
-"""Atomic writes: a file or a directory has its name when it is complete, or not at all.
+"""Atomic writes: a file or a directory appears under its name complete, or not at all.
 
-It is written beside its place under another name, synced to disk and renamed, so that neither an
-exception, nor a kill, nor a crash of the machine leaves half of it.
+It is written under a temporary name in the same directory, synced to disk and renamed, so that no
+exception, kill or crash of the machine leaves half of it.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PART = ".part"
-"""What the name of a file or directory ends with until it is complete."""
+"""Suffix of a file or directory until it is complete."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, in the place of one of that name."""
+    """Write a file; an existing one is replaced."""
     part = path.with_name(path.name + PART)
     try:
         with part.open("wb") as file:
@@ -31,12 +31,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def write_directory(path: Path) -> Iterator[Path]:
-    """Give an empty directory to write to, which takes the name `path` when the block ends.
+    """Yield an empty directory, which is renamed to `path` when the block ends.
 
     A directory of that name is replaced. After an exception nothing is left of the new one.
     """
     part = path.with_name(path.name + PART)
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
     part.mkdir(parents=True)
     try:
         yield part
@@ -53,7 +53,7 @@ def write_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, as far as the system lets it, such that no half of it keeps its name."""
+    """Remove a directory; it is renamed first, so that no half of it keeps its name."""
     part = path.with_name(path.name + PART)
     with contextlib.suppress(OSError):
         path.rename(part)
@@ -61,8 +61,8 @@ def remove_directory(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file or a directory's names to disk."""
-    if os.name == "nt" and path.is_dir():  # which Windows can't open
+    """Sync a file, or the names in a directory, to disk."""
+    if os.name == "nt" and path.is_dir():  # Windows can't open directories
         return
     number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:

@@ -1,6 +1,6 @@
-"""Bad input: errors a person can act on, and the checks that raise them.
+"""Errors for invalid input, and the checks that raise them.
 
-Each error names the field, the value it had and what would be right.
+Each message names the field, its value and what is expected.
 """
 
 import difflib
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class FedpaError(ValueError):
-    """Bad input, found before any work starts. The message is one line: field, value, what to do.
+    """Invalid input, found before any work starts. The message is one line: field, value, remedy.
 
     Example:
         >>> fedpa.deltas.fixed(-0.1)
@@ -26,9 +26,9 @@ class FedpaError(ValueError):
 
 
 class DataError(FedpaError):
-    """Data that can't be trusted: cut, corrupt, or of another kind. Names the file, and the client.
+    """Data that can't be used: truncated, corrupt or of another format. Names file and client.
 
-    Unlike a client that fails it ends a run: training does not continue on part of a broken file.
+    Unlike a failing client it ends a run: training does not continue on part of a damaged file.
 
     Example:
         >>> fedpa.data.readers.open_npz("nowhere")
@@ -57,7 +57,7 @@ class TooFewClientsError(FedpaError):
 
 
 class NoUsableClientError(TooFewClientsError):
-    """No round so far had a usable client update: the model is what it was before the first.
+    """No round so far had a usable client update, so the model is unchanged.
 
     Example:
         >>> issubclass(NoUsableClientError, TooFewClientsError)
@@ -70,16 +70,16 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
 
     Args:
         field: The name as the user knows it.
-        value: What it was; shown by its `repr`, at most 80 characters of it, 240 of a text: a path
-            must be seen whole.
-        expected: What would be right.
+        value: The given value; its `repr` is shortened to 80 characters, or 240 for strings, so
+            that paths are shown whole.
+        expected: What is expected.
     Returns:
         The error, to be raised.
     Example:
         >>> print(refuse("rho", -1, "must be a number ≥ 0"))
         rho = -1: must be a number ≥ 0
     """
-    shown = re.sub(r"\s*\n\s*", " ", repr(value))  # an array's may have several lines
+    shown = re.sub(r"\s*\n\s*", " ", repr(value))  # the repr of an array may have several lines
     most = 240 if isinstance(value, str) else 80
     if len(shown) > most:
         shown = shown[: most - 3] + "..."
@@ -87,10 +87,10 @@ def refuse(field: str, value: object, expected: str) -> FedpaError:
 
 
 def explain(error: OSError) -> str:
-    """Say why the system could not do it. Libraries raise some OSErrors without `strerror`.
+    """Format the reason of an OSError. Libraries raise some without `strerror`.
 
     Args:
-        error: The system's.
+        error: The error.
     Returns:
         Its reason, on one line.
     Example:
@@ -101,15 +101,14 @@ def explain(error: OSError) -> str:
 
 
 def check_integer(field: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number ≥ `least`.
+    """Refuse a value that is not a whole number ≥ `least`.
 
     Args:
-        field: What the error calls it.
-        value: What was given.
-        least: The smallest value that is right.
+        field: Its name in the error.
+        value: The given value.
+        least: The smallest valid value.
     Raises:
-        FedpaError: It is not.
-    Example:
+        FedpaError: The value is invalid.    Example:
         >>> check_integer("rounds", 10, 1)
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -117,15 +116,14 @@ def check_integer(field: str, value: object, least: int) -> None:
 
 
 def check_number(field: str, value: object, least: float = 0.0) -> None:
-    """Refuse what is not a finite number ≥ `least`.
+    """Refuse a value that is not a finite number ≥ `least`.
 
     Args:
-        field: What the error calls it.
-        value: What was given.
-        least: The smallest value that is right, -inf for any; default: 0.
+        field: Its name in the error.
+        value: The given value.
+        least: The smallest valid value, -inf for any; default: 0.
     Raises:
-        FedpaError: It is not.
-    Example:
+        FedpaError: The value is invalid.    Example:
         >>> check_number("rho", 0.1)
     """
     known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -138,9 +136,9 @@ def check_type(field: str, value: object, kind: type, example: str) -> None:
     """Refuse an object of another type than the field takes.
 
     Args:
-        field: What the error calls it.
-        value: What was given.
-        kind: The type that is right.
+        field: Its name in the error.
+        value: The given value.
+        kind: The expected type.
         example: An expression that makes one.
     Raises:
         FedpaError: It is not of this type.
@@ -155,14 +153,14 @@ def check_type(field: str, value: object, kind: type, example: str) -> None:
 
 
 def check_takes(field: str, function: object, arguments: str) -> None:
-    """Refuse what is not a function that takes these arguments.
+    """Refuse a value that is not a function of these arguments.
 
     Args:
-        field: What the error calls it.
-        function: What was given.
-        arguments: What it will be called with: `(params, batch, key)`.
+        field: Its name in the error.
+        function: The given value.
+        arguments: The arguments of the call: `(params, batch, key)`.
     Raises:
-        FedpaError: It can't be called so.
+        FedpaError: It can't be called with them.
     Example:
         >>> check_takes("loss", lambda params, batch: 0.0, "(params, batch, key)")
         Traceback (most recent call last):
@@ -173,7 +171,7 @@ def check_takes(field: str, function: object, arguments: str) -> None:
         raise refusal
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # what is not written in Python does not tell
+    except (TypeError, ValueError):  # functions not written in Python have no signature
         return
     try:
         signature.bind(*arguments.split(","))
@@ -182,16 +180,16 @@ def check_takes(field: str, function: object, arguments: str) -> None:
 
 
 def convert_value(hint: Any, value: Any, field: str) -> Any:
-    """Return a setting's value if it is of the type `hint`; an integer will do for a number.
+    """Return a setting's value if it has the type `hint`; integers are accepted for numbers.
 
     Args:
         hint: A field's annotation: a type, a Literal or a union of them.
-        value: The value as a file or a table has it.
-        field: What the error calls it.
+        value: The value from a file or a table.
+        field: Its name in the error.
     Returns:
-        The value; a float where an integer was given for a number.
+        The value; a float if an integer was given for a number.
     Raises:
-        FedpaError: It is of another type.
+        FedpaError: It has another type.
     Example:
         >>> convert_value(float | Literal["oas"], 1, "rho")
         1.0
@@ -209,11 +207,11 @@ def convert_value(hint: Any, value: Any, field: str) -> Any:
 
 
 def refuse_type(field: str, value: object, hint: Any) -> FedpaError:
-    """Make the error for a value that is not of a field's type; names a choice that is close.
+    """Make the error for a value of a wrong type; suggests the closest choice.
 
     Args:
-        field: What the error calls it.
-        value: What was given.
+        field: Its name in the error.
+        value: The given value.
         hint: The field's annotation: a type, a Literal or a union of them.
     Returns:
         The error, to be raised.
@@ -232,12 +230,12 @@ def _is_union(hint: Any) -> bool:
 
 
 def describe_type(hint: Any) -> str:
-    """Say what values a field takes.
+    """Describe the values of a field.
 
     Args:
         hint: The field's annotation: a type, a Literal or a union of them.
     Returns:
-        The description, as errors have it.
+        The description, as in errors.
     Example:
         >>> describe_type(float | Literal["oas", "rblw"])
         "a number or one of 'oas', 'rblw'"
@@ -252,13 +250,13 @@ def describe_type(hint: Any) -> str:
 
 
 def match_name(name: str, known: Collection[str]) -> str | None:
-    """Match a name whatever its case, hyphens and underscores.
+    """Match a name, ignoring case, hyphens and underscores.
 
     Args:
-        name: The name as it was typed.
-        known: The names there are.
+        name: The name as typed.
+        known: The known names.
     Returns:
-        The one of `known` that is meant; None if none is.
+        The matching name of `known`, or None.
     Example:
         >>> match_name("MimeLite", ["mime", "mime-lite"])
         'mime-lite'
@@ -269,17 +267,17 @@ def match_name(name: str, known: Collection[str]) -> str | None:
 
 
 def find_name(field: str, name: str, known: Collection[str], kind: str = "") -> str:
-    """Match a name as `match_name` does; an unknown one is refused.
+    """Match a name as `match_name` does; refuse an unknown one.
 
     Args:
-        field: What the error calls it.
-        name: The name as it was typed.
-        known: The names there are.
-        kind: What they are names of; default: `field`.
+        field: Its name in the error.
+        name: The name as typed.
+        known: The known names.
+        kind: What the names are names of; default: `field`.
     Returns:
-        The one of `known` that is meant.
+        The matching name of `known`.
     Raises:
-        FedpaError: None is; names the closest.
+        FedpaError: No name matches; the message suggests the closest.
     Example:
         >>> find_name("method", "fedpb", ["fedavg", "fedpa"])
         Traceback (most recent call last):
@@ -292,11 +290,11 @@ def find_name(field: str, name: str, known: Collection[str], kind: str = "") -> 
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """Say which name may have been meant.
+    """Suggest the closest known name.
 
     Args:
-        name: The name as it was typed.
-        known: The names there are.
+        name: The name as typed.
+        known: The known names.
     Returns:
         A question with the closest name; all of them if none is close.
     Example:
@@ -307,11 +305,11 @@ def suggest(name: str, known: Collection[str]) -> str:
 
 
 def ask_if_meant(name: str, known: Collection[str]) -> str:
-    """Ask, at the end of an error, for the known name that a mistyped one is close to.
+    """Suggest the closest known name, as the end of an error message.
 
     Args:
-        name: The name as it was typed.
-        known: The names there are.
+        name: The name as typed.
+        known: The known names.
     Returns:
         The question, after a semicolon; nothing if no name is close, or it is known.
     Example:

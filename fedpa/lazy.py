@@ -1,7 +1,7 @@
-"""Packages whose names are imported when they are asked for, and components found by their file.
+"""Packages whose names are imported on first use, and components that are found by their file.
 
-A node that trains with another library (`fedpa.numpy_client`) has no JAX, and a command that shows
-its help does not wait for it.
+A node that trains with another library (`fedpa.numpy_client`) has no JAX, and `--help` does not
+import it.
 """
 
 import importlib
@@ -21,8 +21,8 @@ def make_lazy(
 
     Args:
         package: The package's `__name__`.
-        names: Module → the names in it that are the package's, too.
-        check: Called with the module before one of them is imported: may refuse it.
+        names: Module → its names that the package exports.
+        check: Called with the module before it is imported; may raise.
     """
     module = sys.modules[package]
     module.__dict__["_homes"] = {name: home for home, here in names.items() for name in here}
@@ -51,8 +51,8 @@ class _LazyPackage(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Importing a submodule binds it here; not in place of what it defines by the same name
-        # (`fedpa.deltas.mean` is the function).
+        # Importing a submodule binds it here, but must not replace a function of the same name
+        # (`fedpa.deltas.mean`).
         if not (isinstance(value, ModuleType) and name in self._homes):
             super().__setattr__(name, value)
 
@@ -61,9 +61,9 @@ class _LazyPackage(ModuleType):
 
 
 def find_components(package: str, attribute: str) -> dict[str, Any]:
-    """Find what a package's files define under one name, by the file's name with dashes.
+    """Collect the objects that a package's files define under one name, by file name with dashes.
 
-    Adding a component is adding a file: it touches no other.
+    To add a component, add a file; no other file changes.
     """
     components = {}
     path = importlib.import_module(package).__path__

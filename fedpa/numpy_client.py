@@ -1,7 +1,7 @@
-"""FedPA's client in NumPy, for nodes that train with PyTorch or anything else: no JAX is needed.
+"""FedPA's client in NumPy, for nodes that train with PyTorch or another library, without JAX.
 
-A function that runs one epoch on a list of arrays becomes FedPA's client: one posterior sample an
-epoch, the mean of its iterates if the function gives that too, else where it ended.
+A function that runs one epoch on a list of arrays becomes FedPA's client. Each epoch gives one
+posterior sample: the mean of its iterates if the function returns it, otherwise the last iterate.
 
     burn-in rounds:  Δ = θ − θ_M
     then:            Δ̂ = Σ̂⁻¹(θ − x̄)  from the samples x_1 … x_ℓ      (eq. 4, Theorem 3)
@@ -30,7 +30,7 @@ Epoch = Callable[[Arrays], Any]
 
 
 class ClientWork(NamedTuple):
-    """What the server asks of a client in a round.
+    """The work that the server requests of a client in a round.
 
     Args:
         sampling: Whether samples are drawn; if not, the round is FedAvg's.
@@ -54,11 +54,11 @@ def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) ->
     Args:
         theta: θ, the model's arrays.
         epoch: Runs one epoch: arrays → arrays, or (arrays, the mean of the epoch's iterates).
-        work: What the server asks for.
+        work: The requested work.
     Returns:
-        Δ of the floating-point arrays alone, in their order.
+        Δ of the floating-point arrays, in their order.
     Raises:
-        FedpaError: The work makes no sense, or an epoch gives arrays of other shapes.
+        FedpaError: The work is invalid, or an epoch returns arrays of other shapes.
     Example:
         >>> work = ClientWork(sampling=True, epochs=3, burn_in_epochs=0, rho=0.1)
         >>> client_delta([np.zeros(2)], lambda arrays: [a + 0.5 for a in arrays], work)
@@ -70,31 +70,34 @@ def client_delta(theta: Sequence[np.ndarray], epoch: Epoch, work: ClientWork) ->
     for number in range(work.epochs):
         now, mean = _run(epoch, now, start)
         if work.sampling and number >= work.burn_in_epochs:
-            samples.append(_trained(mean))
+            samples.append(_select_trained(mean))
     if not work.sampling:
-        return [np.asarray(a - b) for a, b in zip(_trained(start), _trained(now), strict=True)]
-    return posterior_delta(_trained(start), samples, work.rho)
+        return [
+            np.asarray(a - b)
+            for a, b in zip(_select_trained(start), _select_trained(now), strict=True)
+        ]
+    return posterior_delta(_select_trained(start), samples, work.rho)
 
 
 def describe_work(work: ClientWork) -> dict[str, Any]:
-    """The work as a message's config has it: fedpa-burn-in-epochs."""
+    """Format the work as a message's config: fedpa-burn-in-epochs."""
     return {f"fedpa-{name.replace('_', '-')}": value for name, value in work._asdict().items()}
 
 
 def read_work(config: Mapping[str, Any]) -> ClientWork:
-    """What a message of the strategy asks for."""
+    """Read the work from a message of the strategy."""
     names = describe_work(ClientWork(False, 1, 0, 0.0))
     if not names.keys() <= config.keys():
-        raise FedpaError("the message is not of the strategy fedpa.flower.FedPA")
+        raise FedpaError("the message does not come from the strategy fedpa.flower.FedPA")
     return ClientWork(*(type(value)(config[name]) for name, value in names.items()))
 
 
 def is_trained(array: np.ndarray) -> bool:
-    """Whole numbers (how many batches were seen, say) are not: they stay the server's."""
+    """Whether an array is trained; integers (such as a count of batches) stay the server's."""
     return bool(np.issubdtype(array.dtype, np.floating))
 
 
-def _trained(arrays: Arrays) -> Arrays:
+def _select_trained(arrays: Arrays) -> Arrays:
     return [array for array in arrays if is_trained(array)]
 
 
@@ -102,14 +105,14 @@ def _run(epoch: Epoch, now: Arrays, like: Arrays) -> tuple[Arrays, Arrays]:
     given = epoch([array.copy() for array in now])
     pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], list | tuple)
     after, mean = given if pair else (given, given)
-    return _checked(after, like), _checked(mean, like)
+    return _check_arrays(after, like), _check_arrays(mean, like)
 
 
-def _checked(arrays: Any, like: Arrays) -> Arrays:
+def _check_arrays(arrays: Any, like: Arrays) -> Arrays:
     arrays = [np.array(array) for array in arrays]
     shapes, wanted = [a.shape for a in arrays], [a.shape for a in like]
     if shapes != wanted:
-        raise FedpaError(f"epoch: gave arrays of shapes {shapes}: must be θ's, {wanted}")
+        raise FedpaError(f"epoch: returned arrays of shapes {shapes}: must be θ's, {wanted}")
     return [a.astype(b.dtype, copy=False) for a, b in zip(arrays, like, strict=True)]
 
 
@@ -156,15 +159,15 @@ def _flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def reply(message: "Message", epoch: Epoch, num_examples: int, **metrics: float) -> "Message":
     """Answer a `train` message of the strategy `fedpa.flower.FedPA` with the model θ − Δ.
 
-    The strategy computes Δ = θ − reply; Flower's mods and wrappers that clip or add noise do so,
-    too. Arrays of whole numbers are sent back as they came.
+    The strategy computes Δ = θ − reply. Flower's mods and wrappers that clip or add noise do so,
+    too. Arrays of integers are sent back unchanged.
 
     Args:
         message: From the strategy.
-        epoch: Gets and gives the model's arrays in the order of the message's: those of
+        epoch: Takes and returns the model's arrays in the order of the message's: those of
             `message.content["arrays"].to_torch_state_dict()`, or `.to_numpy_ndarrays()`.
-        num_examples: How many the client has, ≥ 0: its weight.
-        metrics: Numbers for people to see, averaged over clients.
+        num_examples: Number of examples of the client, ≥ 0: its weight.
+        metrics: Numbers to report, averaged over clients.
     Returns:
         The message to return from the app's `train` function.
     Example:

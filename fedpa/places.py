@@ -1,16 +1,16 @@
-"""The user's own directories: where data sets are kept, and what can be made again."""
+"""The user's directories: data sets, and the cache."""
 
 import os
 from pathlib import Path
 
 
 def cache() -> Path:
-    """What can be made again: compiled programs, unpacked archives, indices."""
+    """Return the cache directory: compiled programs, unpacked archives, indices."""
     return _base("XDG_CACHE_HOME", ".cache")
 
 
 def user_data() -> Path:
-    """Where `fedpa data get` puts data sets unless told otherwise."""
+    """Return the default directory of `fedpa data get`."""
     return _base("XDG_DATA_HOME", ".local/share")
 
 

@@ -1,7 +1,7 @@
-"""Sums, means and linear algebra are kept in at least float32, whatever the parameters are in.
+"""Sums, means and linear algebra use at least float32, whatever the type of the parameters.
 
-A bfloat16 counter stops at 256 and a float16 sum of weights overflows at 65,504; only what is sent
-and stored as parameters has their dtype.
+A bfloat16 counter stops at 256 and a float16 sum of weights overflows at 65,504. Only parameters
+that are sent and stored have their own dtype.
 """
 
 from typing import Any

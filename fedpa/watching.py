@@ -1,4 +1,4 @@
-"""Looking at values while code runs eagerly: the debug engine's eyes inside a client update.
+"""Observe values while code runs eagerly: used by the debug engine inside a client update.
 
 In compiled code there is no watcher, and `watch` does nothing.
 """
@@ -34,7 +34,7 @@ def watch(step: Any, **values: Any) -> None:
 
 
 def not_finite(values: dict[str, Any]) -> str | None:
-    """The first number among the values that is not finite: its name and itself."""
+    """Find the first value that is not finite: its name and the value."""
     for name, tree in values.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if isinstance(leaf, jax.core.Tracer):

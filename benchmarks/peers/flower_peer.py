@@ -33,7 +33,7 @@ from flwr.simulation import run_simulation
 
 
 @functools.cache
-def loaded(path: str) -> tuple[dict, dict[str, np.ndarray], torch.Tensor, torch.Tensor]:
+def load_spec(path: str) -> tuple[dict, dict[str, np.ndarray], torch.Tensor, torch.Tensor]:
     """Spec and data, read once by every process."""
     with open(path) as file:
         spec = json.load(file)
@@ -43,7 +43,7 @@ def loaded(path: str) -> tuple[dict, dict[str, np.ndarray], torch.Tensor, torch.
 
 def train_client(path: str, message: Message, context: Context) -> Message:
     """One client's local epochs, from the arrays of the message."""
-    spec, arrays, x, y = loaded(path)
+    spec, arrays, x, y = load_spec(path)
     module = torch_models.build(spec["model"], arrays)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     client = int(context.node_config["partition-id"])
@@ -80,7 +80,7 @@ class Timed(FedAvg):
 
 
 def simulate(path: str) -> dict[str, Any]:
-    spec, arrays, x, y = loaded(path)
+    spec, arrays, x, y = load_spec(path)
     torch.manual_seed(spec["seed"])
     module = torch_models.build(spec["model"], arrays)
     # The fraction is taken of the nodes there are when the first round begins, and they may still

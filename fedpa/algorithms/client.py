@@ -24,7 +24,7 @@ from fedpa.types import Key, Params, Scalar
 
 
 class ClientInfo(NamedTuple):
-    """What a person wants to see of a client's work; averaged over clients in records."""
+    """Diagnostics of a client's work, averaged over clients in records."""
 
     loss: Scalar
     """Mean training loss met during local work."""
@@ -51,7 +51,7 @@ def client_update(
     Args:
         sampler: How samples of the client's posterior are drawn; or a function of the round's
             learning-rate multiplier (`LocalTraining.schedule`) that gives it.
-        delta: What is sent, made of the samples.
+        delta: Computes what is sent from the samples.
         samples: ℓ ≥ 1.
         weighting: q_i: `examples`, n_i, or `uniform`, 1.
     Returns:
@@ -83,7 +83,7 @@ def client_update(
 def run_client(
     sampler: Sampler, delta: Delta, samples: int, theta0: Params, data: ClientData, key: Key
 ) -> tuple[Any, Params, ClientInfo]:
-    """All of a client's local work: where the chain ends, Δ, and what is known of both."""
+    """Run a client's local work: the last iterate, Δ, and diagnostics."""
 
     def body(_: Any, carry: tuple[Any, Any, Scalar]) -> tuple[Any, Any, Scalar]:
         chain, sums, loss = carry

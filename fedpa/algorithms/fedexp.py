@@ -6,7 +6,7 @@
 (Equal weights give the paper's M = Σ q_i.) The more clients disagree, the longer the step. Each
 sends one number more, ‖Δ_i‖². η_g multiplies the rate of the server given, 1 in the paper. There
 the mean of the last two iterates is evaluated, as they jump about: `averaging.last_two()`, the
-command line's choice unless told otherwise. Clients are sent the last iterate.
+command line's default. Clients are sent the last iterate.
 """
 
 from typing import Any

@@ -67,7 +67,7 @@ class Sent(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What a server keeps beside θ and sends to clients with it: SCAFFOLD's c, MIME's statistics.
+    """State that a server keeps and sends besides θ: SCAFFOLD's c, MIME's statistics.
 
     Clients' results are then `Sent`.
     """
@@ -80,7 +80,7 @@ class Shared(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What a client update returns: what is sent, what is kept, what a person wants to see.
+    """The return value of a client update: result, weight, state and diagnostics.
 
     Args:
         result: What is sent to the server and averaged there.
@@ -117,7 +117,7 @@ class Inquiry(NamedTuple):
 class Algorithm(NamedTuple):
     """A federated algorithm as functions: the steps of Algorithm 1.
 
-    Message, result and client state are pytrees of its own choosing.
+    It chooses the pytrees of message, result and client state.
 
     Args:
         init: θ → server state.
@@ -172,7 +172,7 @@ class Cohort(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round leaves beside the server's state."""
+    """The result of a round, besides the server's state."""
 
     states: ClientState
     """What each client keeps, stacked: as it was where its result was rejected or the server
@@ -276,8 +276,8 @@ def fedopt(
         clients: The client update, as `client_update` gives it; or one for each phase, by name.
         phase: Round, from 0 → the name of its phase; needed where there are several.
         client_rate: Multiplies the clients' learning rate, by round.
-        server_rate: Multiplies the server's, beside `server.schedule`.
-        shared: What the server keeps beside θ and sends along; clients' results are then `Sent`.
+        server_rate: Multiplies the server's learning rate, in addition to `server.schedule`.
+        shared: State that the server keeps and sends besides θ; clients' results are then `Sent`.
     Returns:
         The algorithm, as engines and `fed_round` run it.
     Raises:

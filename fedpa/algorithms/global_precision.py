@@ -3,7 +3,7 @@
     μ = θ − (Σ q_i Σ_i⁻¹)⁻¹ Σ q_i Σ_i⁻¹ (θ − μ_i)
 
 FedPA's clients estimate the terms of the numerator and leave the denominator to the server's
-learning rate. Here every k-th round clients also send what they see of their precision, the input
+learning rate. Here every k-th round clients also send a sketch of their precision, the input
 factor A_i of each layer's Fisher matrix, from one pass over their examples at θ
 (`fedpa.precisions.kronecker`). For each layer, Δ̄ its averaged delta stacked as [b; W], the
 server keeps a running average and divides by it:
@@ -65,7 +65,7 @@ WITH_PRECISION = f"{WITH}precision"
 
 
 class LayerPrecision(NamedTuple):
-    """What the server knows of a layer's precision."""
+    """The server's estimate of a layer's precision."""
 
     averaged: Kronecker
     """A."""
@@ -132,7 +132,11 @@ def global_precision(
         if not isinstance(inner, Algorithm):
             raise refuse("numerator", numerator, "must be a method, as fedpa.fedavg(…) gives")
         if inner.inquiry is not None:
-            raise refuse("numerator", numerator, "asks its clients first: no such method will do")
+            raise refuse(
+                "numerator",
+                numerator,
+                "makes an inquiry before a round, which is not supported here",
+            )
 
         def factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
             return input_factors(
@@ -149,7 +153,9 @@ def global_precision(
             message = inner.broadcast(state, 0)
             check_type("numerator's message", message, Broadcast, "that of fedpa.fedavg(…)")
             if jax.tree.leaves(message.shared):
-                raise refuse("numerator", numerator, "keeps more than θ: no such method will do")
+                raise refuse(
+                    "numerator", numerator, "keeps more state than θ, which is not supported here"
+                )
             return message.theta
 
         def layers(state: State) -> tuple[Layer, ...]:
@@ -208,7 +214,7 @@ _SKETCH = 1001
 
 
 def _send_with(client: ClientUpdate, factors: Any) -> ClientUpdate:
-    """The client's result, and what it sees of the precision beside it."""
+    """The client's result, and its sketch of the precision."""
 
     def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
         out = client(message, data, state, key)

@@ -1,4 +1,4 @@
-"""A client's local training as its user says it, and the sampler that it means.
+"""The settings of a client's local training, and the sampler that they define.
 
 M epochs of ClientOpt give M samples, one per epoch; or samples are counted in steps (Algorithm 4).
 """

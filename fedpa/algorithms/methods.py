@@ -1,4 +1,4 @@
-"""A method: an algorithm with all its settings, waiting for the objective, that says what it is."""
+"""Methods: functions of the objective that return an algorithm, with name and settings."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ Method = Callable[[Objective], Algorithm]
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """A method that says what it is: its name and its settings.
+    """A method with its name and its settings.
 
     Args:
         build: Objective → algorithm.
@@ -50,7 +50,7 @@ class Described:
 
     @property
     def lacks_population(self) -> bool:
-        """Whether it has yet to be told of all clients, not only those of a round."""
+        """Whether it still needs Σ q_i over all clients."""
         return self.arguments.get("population", 0) is None
 
     def settings(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def count_population(method: Method, sizes: Iterable[int]) -> float:
 
 
 def set_population(method: Method, population: float) -> Method:
-    """The method, told of Σ q_i over all clients if it asks for it."""
+    """Pass Σ q_i over all clients to the method, if it needs it."""
     if not isinstance(method, Described) or not method.lacks_population:
         return method
     return method.builder(**{**method.arguments, "population": population})

@@ -83,10 +83,10 @@ def momentum(beta: float) -> Base:
     """
     optimizers.check_decays(momentum=beta)
 
-    def mixed(g: Params, m: Params) -> Params:
+    def mix(g: Params, m: Params) -> Params:
         return jax.tree.map(lambda g, m: (1 - beta) * g + beta * m, g, m)
 
-    return Base(optax.tree.zeros_like, mixed, mixed)
+    return Base(optax.tree.zeros_like, mix, mix)
 
 
 class Moments(NamedTuple):
@@ -110,14 +110,14 @@ def moments(second_moment: optimizers.SecondMoment, b1: float, tau: float) -> Ba
     """
     optimizers.check_decays(b1=b1)
 
-    def mixed(g: Params, s: Moments) -> Params:
+    def mix(g: Params, s: Moments) -> Params:
         return jax.tree.map(lambda g, m: (1 - b1) * g + b1 * m, g, s.m)
 
     def move(g: Params, s: Moments) -> Params:
-        return jax.tree.map(lambda m, v: optimizers.over_root(m, v, tau), mixed(g, s), s.v)
+        return jax.tree.map(lambda m, v: optimizers.over_root(m, v, tau), mix(g, s), s.v)
 
     def track(g: Params, s: Moments) -> Moments:
-        return Moments(mixed(g, s), jax.tree.map(lambda v, g: second_moment(v, g**2), s.v, g))
+        return Moments(mix(g, s), jax.tree.map(lambda v, g: second_moment(v, g**2), s.v, g))
 
     def init(theta: Params) -> Moments:
         return Moments(optax.tree.zeros_like(theta), optax.tree.zeros_like(theta))

@@ -97,7 +97,7 @@ def _find_in(
     if not missing:
         return {name: paths[name] for name in files}
     holders = [str(path) for path in (archive, *homes) if path is not None]
-    if holders and not look_only:  # half a data set is told rather than passed over
+    if holders and not look_only:  # an incomplete data set is reported, not ignored
         lacking = ", ".join(missing)
         raise DataError(f"{', '.join(holders)}: {lacking} missing: the data set is incomplete")
     return None
@@ -149,10 +149,12 @@ def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"]
     except tarfile.FilterError as error:
         raise DataError(f"{packed} wants to write elsewhere: {error}") from None
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, MemoryError, ValueError):
-        raise _cut(packed) from None  # MemoryError: the size of a dictionary that is damaged
+        raise _make_damaged_error(
+            packed
+        ) from None  # MemoryError: the size of a dictionary that is damaged
     except OSError as error:
         if error.errno is None:  # what bz2 and gzip raise; the system's errors have a number
-            raise _cut(packed) from None
+            raise _make_damaged_error(packed) from None
         if error.filename == str(packed):
             raise FedpaError(f"{packed} can't be read: {explain(error)}") from None
         raise
@@ -187,7 +189,9 @@ def _extract(archive: Path, inside: Path, reading: _Reading) -> None:
                 raise DataError(f"{archive}: {member.name!r} is sparse: must have all its bytes")
             tar.extract(member, inside, filter="data")
         if archive.suffix == ".tar" and archive.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
-            raise _cut(archive)  # between two files, where only the closing block tells
+            raise _make_damaged_error(
+                archive
+            )  # between two files, where only the closing block tells
 
 
 def _decompress(packed: Path, inside: Path, reading: _Reading) -> None:
@@ -195,5 +199,5 @@ def _decompress(packed: Path, inside: Path, reading: _Reading) -> None:
         shutil.copyfileobj(reading, out, CHUNK)
 
 
-def _cut(path: Path) -> DataError:
-    return DataError(f"{path} is cut or corrupt: download it again")
+def _make_damaged_error(path: Path) -> DataError:
+    return DataError(f"{path} is truncated or corrupt: download it again")

@@ -1,4 +1,4 @@
-"""The cache of what is made once of a file and reused, as its index; and such work's progress."""
+"""The cache of indices and unpacked files, and the progress of making them."""
 
 import contextlib
 import contextvars
@@ -22,7 +22,7 @@ Tell: TypeAlias = Callable[[int, int | None], None]
 """(done so far, of how many if that is known) → None."""
 
 Listener: TypeAlias = Callable[[str], contextlib.AbstractContextManager[Tell]]
-"""What is being done → where to tell how far it is."""
+"""(description) → a callback for progress."""
 
 
 _listener: contextvars.ContextVar[Listener] = contextvars.ContextVar(
@@ -37,7 +37,7 @@ def progress(what: str) -> contextlib.AbstractContextManager[Tell]:
 
 @contextlib.contextmanager
 def show_progress(listener: Listener) -> Iterator[None]:
-    """Show the progress of what is done inside."""
+    """Show the progress of the work inside the block."""
     token = _listener.set(listener)
     try:
         yield
@@ -46,7 +46,7 @@ def show_progress(listener: Listener) -> Iterator[None]:
 
 
 def stamp(path: Path, part: str = "") -> str:
-    """A short text that changes when the file does: by its place, size and time.
+    """Make a short key that changes when the file does: from its path, size and time.
 
     Of a directory: by the names, sizes and times of its files.
     """
@@ -68,9 +68,9 @@ def stamp(path: Path, part: str = "") -> str:
 
 @contextlib.contextmanager
 def stage(target: Path) -> Iterator[Path]:
-    """An empty directory beside `target`, for what `settle` then gives the target's name.
+    """Open an empty directory next to `target`; `settle` then moves its content to `target`.
 
-    It is removed afterwards, whatever happens: a half-made file never has the target's name.
+    It is removed afterwards in any case: an incomplete file never has the target's name.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name[:60]}.", dir=target.parent))
@@ -96,7 +96,7 @@ LISTING = ".files.json"
 def fill_directory(target: Path, make: Callable[[Path], None]) -> Path:
     """Have `make` fill the directory `target` of the cache, unless it is there and complete.
 
-    It is filled beside its place. Programs that tidy caches remove single files.
+    It is filled under a temporary name. Programs that clean caches may remove single files.
     """
     if _is_complete(target):
         return target
@@ -148,7 +148,7 @@ class Index(NamedTuple):
     counts: np.ndarray
     """int64, the examples of each."""
     notes: Mapping[str, np.ndarray] = {}
-    """What else the reader wants to know of the file."""
+    """Further facts about the file."""
 
 
 def load_index(path: Path, part: str, build: Callable[[], Index]) -> Index:

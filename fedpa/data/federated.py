@@ -99,7 +99,7 @@ def check_when_read(data: FederatedData) -> FederatedData:
 
 
 def as_federation(clients: Clients, field: str = "clients") -> FederatedData:
-    """What a user gave as clients, as a federation; refused if it has none."""
+    """Convert the user's clients to a federation; refuses an empty one."""
     data = clients if isinstance(clients, FederatedData) else from_mapping(clients)
     if not data.ids:
         raise FedpaError(f"{field} has no clients: at least one is needed")

@@ -67,11 +67,11 @@ def by_quantity(
             raise refuse("sigma", sigma, "must be a number from 0 to below 10")
         draws = np.exp(sigma * rng.standard_normal(num_clients))
         shares = draws / draws.sum()
-    sizes = 1 + _rounded(shares, num_examples - num_clients)
+    sizes = 1 + _round_shares(shares, num_examples - num_clients)
     return np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1])
 
 
-def _rounded(shares: np.ndarray, total: int) -> np.ndarray:
+def _round_shares(shares: np.ndarray, total: int) -> np.ndarray:
     """Whole numbers close to shares · total that add up to it: largest remainders go up."""
     exact = shares * total
     sizes: np.ndarray = np.floor(exact).astype(np.int64)

@@ -76,7 +76,7 @@ def read_words(path: File, size: int) -> Vocabulary:
             word = _parse_word(path, number, line)
             first = lines.setdefault(word, number)
             if first != number:
-                raise DataError(f"{path}, line {number}: {word!r} stands in line {first} too")
+                raise DataError(f"{path}, line {number}: {word!r} is also in line {first}")
     return _complete(path, make_vocabulary(lines), size, "words")
 
 

@@ -1,4 +1,4 @@
-"""What a client sends, from its posterior samples: one file each (Theorem 3, appendix C)."""
+"""Deltas: what a client sends, computed from its posterior samples (Theorem 3, appendix C)."""
 
 from typing import TYPE_CHECKING
 

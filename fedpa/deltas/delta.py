@@ -1,4 +1,4 @@
-"""What a client makes of its posterior samples: one interface for every delta.
+"""The interface of deltas: what a client computes from its posterior samples and sends.
 
 A delta is online and any-time: `value` may be read after every `update` and is the result on the
 samples seen so far.
@@ -20,7 +20,7 @@ State: TypeAlias = PyTree
 
 
 class DeltaInfo(NamedTuple):
-    """What a person wants to see of a client's delta.
+    """Diagnostics of a client's delta, for reports.
 
     Args:
         rho: The ρ in use; 0 where Σ̂ = I.
@@ -57,7 +57,7 @@ class Delta(NamedTuple):
 
 
 def check_value(value: Any, theta0: Params) -> tuple[Params, DeltaInfo]:
-    """What `Delta.value` gives; refused, while it is traced, if it has another form."""
+    """Call `Delta.value`, and check the form of its result while it is traced."""
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], DeltaInfo)):
         raise refuse("delta.value's answer", value, "must be (Δ, fedpa.deltas.DeltaInfo(rho, ess))")
     check_like("delta.value's Δ", value[0], theta0)
@@ -65,12 +65,12 @@ def check_value(value: Any, theta0: Params) -> tuple[Params, DeltaInfo]:
 
 
 def ravel(tree: Params) -> Float[Array, " d"]:
-    """One vector, wide enough for the algebra."""
+    """Flatten a tree to one vector of at least float32."""
     flat, _ = ravel_pytree(tree)
     return flat.astype(accumulation_dtype(flat.dtype))
 
 
 def unravel(delta: Float[Array, " d"], theta0: Params, known: Any) -> Params:
-    """Δ in θ₀'s structure and dtypes; NaN where it is not `known`."""
+    """Reshape Δ to θ₀'s structure and dtypes; NaN if it is not `known`."""
     flat, restore = ravel_pytree(theta0)
     return restore(jnp.where(known, delta, jnp.nan).astype(flat.dtype))

@@ -12,10 +12,10 @@ Rounding in XXᵀ would cost up to λ_max(Σ̃)^{3/2}, Σ̃ = I + κXᵀX, where
 spread (always for d < ℓ). Where Σ̃ is that steep X itself is factored by QR: as accurate as a
 backward-stable dense solve, a relative error of about ε·λ_max(Σ̃)/λ_min(Σ̃).
 
-The same lines serve NumPy and JAX arrays, compiled or not; nothing here imports JAX for NumPy's.
-Vectorized over clients, they run one client after the other: LAPACK calls on a batch, in programs
-that run in two threads at a time, wait for each other for ever (jaxlib 0.10.2; `solve`, `qr` and
-Cholesky alike), and a steep client alone takes the longer way.
+The same code serves NumPy and JAX arrays, compiled or not; for NumPy arrays it does not import JAX.
+Vectorized over clients, it runs one client after the other. Batched LAPACK calls (`solve`, `qr`,
+Cholesky) in programs that run in two threads deadlock in jaxlib 0.10.2; and in this way only steep
+clients pay for QR.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,8 +28,8 @@ from fedpa.deltas.shrinkage import Moments, Shrinkage, array_namespace, coeffici
 STEEP = 30.0
 """λ_max(Σ̃) beyond which X is factored rather than XXᵀ."""
 SMALL, BLOCK = 10**6, 2**14
-"""Multiplications of a product up to which BLAS has a faster way; parameters that are otherwise
-taken at a time, so that their differences stay in a processor's cache."""
+"""Multiplications up to which BLAS is faster in one call; otherwise parameters per block, so that
+differences fit a processor's cache."""
 
 
 class Differences(NamedTuple):
@@ -50,7 +50,7 @@ class Result(NamedTuple):
     """Δ̂."""
     rho: Any
     ess: Any
-    """How many independent samples the samples are worth (`effective_samples`)."""
+    """Effective sample size (`effective_samples`)."""
 
 
 def solve(
@@ -107,7 +107,7 @@ def _solve(theta0: Any, samples: Any, shrink: Shrinkage, scale: Any, count: Any)
     def from_factors() -> Any:
         rows, e = differences()
         b = e - _product(mean, rows)
-        return _factored(center(rows), b, kappa.astype(rows.dtype), xp)
+        return _solve_by_qr(center(rows), b, kappa.astype(rows.dtype), xp)
 
     steep = 1 + kappa * xp.linalg.norm(spread) > STEEP
     delta = _choose(steep, from_factors, from_gram)
@@ -131,7 +131,7 @@ def _take_at_once(theta0: Any, samples: Any, real: Any, count: Any) -> Differenc
 
 
 def _take_in_blocks(theta0: Any, samples: Any, real: Any, count: Any) -> Differences:
-    """All rows are samples. Sums of blocks are in float64."""
+    """Sums over blocks in float64, for NumPy; all rows are samples."""
     ell, dim = samples.shape
     small = SMALL // (ell * (ell + 1))
     size = min(small if 2**11 < small < BLOCK else BLOCK, dim)
@@ -164,8 +164,8 @@ def _take_in_blocks(theta0: Any, samples: Any, real: Any, count: Any) -> Differe
     )
 
 
-def _factored(x: Any, b: Any, kappa: Any, xp: Any) -> Any:
-    """Σ̃⁻¹b by QR; neither XᵀX nor XXᵀ, whose rounding would be magnified, is ever formed.
+def _solve_by_qr(x: Any, b: Any, kappa: Any, xp: Any) -> Any:
+    """Solve for Σ̃⁻¹b by QR; neither XᵀX nor XXᵀ, whose rounding would be magnified, is ever formed.
 
     d ≤ ℓ: [I; √κ X] = Q R, Σ̃ = RᵀR. Else Xᵀ = Q R, and Σ̃⁻¹b = b − Qc + Qz with c = Qᵀb, where z is
     the least-squares solution of [I; √κ Rᵀ] z = [c; 0].
@@ -199,14 +199,14 @@ def _choose(steep: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
 
 
 def effective_samples(count: Any, steps: Any, spread: Any) -> Any:
-    """How many independent samples ℓ = `count` samples are worth, seen from their steps alone.
+    """Estimate the effective sample size of ℓ = `count` samples from their steps.
 
         r₁ = 1 − ½ Σ_s ‖x_{s+1} − x_s‖² / Σ_s ‖x_s − x̄‖²,  ESS = ℓ (1 − r₁)/(1 + r₁),  1 ≤ ESS ≤ ℓ
 
     r₁ is the autocorrelation at lag one over all parameters jointly (von Neumann's ratio), the rest
-    what an AR(1) chain makes of it. Samples that still travel from θ₀ to the client's optimum have
-    r₁ near 1 and count as one: their spread is the path's, not the posterior's. A single client's
-    number is rough, a cohort's mean is not. (`fedpa.samplers.diagnose` is for long chains.)
+    follows for an AR(1) chain. Samples that still move from θ₀ to the client's optimum have r₁ near
+    1 and count as one: their spread is the path's, not the posterior's. A single client's number is
+    rough, a cohort's mean is not. (`fedpa.samplers.diagnose` is for long chains.)
 
     Args:
         count: ℓ.

@@ -15,7 +15,7 @@ class LastIterateState(NamedTuple):
 
 
 def last_iterate() -> Delta:
-    """Build FedAvg's delta Δ = θ₀ − θ_K, the way local SGD went (Algorithm 2).
+    """Build FedAvg's delta Δ = θ₀ − θ_K, the total step of local SGD (Algorithm 2).
 
     Returns:
         The delta; its info has ρ = 0 and ess = 0: samples are not used.

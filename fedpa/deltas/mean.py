@@ -29,7 +29,7 @@ def mean() -> Delta:
     """Build the control without covariance: Δ = θ₀ − x̄, FedPA's delta at ρ = 0 (Σ̂ = I).
 
     Returns:
-        The delta; its info has ρ = 0 and the samples' effective number.
+        The delta; its info has ρ = 0 and the effective sample size.
     Example:
         >>> delta = mean()
         >>> state = delta.init(jnp.zeros(2), jnp.asarray(10))
@@ -48,9 +48,9 @@ def mean() -> Delta:
         u = optax.tree.sub(x, state.mean)
         averaged = jax.tree.map(lambda m, u: m + u / t.astype(m.dtype), state.mean, u)
         share = 1 - 1 / t.astype(jnp.float32)  # 0 for the first sample, which is no step
-        step = jnp.where(t > 1, _squared(optax.tree.sub(x, state.last)), 0)
+        step = jnp.where(t > 1, _square_norm(optax.tree.sub(x, state.last)), 0)
         return MeanState(
-            state.theta0, averaged, t, x, state.steps + step, state.spread + share * _squared(u)
+            state.theta0, averaged, t, x, state.steps + step, state.spread + share * _square_norm(u)
         )
 
     def value(state: MeanState) -> tuple[Params, DeltaInfo]:
@@ -61,6 +61,6 @@ def mean() -> Delta:
     return Delta(init, update, value)
 
 
-def _squared(tree: Params) -> Scalar:
+def _square_norm(tree: Params) -> Scalar:
     squared: Scalar = optax.tree.norm(tree, squared=True).astype(jnp.float32)
     return squared

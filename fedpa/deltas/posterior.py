@@ -3,8 +3,8 @@
 O(ℓ²d) time and O(ℓd) memory; inner products run over all parameters jointly. Two forms of the
 same numbers:
 
-- `gram`: samples are stored as they come and Δ̂ is solved for when it is read. One large
-  matrix product, which hardware likes, and ρ may be chosen from the samples (OAS, RBLW).
+- `gram`: samples are stored and Δ̂ is computed when it is read, by one large matrix product; ρ may
+  be estimated from the samples (OAS, RBLW).
 - `recurrence`: the paper's dynamic program. Every sample costs O(td) at once and reading O(d), so
   it wins where Δ̂ is read after every sample.
 
@@ -64,7 +64,7 @@ def posterior(
         temperature: T of the posterior that was sampled, for "auto"; default: none.
         form: "gram", "recurrence" (needs a fixed ρ and the identity target) or "auto", the default.
     Returns:
-        The delta; its info has the ρ in use and the samples' effective number.
+        The delta; its info has the ρ in use and the effective sample size.
     Raises:
         FedpaError: A setting is not one of these, or the form does not fit the shrinkage.
     Example:
@@ -108,7 +108,7 @@ def posterior(
 
     def value(state: GramState) -> tuple[Params, DeltaInfo]:
         delta, rho, ess = gram.solve(ravel(state.theta0), state.rows, shrink, state.scale, state.t)
-        # More samples than there is room for: no number rather than a wrong one.
+        # More samples than allowed: NaN rather than a wrong number.
         info = DeltaInfo(rho.astype(jnp.float32), ess.astype(jnp.float32))
         return unravel(delta, state.theta0, state.t <= num_samples), info
 

@@ -61,7 +61,7 @@ def posterior_delta(
         found: Tree = unravel(delta, theta0, True)
         return found
 
-    if ell * sum(leaf.size for leaf in leaves) <= 1 << 20:  # wider costs nothing to speak of
+    if ell * sum(leaf.size for leaf in leaves) <= 1 << 20:  # float64 costs little here
         dtype = np.dtype(np.float64)
     theta = np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in leaves])
     # A view where possible: the samples may be most of the memory there is.

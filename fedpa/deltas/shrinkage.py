@@ -10,8 +10,8 @@ formed, and ρ can be chosen after the samples at no further O(d) cost.
   weight does not depend on Ŝ's divisor.
 
 Target `identity` (the paper's): Σ̂ = w I + (1 − w) Ŝ. Target `scaled` (Chen et al.'s):
-Σ̂ = w (tr Ŝ/d) I + (1 − w) Ŝ. With one sample Σ̂ = I. Where the samples are all equal, Ŝ = 0 says
-nothing: `oas` and `rblw` take w = 1, and the scaled target, which would be 0, becomes I.
+Σ̂ = w (tr Ŝ/d) I + (1 − w) Ŝ. With one sample Σ̂ = I. If all samples are equal, Ŝ = 0:
+`oas` and `rblw` take w = 1, and the scaled target, which would be 0, becomes I.
 """
 
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -29,7 +29,7 @@ Rho: TypeAlias = float | Literal["oas", "rblw"]
 
 
 class Moments(NamedTuple):
-    """All that shrinkage needs to know of the samples; NumPy or JAX scalars."""
+    """The statistics of the samples that shrinkage needs; NumPy or JAX scalars."""
 
     trace: Any
     """tr Ŝ."""
@@ -125,7 +125,7 @@ def rblw(target: Target = "identity") -> Shrinkage:
 
 
 def shrinkage(rule: Any, target: Any = "identity") -> Shrinkage:
-    """By name (`oas`, `rblw`), or a number: fixed ρ. Anything else is refused."""
+    """Read a shrinkage: a name (`oas`, `rblw`), or a number as fixed ρ. Refuses other values."""
     if isinstance(rule, str):
         if rule not in ("oas", "rblw"):
             raise refuse("rho", rule, "must be a number ≥ 0, 'oas' or 'rblw'")

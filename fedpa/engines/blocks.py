@@ -1,4 +1,4 @@
-"""Which clients run together, how many side by side, and in arrays of which size.
+"""Blocks: which clients run together, how many at a time, and the sizes of their arrays.
 
 A block is a few clients side by side in the lanes of one program. Its loops run until its largest
 client is done, so lanes of smaller clients compute padding: blocks are made of clients of like
@@ -30,18 +30,18 @@ CORES_PER_CLIENT = 8
 """More than a large model's products use well at the batch sizes of federated learning."""
 MOST_LANES = 64
 FEWEST_LANES = 8
-"""Below, a block is too small to gain from being one."""
+"""Smallest block that is worth vectorizing."""
 SMALL = 2**18
-"""Bytes of a message up to which clients on a CPU gain from running side by side, measured."""
+"""Bytes of a message up to which vectorizing over clients is faster on a CPU, measured."""
 SMALL_ELSEWHERE = 2**26
 """The same for accelerators, which want more work at a time."""
 
 
 class Width(NamedTuple):
     lanes: int
-    """Clients side by side in a program."""
+    """Clients per program."""
     workers: int
-    """Programs at a time."""
+    """Programs at the same time."""
 
 
 def choose_width(message: Message, cohort: Cohort) -> Width:
@@ -49,7 +49,7 @@ def choose_width(message: Message, cohort: Cohort) -> Width:
 
 
 def should_vectorize(message: Message, cohort: Cohort) -> bool:
-    """Whether the model is small enough for clients to gain from running side by side."""
+    """Whether the model is small enough to gain from vectorizing over clients."""
     limit = SMALL if jax.default_backend() == "cpu" else SMALL_ELSEWHERE
     return len(cohort.ids) > 1 and num_bytes(message) <= limit
 
@@ -78,7 +78,7 @@ class Block(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a cohort is dealt to lanes."""
+    """How a cohort is divided into blocks."""
 
     blocks: Sequence[Block]
     workers: int = 1
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
 
 
 def plan_blocks(cohort: Cohort, width: Width, devices: int = 1) -> Plan:
-    """Deal a cohort to blocks of at most `width.lanes` lanes on each device."""
+    """Divide a cohort into blocks of at most `width.lanes` lanes on each device."""
     known = capacities(cohort.population or cohort.sizes)
     widths = [devices * lanes for lanes in ladder(width.lanes)]
     return Plan(blocks(cohort.sizes, widths, known), width.workers, widths, known)
@@ -106,7 +106,7 @@ def capacities(sizes: Sequence[int]) -> tuple[int, ...]:
     low, high = min(positive), max(positive)
     low = max(low, FINE_UP_TO)
     steps = int(np.clip(np.log(max(high / low, 1)) / np.log(RATIO), 0, MOST_CAPACITIES - 1))
-    # From the top, so that the largest client has no padding to speak of.
+    # From the top, so that the largest client has little padding.
     ratio = (high / low) ** (1 / (steps + 1)) if steps else 1.0
     return tuple(sorted({_round_up(high / ratio**step) for step in range(steps + 1)}))
 
@@ -117,20 +117,20 @@ def _round_up(n: int | float) -> int:
 
 
 def capacity_for(n: int, known: Sequence[int]) -> int:
-    """The smallest of the known capacities that holds n rows; if none does, one of its own."""
+    """Choose the smallest known capacity for n rows; if none is large enough, a new one."""
     return next((size for size in known if size >= n), _round_up(max(n, 1)))
 
 
 def ladder(lanes: int) -> tuple[int, ...]:
-    """The numbers of lanes that programs are made for: many; of very many a quarter; one."""
+    """List the widths of programs: the full width, a quarter of a large one, and one."""
     few = {lanes // 4} if lanes >= 4 * WORTHWHILE else set()
     return tuple(sorted({lanes, *few, 1}, reverse=True))
 
 
 def blocks(sizes: Sequence[int], widths: Sequence[int], known: Sequence[int]) -> list[Block]:
-    """Deal clients of these sizes to blocks, largest first, each as wide as its waste allows.
+    """Divide clients into blocks, largest first, each as wide as padding allows.
 
-    widths: the numbers of lanes to choose from, widest first; the last is taken whatever it wastes.
+    widths: numbers of lanes to choose from, widest first; the last is always allowed.
     """
     order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     made, start = [], 0

@@ -1,7 +1,7 @@
 """The debug engine: the same client update run eagerly, one client at a time, nothing compiled.
 
-Slow; for stepping through a client update with a debugger or `print`. Something that goes wrong is
-reported with the client, the step and the value.
+Slow; for stepping through a client update with a debugger or `print`. Errors name the client, the
+step and the value.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def debug(options: EngineOptions = EngineOptions()) -> Engine:
     with an error that names client, step and value.
 
     Args:
-        options: Checked, as by the other engines; nothing of them is used.
+        options: Checked as by the other engines, but not used.
     Returns:
         The engine, for `fedpa.fit(..., engine=…)`.
     Example:

@@ -1,7 +1,7 @@
 """Several processes, on one host or many, as one machine: JAX's distributed runtime.
 
-Every process runs the same command, with a number of its own; process 0 is the coordinator. Clients
-are then dealt to the devices of all processes by the sharded engine. Aggregates travel by XLA's own
+Every process runs the same command with its own number; process 0 is the coordinator. The sharded
+engine then divides clients among the devices of all processes. Aggregates are sent by XLA's
 collectives (NCCL on GPUs, Gloo on CPUs).
 """
 
@@ -18,7 +18,7 @@ from fedpa.errors import check_integer, refuse
 
 
 def check_processes(processes: Processes) -> None:
-    """Refuse what is incomplete or contradictory."""
+    """Refuse incomplete or contradictory settings."""
     coordinator, number, own = (
         processes.coordinator,
         processes.num_processes,
@@ -57,7 +57,7 @@ def join(processes: Processes) -> None:
         )
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        met = f"the {processes.num_processes} processes did not meet within "
+        met = f"the {processes.num_processes} processes did not all connect within "
         met += f"{processes.join_timeout} s: {text}"
         raise refuse("coordinator", processes.coordinator, met) from None
 
@@ -68,7 +68,7 @@ def is_first() -> bool:
 
 
 def from_first(decide: Callable[[], bool]) -> bool:
-    """What the first process decides, in all of them."""
+    """Broadcast the value of process 0 to all processes."""
     if jax.process_count() == 1:
         return decide()
     decided = np.asarray(is_first() and decide())

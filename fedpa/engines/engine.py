@@ -1,4 +1,4 @@
-"""Where clients run. An engine moves, weighs and averages; it does not know the algorithm.
+"""The interface of engines, which run clients and average their results, for any algorithm.
 
 (client update, aggregation, message, cohort) → the aggregate, and each client's info and new state.
 """
@@ -18,7 +18,7 @@ class Packed(NamedTuple):
     """Many clients' examples one after the other, in few arrays: an engine moves them once."""
 
     load: Callable[[str], ClientArrays]
-    """The function by which single clients are read; with another one, this is out of date."""
+    """The function that reads single clients; if it changes, this is out of date."""
     structure: Any
     arrays: Sequence[np.ndarray]
     position: Mapping[str, int]
@@ -65,7 +65,7 @@ class Traffic(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """What an engine gives back of a round.
+    """The result of a round.
 
     Args:
         aggregate: The clients' results as one.
@@ -101,14 +101,14 @@ Engine = Callable[[ClientUpdate, Aggregation, Message, Cohort], RoundResult]
 
 
 class OfAlgorithm(NamedTuple):
-    """An engine that has to know the algorithm whose clients it runs, as on other machines."""
+    """An engine that depends on the algorithm, such as one for clients on other machines."""
 
     make: Callable[[Algorithm, Params], tuple[Algorithm, Engine]]
     """(algorithm, θ) → the algorithm as the round loop runs it, and the engine."""
 
 
 class Report(NamedTuple):
-    """What some clients of a cohort leave beside their share of the sum."""
+    """Results of some clients of a cohort, besides their part of the sum."""
 
     members: Sequence[int]
     """Their positions in the cohort; the first entries of all that follows are theirs."""
@@ -126,7 +126,7 @@ def collect_reports(
     failures: Mapping[str, str],
     bytes_up: int,
 ) -> RoundResult:
-    """Put a round together. A client that failed or is in no report keeps its state."""
+    """Assemble a round's result. A client that failed or is in no report keeps its state."""
     size = len(cohort.ids)
     infos: dict[str, np.ndarray] = {}
     accepted, examples = np.zeros(size, bool), np.zeros(size, np.int64)

@@ -39,7 +39,7 @@ B = TypeVar("B")
 
 
 class ClientError(Exception):
-    """A client's update failed while it ran; the message says all there is to say."""
+    """A client's update failed while it ran; the message is complete."""
 
 
 class Part(NamedTuple):
@@ -104,7 +104,7 @@ class Placement(NamedTuple):
     gather: Callable[[Any], Any] = jax.device_get
     """Arrays of all lanes → on the host."""
     devices: int = 1
-    """How many share a block."""
+    """Number of processes that share a block."""
 
 
 Source = Callable[[Cohort], tuple[Kind | None, Any]]
@@ -123,9 +123,9 @@ def run_blocks(
 
     Args:
         program: The client update.
-        message: What all clients are sent.
+        message: What all clients receive.
         cohort: The round's clients.
-        plan: How they are dealt to lanes.
+        plan: How they are divided into blocks.
         source: Where their examples come from; default: they are read one by one.
         placement: Where they run; default: on one device.
     """
@@ -177,7 +177,7 @@ def build_engine(
     """Build an engine. It keeps the programs it has compiled for as long as it lives.
 
     Args:
-        options: What is set there wins over the width chosen.
+        options: Settings that override the chosen width.
         device: Where arrays are put by default.
         choose: (message, cohort) → how wide to run it, on each device.
         compile_for: (client update, aggregation, workers) → a new program.
@@ -214,9 +214,9 @@ def check_any(cohort: Cohort, failures: Mapping[str, str]) -> None:
 
 
 def run_in_order(work: Callable[[A], B], blocks: Sequence[A], workers: int) -> Generator[B]:
-    """work(block) for every block, in order, with up to `workers` of them at a time.
+    """Yield work(block) for every block, in order, with up to `workers` at a time.
 
-    Closed early (by Ctrl-C, say), it starts no more of them and waits for those that run.
+    If it is closed early (by Ctrl-C), it starts no more blocks and waits for those that run.
     """
     if workers == 1 or len(blocks) == 1:
         yield from map(work, blocks)
@@ -236,13 +236,13 @@ def run_in_order(work: Callable[[A], B], blocks: Sequence[A], workers: int) -> G
 
 
 def bind_settings(work: Callable[[A], B]) -> Callable[[A], B]:
-    """`work` with the JAX settings of the thread that binds it, in any thread that calls it."""
+    """Bind the JAX settings of this thread to `work`, for calls in other threads."""
     config: Any = jax.config
     x64 = config.jax_enable_x64
     device = config.jax_default_device
     precision = config.jax_default_matmul_precision
 
-    def scoped(argument: A) -> B:
+    def run_scoped(argument: A) -> B:
         with (
             jax.enable_x64(x64),
             jax.default_device(device),
@@ -250,7 +250,7 @@ def bind_settings(work: Callable[[A], B]) -> Callable[[A], B]:
         ):
             return work(argument)
 
-    return scoped
+    return run_scoped
 
 
 def load_block(
@@ -281,7 +281,7 @@ def load_block(
         most = None if grows else block.capacity
         clients, failures = read_clients(cohort, members, kind, most)
         data = stack_clients(clients, len(own), block.capacity, kind)
-    # A lane without a client has the first one's key and state; nothing comes of them.
+    # A lane without a client has the first one's key and state, which are not used.
     members += block.members[:1] * (len(own) - len(members))
     each = [cohort.states[cohort.ids[member]] for member in members]
     states = each[0]
@@ -293,7 +293,7 @@ def load_block(
 def read_clients(
     cohort: Cohort, members: Sequence[int], kind: Kind, most: int | None
 ) -> tuple[list[list[np.ndarray]], dict[str, str]]:
-    """The arrays of each client, [] of those that can't be used, and what was wrong with them."""
+    """Read the arrays of each client, [] for unusable ones, and the reasons."""
     clients: list[list[np.ndarray]] = []
     failures: dict[str, str] = {}
     for member in members:
@@ -326,7 +326,7 @@ def _read_client(
         arrays = [np.asarray(leaf) for leaf in leaves]
         return arrays, kind_of(arrays, structure)
     except DataError:
-        raise  # a broken file is not a client's failure
+        raise  # a damaged file is not a client's failure
     except Exception as error:
         failures[name] = line(error)
         return [], None
@@ -349,7 +349,7 @@ def stack_clients(
 
 
 def line(error: BaseException) -> str:
-    """An error in one line; of one that quotes another's traceback, what that one says."""
+    """Format an error in one line; if it quotes a traceback, the quoted error."""
     if isinstance(error, ClientError):
         return str(error)
     quoted: list[str] = re.findall(r"^[\w.]*(?:Error|Exception): .*", str(error), re.MULTILINE)

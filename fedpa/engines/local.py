@@ -1,11 +1,11 @@
 """The engines of one device: blocks of clients, each block one compiled program, its loops inside.
 
-They are one engine that differs in width alone:
+They are one engine with different widths:
 
 - `per_client`: one client after the other. For large models, whose matrix products keep several
   cores busy.
-- `vectorized`: many clients side by side. For small models, whose single operations are too short
-  to be worth a core's while.
+- `vectorized`: many clients in one vectorized program. For small models, whose single operations
+  are too short to use a core well.
 - `local`, the default: whichever suits model and cohort; over several devices, `sharded`.
 """
 
@@ -63,7 +63,7 @@ def per_client(options: EngineOptions = EngineOptions()) -> Engine:
 
 
 def vectorized(options: EngineOptions = EngineOptions()) -> Engine:
-    """Build the engine that runs many clients side by side in one program.
+    """Build the engine that runs many clients vectorized in one program.
 
     For small models. On a CPU as many blocks of clients run at a time as there are cores.
 

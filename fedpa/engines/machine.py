@@ -1,4 +1,4 @@
-"""What engines ask of the machine: devices, cores, memory; `fedpa.configure` for the process."""
+"""Devices, cores and memory of the machine; `fedpa.configure` for the process."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.places import cache
 
 SHARE = 0.8
-"""Of the memory that is free, how much programs may take."""
+"""Share of the free memory that programs may use."""
 WORTH_KEEPING = 0.3
 """Seconds a compilation must take to be kept."""
 LARGEST_CACHE = 2**31
@@ -53,7 +53,7 @@ def choose_devices(options: EngineOptions) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def use_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
-    """Run what is inside on the device, at the precision that the options say."""
+    """Run the block on the device, with the precision of the options."""
     with contextlib.ExitStack() as stack:
         if options.device is not None:
             stack.enter_context(jax.default_device(device))
@@ -63,11 +63,11 @@ def use_device(device: jax.Device, options: EngineOptions) -> Iterator[None]:
 
 
 class DoesNotFit(FedpaError):
-    """A block of clients needs more memory than there is."""
+    """A block of clients needs more memory than is available."""
 
 
-def available(device: jax.Device) -> int | None:
-    """Bytes free for programs on a device; None where that is not known."""
+def count_free_bytes(device: jax.Device) -> int | None:
+    """Count the bytes that are free for programs on a device; None if unknown."""
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         if "bytes_limit" not in stats:
@@ -78,8 +78,8 @@ def available(device: jax.Device) -> int | None:
 
 
 def check_fits(needed: int, lanes: int, workers: int, device: jax.Device) -> None:
-    """Refuse programs that would need more than there is: `needed` bytes for each worker."""
-    free = available(device)
+    """Refuse programs that need more memory than is free: `needed` bytes per worker."""
+    free = count_free_bytes(device)
     if free is None or needed * workers <= SHARE * free:
         return
     fitting = int(SHARE * free / (needed / lanes))
@@ -111,7 +111,7 @@ def _free_in_machine() -> int | None:
 
 
 def _free_in_group() -> int | None:
-    """What the control group (a container, a batch job) leaves."""
+    """Count the bytes left in the control group (a container, a batch job)."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()
@@ -121,7 +121,7 @@ def _free_in_group() -> int | None:
 
 
 def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> None:
-    """Set JAX up for federated rounds on this machine.
+    """Configure JAX for federated rounds on this machine.
 
     - CPU programs run in the thread that calls them. JAX's own threads are few, and programs handed
       to them from several threads wait for each other. Takes effect before JAX starts its devices.
@@ -129,7 +129,7 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
     - Memory that a program frees, up to 1 GiB, is kept for the next one. Otherwise glibc's malloc
       returns blocks above 32 MB to the system, which clears them, page by page, for every client.
 
-    Settings that you made (environment variables, `jax.config`) are left as they are.
+    Your settings (environment variables, `jax.config`) are not changed.
 
     Args:
         cached: Whether to keep compiled programs; default: yes.
@@ -143,7 +143,7 @@ def configure(*, cached: bool = True, worth_keeping: float = WORTH_KEEPING) -> N
     _keep_freed_memory()
     if not cached or config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
-    # A limit needs files beside the programs; JAX warns of a directory where some lack them.
+    # A limit needs further files in the directory; JAX warns if some programs lack them.
     is_limited = importlib.util.find_spec("filelock") is not None
     directory = cache() / "compiled" / ("limited" if is_limited else "unlimited")
     jax.config.update("jax_compilation_cache_dir", str(directory))

@@ -1,4 +1,4 @@
-"""A client update made ready to run: one lane, or many side by side, and the sum of their results.
+"""A client update as a compiled program: one lane or many, and the sum of their results.
 
 Clients are summed pairwise in a fixed order, so the sum does not depend on which finishes first.
 """
@@ -40,7 +40,7 @@ class Rows:
 
 
 class Lanes(NamedTuple):
-    """What the clients of a block are given, stacked on axis 0."""
+    """Inputs of a block's clients, stacked on axis 0."""
 
     data: ClientData | Rows
     states: Any
@@ -48,7 +48,7 @@ class Lanes(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a block gives back."""
+    """The result of a block."""
 
     total: Any
     """The sum of its clients' results."""
@@ -96,7 +96,7 @@ def run_lanes(client: ClientUpdate, aggregation: Aggregation) -> Run:
         """A client's result as a sum of one. A client that is rejected keeps its old state."""
         data = read_client(shared, data)
         out = client(shared.message, data, state, jax.random.wrap_key_data(key))
-        # Lanes without a client have n = 0: whatever the update makes of that, it counts nothing.
+        # Lanes without a client have n = 0; their result is not counted.
         weight = jax.tree.map(lambda q: jnp.where(data.n > 0, q, jnp.zeros_like(q)), out.weight)
         total, accepted = aggregation.add(aggregation.init(out.result, weight), out.result, weight)
         kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), out.state, state)
@@ -156,7 +156,7 @@ def compile_ahead(run: Run, check: Check, **shardings: Any) -> Callable[[Shared,
                     if used is not None:
                         size = used.argument_size_in_bytes + used.output_size_in_bytes
                         size += used.temp_size_in_bytes
-                        # What is shared is there already, for all programs.
+                        # Shared arrays are already in memory, for all programs.
                         check(size - num_bytes(shared), lanes.keys.shape[0])
                     executables[shapes] = program
         return executables[shapes]
@@ -178,7 +178,7 @@ def prepare_shapes(
         shared: As in the rounds.
         like: Lanes of any width and capacity.
         population: n_i of all clients that may come.
-        plan: How cohorts are dealt to lanes.
+        plan: How cohorts are divided into blocks.
     """
     if not population or min(population) >= (1 - WASTE) * max(population):
         return  # all alike: the first round has had every shape

@@ -1,7 +1,7 @@
-"""The sharded engine: clients dealt to the devices of a mesh, of one process or of many.
+"""The sharded engine: clients divided among the devices of a mesh, of one process or of many.
 
-Every device runs its lanes of a block by itself and keeps a running sum of its own; the devices
-talk once a round, when the sums are gathered and merged in the order of the devices. With several
+Every device runs its lanes of a block and keeps its own running sum. The devices communicate once
+per round, when the sums are gathered and merged in the order of the devices. With several
 processes (`jax.distributed`, see `fedpa.engines.distributed`) each reads only its own clients.
 """
 
@@ -42,7 +42,7 @@ AHEAD = 2
 
 
 def sharded(options: EngineOptions = EngineOptions()) -> Engine:
-    """Build the engine that deals clients to several devices, of one process or of many.
+    """Build the engine that divides clients among several devices, of one process or of many.
 
     Args:
         options: How the machine is used; default: all devices.
@@ -158,7 +158,7 @@ def place_on_mesh(mesh: Mesh, sharding: NamedSharding) -> Placement:
                 jax.block_until_ready(total)
             except Exception as error:
                 problem = error
-        # All must know before any waits for the others' numbers.
+        # All processes must know before any waits for the others' numbers.
         if in_any_process(np.array([problem is not None], np.int32)).any():
             raise problem or FedpaError("another process could not run its clients: see its error")
         failed = np.array([name in failures for name in cohort.ids], np.int32)

@@ -1,1 +1,1 @@
-"""The laboratory: what people run. Tasks, models, studies, sweeps, reports and the command."""
+"""The laboratory: tasks, models, studies, sweeps, reports and the `fedpa` command."""

@@ -1,6 +1,6 @@
-"""The benchmarks' data sets by name: what they hold, where they are got, how they are opened.
+"""The benchmarks' data sets by name: their content, their download, and how they are opened.
 
-Looking for them imports no JAX; opening them does.
+Searching for them does not import JAX; opening them does.
 """
 
 import os
@@ -25,7 +25,7 @@ BASE = "https://storage.googleapis.com/tff-datasets-public/"
 CIFAR = "cifar-100-binary"
 WORDS, TAGS = "stackoverflow.word_count", "stackoverflow.tag_count"
 PARTITION = "1"
-"""Of the way CIFAR-100 is dealt: another one deals it again."""
+"""Version of the partition of CIFAR-100; another version partitions it again."""
 
 
 SHA256 = {
@@ -36,28 +36,28 @@ SHA256 = {
     WORDS: "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
     TAGS: "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
 }
-"""Of the archives at BASE, without `.tar.bz2`."""
+"""Checksums of the archives at BASE, by name without `.tar.bz2`."""
 
 
 class Archive(NamedTuple):
     name: str
     checksum: str
     url: str | None = None
-    """Where it is if not at BASE."""
+    """Its URL if it is not at BASE."""
 
 
 class Feature(NamedTuple):
-    """One example's."""
+    """Shape of one example."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """`object` of text."""
+    """`object` for text."""
     bounds: tuple[float, float] | None = None
-    """Least and largest value there may be."""
+    """Smallest and largest valid value."""
 
 
 class Figures(NamedTuple):
-    """What the paper's table 2 says of a split."""
+    """A split in the paper's table 2."""
 
     clients: int
     mean: float
@@ -72,14 +72,14 @@ class DataSet(NamedTuple):
     """split → file, in TFF's HDF5 where there are clients."""
     features: Mapping[str, Feature]
     classes: int | None
-    """How many labels; None of text, whose words and tags are in files of their own."""
+    """Number of labels; None for text, whose words and tags are in separate files."""
     paper: Mapping[str, Figures] = {}
     sqlite: tuple[str, Mapping[str, str]] | None = None
     """TFF's newer copy: its file, split → the split's name there."""
     leaf: tuple[str, ...] = ()
-    """Folders of LEAF's JSON that hold this data set, too."""
+    """Directories of LEAF's JSON that also contain this data set."""
     clients: bool = True
-    """Whether it is dealt to clients."""
+    """Whether it has clients."""
 
 
 _LABEL = Feature((), np.dtype("int64"))
@@ -165,7 +165,7 @@ def get_dataset(name: str) -> DataSet:
 
 
 def get_url(archive: Archive, mirror: str | None = None) -> str:
-    """Where to get it: from the mirror, the environment's FEDPA_DATA_URL or its home."""
+    """Return its URL: at the mirror, at FEDPA_DATA_URL, or at the original site."""
     base = mirror or os.environ.get("FEDPA_DATA_URL")
     if base is None or base == "":
         return archive.url or BASE + archive.name
@@ -176,7 +176,7 @@ def get_url(archive: Archive, mirror: str | None = None) -> str:
 def _find_layout(
     name: str, directory: Path, look_only: bool = False
 ) -> tuple[str, dict[str, Path]] | None:
-    """The first layout that a directory has: "own", "sqlite" or "leaf", and where each split is."""
+    """Find the first layout in a directory ("own", "sqlite", "leaf") and the path of each split."""
     dataset = get_dataset(name)
     paths = archives.find(list(dataset.files.values()), name, directory, look_only)
     if paths is not None:
@@ -196,28 +196,28 @@ def _find_layout(
 def _search(
     name: str, data_dir: str | Path | None, look_only: bool = False
 ) -> tuple[str, dict[str, Path]] | None:
-    """The first layout that is in one of the places."""
+    """Find the first layout in one of the directories."""
     directories = [path for path in archives.list_places(data_dir) if path.is_dir()]
     layouts = (_find_layout(name, directory, look_only) for directory in directories)
     return next(filter(None, layouts), None)
 
 
 def find_dataset(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Find where the data set lies, if it does: looks only, unpacks nothing."""
+    """Find the data set, if it is available, without unpacking anything."""
     there = _search(name, data_dir, look_only=True)
     if there is not None:
         return there[1]["train"]
-    # What has to be dealt first comes last, wherever it lies.
+    # Data that must be partitioned first comes last, in all directories.
     return find_dataset(CIFAR, data_dir) if name == "fed_cifar100" else None
 
 
 def find_first(names: Sequence[str], data_dir: str | Path | None = None) -> str:
-    """Find the first of several data sets that is there."""
+    """Find the first of several data sets that is available."""
     here = next((name for name in names if find_dataset(name, data_dir) is not None), None)
     if here is None:
-        for name in names:  # says what is there only in part
+        for name in names:  # reports incomplete data sets
             archives.find(list(get_dataset(name).files.values()), name, data_dir)
-        raise _missing(names[0], names[0], data_dir)
+        raise _make_missing_error(names[0], names[0], data_dir)
     return here
 
 
@@ -227,7 +227,7 @@ def find_counts(data_dir: str | Path | None = None) -> tuple[Path, Path]:
     for name in (WORDS, TAGS):
         where = archives.find([name], name, data_dir)
         if where is None:
-            raise _missing(name, "stackoverflow", data_dir)
+            raise _make_missing_error(name, "stackoverflow", data_dir)
         paths |= where
     return paths[WORDS], paths[TAGS]
 
@@ -236,12 +236,12 @@ def find_cifar(data_dir: str | Path | None = None) -> dict[str, Path]:
     """Find CIFAR-100's records by split."""
     there = _search(CIFAR, data_dir)
     if there is None:
-        raise _missing(CIFAR, CIFAR, data_dir)
+        raise _make_missing_error(CIFAR, CIFAR, data_dir)
     return there[1]
 
 
-def _missing(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
-    """The error for a data set that is nowhere: where it was looked for, what gets it."""
+def _make_missing_error(what: str, name: str, data_dir: str | Path | None) -> FedpaError:
+    """Make the error for a missing data set: where it was searched for, and how to get it."""
     searched = ", ".join(str(path) for path in archives.list_places(data_dir))
     elsewhere = "" if data_dir is None else f" --data-dir {data_dir}"
     return FedpaError(
@@ -256,20 +256,20 @@ def open_dataset(
     seed: int = 0,
     features: Sequence[str] | None = None,
 ) -> "Splits":
-    """The federations of a data set, of raw features, each client read when it is asked for.
+    """Open the federations of a data set, with raw features; clients are read on demand.
 
     Args:
-        data_dir: The only place to look; default: FEDPA_DATA and the user's own.
-        seed: Of the dealing, where there are no clients (fed_cifar100 out of cifar-100-binary).
-        features: The ones to read; default: all.
+        data_dir: The only directory to search; default: FEDPA_DATA, then the user's data directory.
+        seed: Seed of the partition, for fed_cifar100 made from cifar-100-binary.
+        features: The features to read; default: all.
     Returns:
-        The splits. `held_out` is the one to choose by (validation).
+        The splits. `held_out` is the validation split.
     """
     dataset = get_dataset(name)
     check_integer("seed", seed, 0)
     if not dataset.clients:
         raise FedpaError(
-            f"{name} has no clients: open fed_cifar100, or make some with fedpa data partition"
+            f"{name} has no clients: open fed_cifar100, or make clients with fedpa data partition"
         )
     for feature in features or ():
         if feature not in dataset.features:
@@ -279,7 +279,7 @@ def open_dataset(
         records = _search(CIFAR, data_dir)
         there = None if records is None else ("own", _deal_cifar(records[1], seed))
     if there is None:
-        raise _missing(name, name, data_dir)
+        raise _make_missing_error(name, name, data_dir)
     layout, paths = there
     splits = {
         split: _conform(name, _open_split(dataset, layout, split, path, features), path, features)
@@ -299,7 +299,7 @@ def _open_split(
         data = fedpa.data.readers.open_leaf(path / split)
 
     def reshape(_: str, examples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Features as in the HDF5 files. LEAF's x are our pixels, flattened, and y our labels."""
+        """Rename LEAF's features as in the HDF5 files: x are flattened pixels, y labels."""
         names = {{"x": "pixels", "y": "label"}.get(key, key): key for key in examples}
         return {
             new: _reshape(examples[old], dataset.features.get(new)) for new, old in names.items()
@@ -309,7 +309,7 @@ def _open_split(
 
 
 def _deal_cifar(records: Mapping[str, Path], seed: int) -> dict[str, Path]:
-    """CIFAR-100 dealt by Pachinko: once for each seed, then kept in the cache."""
+    """Partition CIFAR-100 by Pachinko allocation, once for each seed, and cache it."""
     from fedpa.data.readers.cifar import write_pachinko
 
     files = DATA_SETS["fed_cifar100"].files
@@ -325,7 +325,7 @@ def _deal_cifar(records: Mapping[str, Path], seed: int) -> dict[str, Path]:
 def _conform(
     name: str, data: "FederatedData", where: Path, features: Sequence[str] | None
 ) -> "FederatedData":
-    """The features asked for, of every client as they must be: shapes, kinds, values.
+    """Select features, and check shapes, types and values of every client.
 
     A client without examples has empty ones. Files of another data set are refused: the first
     client must have the features.
@@ -363,7 +363,7 @@ def _conform(
 def _find_misfit(
     client: str, there: Mapping[str, np.ndarray], expected: Mapping[str, Feature]
 ) -> str | None:
-    """What the client has and must have, if that is not the same in shape and kind."""
+    """Describe what the client has and must have, if shape or type differ."""
     fits = all(
         feature in there
         and there[feature].shape[1:] == wanted.shape
@@ -383,12 +383,12 @@ def _show(feature: Feature) -> str:
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """Whole numbers of any width are one kind, and so is text however it is kept."""
+    """Classify a dtype: integers of any width are one kind, and so is text."""
     return {"u": "i", "S": "O", "U": "O"}.get(dtype.kind, dtype.kind)
 
 
 def _reshape(array: np.ndarray, feature: Feature | None) -> np.ndarray:
-    """Bring an array to the feature's form, or leave it as it is: the check names it."""
+    """Convert an array to the feature's type if possible; otherwise the check refuses it."""
     if feature is None or _kind(array.dtype) != _kind(feature.dtype):
         return array
     if array[:1].size == np.prod(feature.shape, dtype=int) * len(array[:1]):
@@ -402,7 +402,7 @@ def _reshape(array: np.ndarray, feature: Feature | None) -> np.ndarray:
 
 
 class Sizes(NamedTuple):
-    """What the paper's table 2 says of a split, counted."""
+    """The numbers of the paper's table 2 for a split, counted."""
 
     clients: int
     examples: int
@@ -416,7 +416,7 @@ class Sizes(NamedTuple):
 
 
 def count_sizes(numbers: Sequence[int]) -> Sizes:
-    """Sum up the clients' numbers of examples."""
+    """Summarize the clients' numbers of examples."""
     sizes = np.asarray(numbers, np.int64)
     return Sizes(
         len(sizes),
@@ -430,7 +430,7 @@ def count_sizes(numbers: Sequence[int]) -> Sizes:
 
 
 def count_labels(data: "FederatedData", feature: str) -> int:
-    """Count the labels that there are among all clients: reads them all."""
+    """Count the labels of all clients, which reads all of them."""
     labels: set[int] = set()
     with progress(f"reading every {feature}") as tell:
         for done, name in enumerate(data.ids, start=1):

@@ -43,33 +43,34 @@ from fedpa.training.options import WINDOW, StorageOptions
 
 @dataclasses.dataclass(frozen=True)
 class StoppingOptions:
-    """When a run ends before its last round."""
+    """Conditions for ending a run before its last round."""
 
     patience: int | None = None
-    """Stop after this many evaluations in a row without a new best, at least 1 (default: never)."""
+    """Stop after this many consecutive evaluations without a new best, at least 1 (default:
+    never)."""
     stop_metric: str | None = None
-    """Metric that --patience watches (default: the task's, on validation clients if there are any:
-    valid/accuracy, else eval/accuracy)."""
+    """Metric of --patience (default: the task's, on validation clients if there are any:
+    valid/accuracy, otherwise eval/accuracy)."""
     min_improvement: float = 0.0
     """Smallest improvement that --patience counts as a new best, at least 0."""
     target: float | None = None
     """Stop when the running average of --target-metric reaches this value (default: never)."""
     target_metric: str | None = None
-    """Metric that --target watches (default: eval/ and the task's metric)."""
+    """Metric of --target (default: eval/ and the task's metric)."""
     target_window: int = WINDOW
-    """Rounds of the running average that --target watches, at least 1."""
+    """Rounds of the running average of --target, at least 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run's numbers."""
+    """All settings that determine a run's numbers."""
 
     task: str = dataclasses.field(
         default="digits",
         metadata={
             "positional": "[TASK]",
-            "help": f"What to train: {', '.join(tasks())} (see fedpa tasks), or the module of a "
-            "task of your own, package.module.",
+            "help": f"What to train: {', '.join(tasks())} (see fedpa tasks), or the module of "
+            "your own task, package.module.",
         },
     )
     method: str = dataclasses.field(
@@ -77,7 +78,7 @@ class RunConfig:
         metadata={"value": "NAME", "help": "Method to train with; fedpa methods lists them."},
     )
     preset: str | None = None
-    """Whose settings are the defaults: laptop (minutes on two cores) or paper; fedpa tasks lists
+    """Preset with the default settings: laptop (minutes on two cores) or paper; fedpa tasks lists
     them."""
     rounds: int = 100
     """Communication rounds, at least 1."""
@@ -86,18 +87,18 @@ class RunConfig:
     seed: int = 0
     """Random seed, at least 0. The same seed gives the same numbers, bit for bit."""
     eval_every: int = 1
-    """Rounds from one evaluation to the next, at least 1. The last round is always evaluated."""
+    """Rounds between evaluations, at least 1. The last round is always evaluated."""
     test_at_end: bool = True
     """Evaluate the whole test split after the last round."""
     min_success: float = 0.0
     """Share of a round's clients that must succeed, in [0, 1]; with fewer the run stops."""
     init: str | None = None
     """Start from these parameters: a run's directory, a .npz or a .safetensors file (default: the
-    model's own initialization)."""
+    model's initialization)."""
     init_round: str = "last"
     """Which parameters of the run in --init: last, best, or a round that has a checkpoint."""
     engine: str = "local"
-    """How clients run: local chooses by itself, per-client one by one, vectorized many in one
+    """How clients run: local chooses automatically, per-client one by one, vectorized many in one
     program, sharded over several devices, debug without compilation."""
     task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
     engine_options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
@@ -106,7 +107,7 @@ class RunConfig:
     recording: StorageOptions = dataclasses.field(default_factory=StorageOptions)
 
     def __post_init__(self) -> None:
-        """Spell names as they are known (mimelite: mime-lite); unknown ones `resolve` refuses."""
+        """Match names (mimelite: mime-lite); `resolve` refuses unknown ones."""
         self._spell("task", tasks())
         self._spell("method", METHODS)
         if self.engine != "local":
@@ -123,7 +124,7 @@ class RunConfig:
 
 
 def default_config(task: str, method: str, preset: str | None = None) -> RunConfig:
-    """The preset's settings for a method; the task's first preset if none is named."""
+    """Return the preset's settings for a method; default: the task's first preset."""
     name, chosen = preset_named(task, preset)
     method = find_name("method", method, METHODS)
     return RunConfig(
@@ -157,7 +158,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_integer("eval_every", config.eval_every, 1)
     find_name("engine", config.engine, ENGINES)
     check_share("min_success", config.min_success)
-    choose_devices(config.engine_options)  # refuses what this machine does not have
+    choose_devices(config.engine_options)  # refuses devices that this machine does not have
     check_stopping(config.stopping)
     check_storage(config.recording)
     if config.init is not None:
@@ -171,12 +172,12 @@ def resolve(config: RunConfig) -> RunConfig:
     if not method.samples:
         hyperparameters = unset(hyperparameters, SAMPLING_FIELDS)
     hyperparameters = resolve_hyperparameters(hyperparameters)
-    method.build(hyperparameters)  # refuses what the method can't do; nothing is compiled
+    method.build(hyperparameters)  # refuses settings that the method can't use; nothing is compiled
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 
 
 def is_all_burn_in(config: RunConfig) -> bool:
-    """Whether the method draws samples, but none of its rounds would."""
+    """Whether the method draws samples, but in none of its rounds."""
     burn_in_rounds = config.hyperparameters.burn_in_rounds
     return METHODS[config.method].samples and burn_in_rounds >= config.rounds
 
@@ -200,15 +201,15 @@ def check_stopping(options: StoppingOptions) -> None:
 
 
 def as_table(config: RunConfig) -> dict[str, Any]:
-    """The configuration as `config.toml` has it; what is unset is left out."""
+    """Convert the configuration to the table of `config.toml`, without unset fields."""
     values = {
-        name: _set(value) if isinstance(value, dict) else value
+        name: _drop_unset(value) if isinstance(value, dict) else value
         for name, value in dataclasses.asdict(config).items()
     }
-    return _set(values)
+    return _drop_unset(values)
 
 
-def _set(table: dict[str, Any]) -> dict[str, Any]:
+def _drop_unset(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
 
 
@@ -217,7 +218,7 @@ def write_toml(config: RunConfig) -> str:
 
 
 def table_of(field: str, path: Path) -> dict[str, Any]:
-    """A TOML file's content; `field` is what messages call the file."""
+    """Read a TOML file; `field` is its name in messages."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -227,21 +228,21 @@ def table_of(field: str, path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> RunConfig:
-    """A configuration from a file; unknown and mistyped fields are refused.
+    """Read a configuration from a file; unknown fields and wrong types are refused.
 
     Fields that the file does not set take the task's defaults for its method.
     """
     from fedpa.training.run_directory import ENVIRONMENT
 
     values = table_of("config", path)
-    values.pop(ENVIRONMENT, None)  # what a run was made with does not decide another's numbers
+    values.pop(ENVIRONMENT, None)  # the environment of a run is not a setting
     return from_table(values, str(path))
 
 
 def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunConfig:
-    """A configuration from plain values, as `as_table` gives them; `where` they were found.
+    """Make a configuration from plain values, as from `as_table`; `where` is their source.
 
-    of_run: they are resolved, and state what follows from others.
+    of_run: they are resolved, with derived values.
     """
     for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
@@ -250,8 +251,8 @@ def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunCo
         values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
     )
     config: RunConfig = _replace(base, values, where)
-    # The number of samples is there even where it only follows from the epochs. Then it must not
-    # hold against other epochs given on top of the file.
+    # A resolved file has the number of samples even if it follows from the epochs. Then it must
+    # not contradict other epochs given in addition to the file.
     h = config.hyperparameters
     if of_run and h.steps_per_sample is None and h.samples == h.epochs - (h.burn_in_epochs or 0):
         config = replace_fields(config, samples=None)

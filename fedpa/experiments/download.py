@@ -1,7 +1,7 @@
-"""Downloads that resume where they broke off and are checked before they get their names.
+"""Downloads that resume after interruption and are verified before they get their names.
 
-A downloader of our own, on the standard library: pooch fills a temporary file of another name each
-time, so it can't resume, and replaces a file whose checksum differs.
+It uses only the standard library: pooch can't resume, since it writes a new temporary file each
+time, and it replaces a file whose checksum differs.
 """
 
 import contextlib
@@ -23,26 +23,26 @@ from fedpa.errors import DataError, FedpaError, explain, refuse
 
 BLOCK = 2**18
 TRY_AGAIN = {408, 429, 500, 502, 503, 504}
-"""HTTP statuses of a server that may answer later."""
+"""HTTP statuses after which a retry may succeed."""
 
 
 class Patience(NamedTuple):
-    """How a broken connection is met."""
+    """How lost connections are retried."""
 
     attempts: int = 4
-    """Connections in a row that bring nothing new before it is given up."""
+    """Consecutive connections without new bytes after which the download fails."""
     timeout: float = 30.0
-    """Seconds without an answer after which a connection counts as broken."""
+    """Seconds without a reply after which a connection counts as lost."""
     pause: Callable[[int], None] = lambda failures: time.sleep(2.0**failures / 2)
-    """Called with the number of failures in a row before the next attempt."""
+    """Called with the number of consecutive failures before the next attempt."""
 
 
 def download(url: str, path: Path, checksum: str, patience: Patience = Patience()) -> Path:
     """Download the file behind `url` as `path`, once its checksum is right.
 
-    checksum: "sha256:…" or "md5:…". Bytes gather in `<name>.part`, which a later call continues;
-    the file has its name only when it is whole. A `path` that is there already is kept if its
-    checksum is right, and refused otherwise: it may be the user's own.
+    checksum: "sha256:…" or "md5:…". Bytes go to `<name>.part`, which a later call continues;
+    the file gets its name only when it is complete. An existing `path` is kept if its checksum is
+    right, and refused otherwise, since it may be the user's.
     """
     if not checksum.startswith(("sha256:", "md5:")):
         raise refuse("checksum", checksum, 'must be "sha256:…" or "md5:…"')
@@ -60,7 +60,7 @@ def download(url: str, path: Path, checksum: str, patience: Patience = Patience(
 
 
 def check_url(field: str, url: str) -> None:
-    """Refuse what is no address of the web."""
+    """Refuse an invalid URL."""
     if not url.startswith(("http://", "https://")):
         raise refuse(field, url, "must begin with https:// or http://")
     if not url.isascii() or not url.isprintable() or " " in url:
@@ -69,7 +69,7 @@ def check_url(field: str, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
         host, _ = parts.hostname, parts.port  # both are only looked at now
     except ValueError as error:
-        raise refuse(field, url, f"is no address: {error}") from None
+        raise refuse(field, url, f"is not a URL: {error}") from None
     if not host:
         raise refuse(field, url, "names no host")
 
@@ -82,7 +82,7 @@ def compute_checksum(path: Path, like: str) -> str:
 
 
 def _is_there(path: Path, checksum: str) -> bool:
-    """Whether the file is there. Another one of its name is refused."""
+    """Whether the file exists with this checksum. Refuses another file of that name."""
     try:
         own = compute_checksum(path, checksum)
     except FileNotFoundError:
@@ -91,20 +91,20 @@ def _is_there(path: Path, checksum: str) -> bool:
         raise FedpaError(f"{path}: can't be read: {explain(error)}") from None
     if own != checksum:
         raise DataError(
-            f"{path} is there, but is another file: its checksum is {own}, the original's "
-            f"{checksum}; move it away to download the original"
+            f"{path} exists, but is another file: its checksum is {own}, the original's "
+            f"{checksum}. Move it away to download the original"
         )
     return True
 
 
 @contextlib.contextmanager
 def _lock(part: Path) -> Iterator[BinaryIO]:
-    """The part, open at its end, ours alone until we close it or die. An empty one is removed."""
+    """Open the part at its end, locked until it is closed. An empty one is removed."""
     try:
         import fcntl
     except ImportError:
         raise FedpaError(
-            f"{part}: this system has no locks as downloads need them: get the file by other means"
+            f"{part}: this system has no file locks: get the file by other means"
         ) from None
     while True:
         file = part.open("ab")
@@ -130,17 +130,17 @@ def _lock(part: Path) -> Iterator[BinaryIO]:
 
 
 def _fetch(url: str, file: BinaryIO, part: Path, checksum: str, patience: Patience) -> None:
-    """Fill the part until it is whole and right."""
+    """Download the part until it is complete and verified."""
     furthest, failures = _size(file), 0
     with progress(f"downloading {part.stem}") as tell:
         while trouble := _receive(url, file, part, checksum, patience.timeout, tell):
-            # Only new ground counts as progress: a server that always starts over must not
-            # keep us here for ever.
+            # Only new bytes count as progress, so that a server that always starts over does not
+            # keep this loop running forever.
             size = _size(file)
             failures = failures + 1 if size <= furthest else 1
             furthest = max(furthest, size)
             if failures >= patience.attempts:
-                kept = f"; {size:,} bytes are kept, trying again resumes" if size else ""
+                kept = f"; {size:,} bytes are kept: the same command resumes" if size else ""
                 raise FedpaError(f"{url}: can't be downloaded: {trouble}{kept}")
             patience.pause(failures)
     os.fsync(file.fileno())
@@ -148,15 +148,15 @@ def _fetch(url: str, file: BinaryIO, part: Path, checksum: str, patience: Patien
     if own != checksum:
         part.unlink()
         raise DataError(
-            f"{url}: the checksum of {part.stem} is {own}, should be {checksum}: what came is "
-            "not the original, or was damaged on the way; it is removed, try again"
+            f"{url}: the checksum of {part.stem} is {own}, should be {checksum}: the file is "
+            "not the original or was damaged in transfer. It is removed, try again"
         )
 
 
 def _receive(
     url: str, file: BinaryIO, part: Path, checksum: str, timeout: float, tell: Tell
 ) -> str | None:
-    """One connection's worth of bytes; what was the trouble if some are missing still."""
+    """Read from one connection; return the problem if bytes are still missing."""
     size = _size(file)
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
     if size:
@@ -203,7 +203,7 @@ def _empty(file: BinaryIO, part: Path) -> int:
 
 @contextlib.contextmanager
 def _refuse_disk_errors(path: Path) -> Iterator[None]:
-    """Errors of the disk, told from those of the connection."""
+    """Convert errors of the disk, to distinguish them from errors of the connection."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a configured run will cost: `fedpa.estimate`, and seconds measured on a few clients."""
+"""The cost of a configured run: `fedpa.estimate`, and seconds measured on a few clients."""
 
 import functools
 import statistics

@@ -1,8 +1,8 @@
 """Evaluation of a task during a run and after it.
 
 `valid/<name>` on the validation clients, if there are any; `eval/<name>` on the split that curves
-show; after the last round `test/<name>` on the whole test split. What is chosen (a best model, when
-to stop) is chosen on validation.
+show; after the last round `test/<name>` on the whole test split. Choices (the best model, when to
+stop) use validation clients.
 """
 
 from collections.abc import Callable, Mapping

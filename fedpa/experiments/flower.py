@@ -3,7 +3,7 @@
     from fedpa.experiments.flower import client_app, server_app
 
 The run's settings, `[tool.flwr.app.config]` and `flwr run -c`, are those of `fedpa run` by the same
-names (`clients-per-round`), beside those of the connection.
+names (`clients-per-round`), and those of the connection.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ def load_node(table: Mapping[str, Any], holding: "Holding", population: float) -
 
 @functools.lru_cache(maxsize=4)
 def _make_node(config: RunConfig, population: float) -> "Node":
-    """Where a process lives for several rounds or nodes, what it compiled serves all of them."""
+    """Cache nodes, so that a process compiles once for several rounds or nodes."""
     # A process may live for one message: it should compile nothing that another has compiled.
     configure(worth_keeping=0.0)
     problem = task_named(config.task).load(config.task_options)
@@ -105,7 +105,9 @@ def run_settings(table: Mapping[str, Any]) -> RunConfig:
         (values if home is None else values.setdefault(home, {}))[name] = value
     config = resolve(from_table(values, "run config", of_run=False))
     if METHODS[config.method].pooled:
-        raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
+        raise refuse(
+            "method", config.method, "pools clients' examples, which must stay on their nodes"
+        )
     return config
 
 

@@ -26,7 +26,7 @@ class NamedSampler(NamedTuple):
 
     summary: str
     takes: tuple[str, ...] = ()
-    """The settings of its own that apply to it."""
+    """Its own settings."""
     minibatches: bool = True
     """False: every step is over all of the client's data."""
 
@@ -47,7 +47,7 @@ SAMPLERS = {
     ),
 }
 SAMPLER_FIELDS = tuple(dict.fromkeys(name for one in SAMPLERS.values() for name in one.takes))
-"""Settings of some samplers; not given unless one is chosen that takes them."""
+"""Settings of some samplers; unset for other samplers."""
 COVARIANCE_FIELDS = ("rho", "shrinkage", "shrinkage_target", "sample_scale", "delta_form")
 """Settings of the posterior delta."""
 SAMPLING_FIELDS = ("burn_in_rounds", *COVARIANCE_FIELDS, "sampler", *SAMPLER_FIELDS)
@@ -105,7 +105,7 @@ class Hyperparameters:
         },
     )
     temperature: float | Literal["n"] | None = None
-    """Temperature T > 0 of the sampled posterior p ∝ exp(−(n_i/T) f_i); n stands for n_i. Larger
+    """Temperature T > 0 of the sampled posterior p ∝ exp(−(n_i/T) f_i); n means n_i. Larger
     models need a lower one. All samplers but iasg (default: 0.01)."""
     friction: float | None = None
     """sghmc: friction α = 1 − momentum, in (0, 1] (default: 0.5)."""
@@ -205,13 +205,13 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
 
 
 def fill_missing(h: Hyperparameters, **own: Any) -> Hyperparameters:
-    """The same settings, with these in the place of those that are None."""
+    """Fill settings that are None with these values."""
     missing = {name: value for name, value in own.items() if getattr(h, name) is None}
     return dataclasses.replace(h, **missing)
 
 
 def _check_sampler(h: Hyperparameters, chosen: NamedSampler) -> None:
-    """Refuse what does not apply to the sampler, and values it would not take."""
+    """Refuse settings that do not apply to the sampler, and invalid values."""
     for name in SAMPLER_FIELDS:
         if getattr(h, name) is not None and name not in chosen.takes:
             takers = ", ".join(other for other, one in SAMPLERS.items() if name in one.takes)
@@ -229,9 +229,9 @@ def _check_sampler(h: Hyperparameters, chosen: NamedSampler) -> None:
 
 
 def replace_fields(settings: S, **fields: Any) -> S:
-    """The same settings with other values of these fields, which may be of dataclasses in it.
+    """Replace fields, also in nested dataclasses.
 
-    Fields that it does not have are passed over.
+    Fields that it does not have are ignored.
     """
     changes = {}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
@@ -244,13 +244,13 @@ def replace_fields(settings: S, **fields: Any) -> S:
 
 
 def unset(h: Hyperparameters, fields: Sequence[str]) -> Hyperparameters:
-    """The same settings with these back at their defaults."""
+    """Reset fields to their defaults."""
     plain = Hyperparameters()
     return dataclasses.replace(h, **{name: getattr(plain, name) for name in fields})
 
 
 def applies(h: Hyperparameters, field: str) -> bool:
-    """Whether the optimizers, the sampler and the rule that are chosen have a setting."""
+    """Whether the chosen optimizers, sampler and rule read a setting."""
     if field in SAMPLER_FIELDS and h.sampler in SAMPLERS:
         return field in SAMPLERS[h.sampler].takes
     chooser, choices = APPLIES_TO.get(field, ("", ()))

@@ -30,7 +30,7 @@ Adjust = Callable[[Hyperparameters], Hyperparameters]
 
 
 def fix(**settings: Any) -> Adjust:
-    """Settings that are these whatever is asked for."""
+    """Settings that the method fixes."""
     return lambda h: dataclasses.replace(h, **settings)
 
 
@@ -47,12 +47,12 @@ use_one_epoch = fix(
 
 class NamedMethod(NamedTuple):
     label: str
-    """As in the paper's tables, [M] standing for the number of local epochs."""
+    """Label as in the paper's tables, where [M] is the number of local epochs."""
     summary: str
     build: "Callable[[Hyperparameters], Method]"
     """From settings that `adjust` gives."""
     adjust: Adjust = lambda h: h
-    """What the method itself fixes: FedAvg[1] has one epoch whatever else is said."""
+    """Applies the settings that the method fixes: FedAvg[1] always has one epoch."""
     defaults: Adjust = lambda h: h
     """A task's settings → what the method takes of them by default."""
     samples: bool = False
@@ -62,15 +62,15 @@ class NamedMethod(NamedTuple):
     pooled: bool = False
     """Whether a round's clients put their examples together: no federation at all."""
     takes: tuple[str, ...] = ()
-    """The settings of its own: fields of `Hyperparameters` that are None for other methods."""
+    """Its own settings: fields of `Hyperparameters` that are None for other methods."""
     control_of: tuple[str, ...] = ()
     """The methods that it is a control of, if any."""
     isolates: str = ""
-    """Of a control: what a difference from it is an effect of."""
+    """For a control: the cause that a difference from it shows."""
     sends: str = "θ / Δ"
     """Down to a client / up from it."""
     keeps: str = "–"
-    """State beside θ and the server optimizer's."""
+    """State besides θ and the server optimizer's."""
     cost: str = "1"
     """Of a client's round, relative to FedAvg's."""
 
@@ -169,7 +169,7 @@ def default_afo(h: Hyperparameters) -> Hyperparameters:
 def name_adaptive(label: str, optimizer: Adaptive) -> NamedMethod:
     return NamedMethod(
         f"{label}[M]",
-        f"FedAvg with {optimizer.capitalize()} on the server",
+        f"FedAvg with {optimizer.capitalize()} at the server",
         build_fedavg,
         fix(server_optimizer=optimizer),
         use_rate_of(optimizer),
@@ -224,12 +224,12 @@ def build_mime(h: Hyperparameters, lite: bool = False) -> "Method":
     return build(build_local(h), server, base=build_base(h))
 
 
-# Clients have no momentum of their own, and x is their mean.
+# Clients have no momentum, and x is their mean.
 adjust_mime = fix(client_optimizer="sgd", client_momentum=0.0, server_learning_rate=1.0)
 
 
 def default_mime(h: Hyperparameters) -> Hyperparameters:
-    """The rates are local SGD's, so the base is SGDm unless another is asked for.
+    """The rates are local SGD's, so the base is SGDm by default.
 
     FedAvg's clients and server lengthen a step by their momentum, 1/(1 − β) each, and the server by
     its rate. Here there is one normalized momentum, and one rate, which makes up for it.
@@ -299,7 +299,7 @@ METHODS = {
     ),
     "fedavgm": NamedMethod(
         "FedAvgM[M]",
-        "FedAvg with momentum on the server",
+        "FedAvg with momentum at the server",
         build_fedavg,
         use_momentum,
         shorten_for_momentum,
@@ -328,7 +328,7 @@ METHODS = {
     "fedavg": NamedMethod("FedAvg[M]", "Δ = θ₀ − θ after M local epochs of SGD", build_fedavg),
     "fedexp": NamedMethod(
         "FedExP[M]",
-        "FedAvg with a server step that is longer the more clients disagree",
+        "FedAvg with a longer server step when clients disagree more",
         build_fedexp,
         adjust_fedexp,
         default_fedexp,
@@ -461,8 +461,8 @@ def check_own(name: str, h: Hyperparameters) -> None:
 def reads_setting(name: str, h: Hyperparameters, field: str, values: Iterable[Any]) -> bool:
     """Whether a method with these settings reads one of them.
 
-    values: what the setting has elsewhere. A method that sets it back to its default whatever is
-        asked for does not read it.
+    values: the setting's values in other runs. A method that resets it to its default does not
+        read it.
     """
     method = METHODS[name]
     takers = list_own_fields().get(field)

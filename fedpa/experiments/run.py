@@ -62,10 +62,9 @@ def run(
         resuming: Resume a run that it contains: of the same settings, or of fewer rounds.
         force: Resume although versions or data have changed.
         callbacks: Called after every round.
-        problem: The task, if it is loaded already.
-        branch: A run whose rounds this one would have had as its first, too: it starts from its
-            end.
-        elsewhere: Where clients run, if not in one of the engines that the configuration can name.
+        problem: The task, if it is already loaded.
+        branch: A run that equals this one's first rounds: this run starts from its end.
+        elsewhere: The engine, if it is not one of those that the configuration can name.
     """
     config = resolve(config)
     check_callbacks(callbacks)
@@ -105,7 +104,7 @@ def check_resumable(config: RunConfig, out: Path, problem: Problem) -> None:
     check_settings(out, recorded.settings, settings, REMEDIES.overwrite)
     summary = recorded.summary
     if summary is not None and summary["round"] > config.rounds:
-        raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
+        raise refuse("rounds", config.rounds, f"{str(out)!r} already has {summary['round']} rounds")
 
 
 def resume(
@@ -116,11 +115,11 @@ def resume(
     callbacks: Sequence[Callback] = (),
     problem: Problem | None = None,
 ) -> Fit:
-    """Resume a run from its last checkpoint; the result is that of an uninterrupted one.
+    """Resume a run from its last checkpoint; the result equals that of an uninterrupted run.
 
-    rounds: the total number of rounds, if other than configured.
+    rounds: the total number of rounds, if it changes.
     force: resume although versions or data have changed.
-    A finished run is returned, and nothing is changed.
+    A finished run is returned unchanged.
     """
     out = Path(directory)
     config = read_resumed_config(out, rounds)
@@ -140,7 +139,7 @@ def read_resumed_config(out: Path, rounds: int | None) -> RunConfig:
         config = resolve(dataclasses.replace(config, rounds=rounds))
     summary = recorded.summary
     if summary is not None and config.rounds < summary["round"] and not summary["stopped"]:
-        raise refuse("rounds", config.rounds, f"{str(out)!r} has done {summary['round']} already")
+        raise refuse("rounds", config.rounds, f"{str(out)!r} already has {summary['round']} rounds")
     return config
 
 
@@ -154,14 +153,14 @@ def load_model(out: Path) -> tuple[RunConfig, Problem, Any]:
 def check_run(
     config: RunConfig, problem: Problem, recorded: Path | None = None
 ) -> dict[str, np.ndarray] | None:
-    """Refuse what the task's data and model don't have; nothing is compiled or written for it.
+    """Check settings against the task's data and model, without compiling or writing anything.
 
     Args:
         config: The run's settings.
         problem: The task.
         recorded: A directory that contains the run, and its warm start.
     Returns:
-        The arrays of a warm start; None if it is none.
+        The arrays of a warm start, or None.
     """
     for field in ("stop_metric", "target_metric"):
         name = getattr(config.stopping, field)
@@ -181,7 +180,7 @@ def check_run(
 
 
 def set_dataset(config: RunConfig, problem: Problem) -> RunConfig:
-    """Which of the task's data sets it was is part of what decides the numbers."""
+    """Add the name of the task's data set, which affects the numbers."""
     return replace_fields(config, dataset=problem.dataset)
 
 
@@ -192,7 +191,7 @@ def assemble_run(
     callbacks: Sequence[Callback] = (),
     elsewhere: OfAlgorithm | None = None,
 ) -> Training:
-    """What is trained, how and for how long; `arrays` of a warm start, others as in `run`."""
+    """Assemble the training; `arrays` of a warm start, others as in `run`."""
     task = task_named(config.task)
     options = config.task_options
     named = METHODS[config.method]

@@ -1,4 +1,4 @@
-"""Files that belong together: staged beside their place, published as one, whatever is killed."""
+"""Files that are written together: all of them appear or none, also after a kill."""
 
 import contextlib
 import os
@@ -12,15 +12,15 @@ from fedpa.errors import FedpaError
 from fedpa.training.run_directory import lock_directory
 
 MOVED = ".files"
-"""In a directory of staged files: the names of those that are being moved."""
+"""File in the staging directory with the names of files that are being moved."""
 
 
 @contextlib.contextmanager
 def stage_files(target: Path) -> Iterator[Path]:
-    """Open an empty directory beside `target` for files that belong together.
+    """Open an empty staging directory next to `target`.
 
-    `publish` gives them their names as the last step. The directory is gone afterwards; what a kill
-    leaves of it, the next call for the same target removes.
+    `publish` moves the files to their names as the last step. The directory is removed afterwards;
+    after a kill, the next call for the same target removes it.
 
     Args:
         target: The main file, or any path in the directory that the files are for.
@@ -40,7 +40,7 @@ def stage_files(target: Path) -> Iterator[Path]:
 
 
 def write_together(target: Path, files: Mapping[str, bytes]) -> None:
-    """Write files beside `target`, by name, in this order: all of them or none."""
+    """Write files next to `target`, by name, in this order: all of them or none."""
     with stage_files(target) as staged:
         for name, content in files.items():
             (staged / name).write_bytes(content)
@@ -50,7 +50,7 @@ def write_together(target: Path, files: Mapping[str, bytes]) -> None:
 def publish(staged: Path, names: Sequence[str]) -> None:
     """Move files from `stage_files`' directory to the one it is in, in this order.
 
-    If that is cut short, `remove_leftovers` removes those that were moved: all are there, or none.
+    If that is interrupted, `remove_leftovers` removes those that were moved.
     """
     for name in names:
         sync(staged / name)
@@ -62,7 +62,7 @@ def publish(staged: Path, names: Sequence[str]) -> None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what a process that was killed left of the files that belong to `target`.
+    """Remove files of `target` that a killed process left.
 
     Directories that a living process holds stay.
     """
@@ -79,12 +79,12 @@ def _prefix(target: Path) -> str:
 
 
 def _discard(staged: Path) -> None:
-    """Remove the directory, and those of its files that were moved when not all were."""
+    """Remove the directory, and moved files if not all were moved."""
     with contextlib.suppress(FileNotFoundError):
         listed = (staged / MOVED).stat().st_mtime
         for name in (staged / MOVED).read_text().splitlines():
             moved = staged.parent / name
-            # What is younger than the list has been written since, by others.
+            # A file newer than the list was written since, by another process.
             if not (staged / name).exists() and moved.exists() and moved.stat().st_mtime <= listed:
                 moved.unlink()
     shutil.rmtree(staged, ignore_errors=True)

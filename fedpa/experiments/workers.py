@@ -1,4 +1,4 @@
-"""Runs side by side: processes that belong to a command and end with it."""
+"""Parallel runs: worker processes that end with the command."""
 
 import concurrent.futures
 import contextlib
@@ -23,12 +23,12 @@ from fedpa.training.callbacks import Answer, Callback, Event, Stop
 from fedpa.training.problem import Problem
 
 SMALL = 100_000
-"""Parameters of a model whose programs leave cores idle."""
+"""Largest number of parameters of a model whose programs leave cores idle."""
 
 WAITING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Ctrl-C, what schedulers send before they kill, and a terminal that is closed."""
+"""Signals of Ctrl-C, of schedulers before they kill, and of a closed terminal."""
 
 Work = Callable[[Any, Problem, Callback], Any]
 """(what is to be done, the task, a callback that ends the run if the command does) → outcome. A
@@ -38,7 +38,7 @@ Submit = Callable[[Work, Any, RunConfig], "concurrent.futures.Future[Any]"]
 
 
 def default_jobs(problem: Problem) -> int:
-    """One where compiled programs use all cores themselves, or where there are few; else half."""
+    """Choose the number of jobs: 1 if compiled programs use all cores, otherwise half the cores."""
     shapes = eqx.filter_eval_shape(problem.init, jax.random.key(0))
     leaves = jax.tree.leaves(eqx.filter(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct)))
     parameters = sum(leaf.size for leaf in leaves)
@@ -47,10 +47,10 @@ def default_jobs(problem: Problem) -> int:
 
 @contextlib.contextmanager
 def workers(jobs: int) -> Iterator[Submit]:
-    """Processes of their own for `jobs` runs at a time.
+    """Start worker processes for `jobs` runs at a time.
 
-    Signals are the command's business: it tells its workers, which save their last round and stop.
-    If it is killed they end at once; their runs are resumed like others.
+    Only the command handles signals: it tells its workers, which save their last round and stop. If
+    it is killed they end at once; their runs can be resumed.
     """
     context = multiprocessing.get_context("spawn")  # JAX's threads don't survive a fork
     stop = context.Event()
@@ -64,7 +64,7 @@ def workers(jobs: int) -> Iterator[Submit]:
         yield submit
     except concurrent.futures.process.BrokenProcessPool:
         raise FedpaError(
-            "a worker process was ended from outside (is there memory for fewer --jobs?)"
+            "a worker process was killed, maybe for lack of memory: give fewer --jobs"
         ) from None
     finally:
         stop.set()
@@ -89,7 +89,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)  # files are whole at any time
+        os._exit(1)  # files are complete at any time
 
 
 def _work(work: Work, item: Any, config: RunConfig) -> Any:

@@ -1,14 +1,15 @@
 """FedPA on Flower: the same rounds, with clients on other machines.
 
-Flower carries messages between a SuperLink and SuperNodes, over TLS or in its simulation; all else
-is what runs elsewhere: a node runs its clients by the local engine, the server runs `fedpa`'s round
-loop, with its cohorts, checkpoints and rejections, over an engine that sends messages instead of
-calling functions. Needs `fedpa[flower]`; see docs/deployment.md.
+Flower transports messages between a SuperLink and SuperNodes, over TLS or in its simulation. A node
+runs its clients with the local engine. The server runs `fedpa`'s round loop, with its cohorts,
+checkpoints and rejections, on an engine that sends messages instead of calling functions.
+
+Needs `fedpa[flower]`; see docs/deployment.md.
 
     from fedpa.flower import client_app, make_node, make_run, server_app   # your problem and method
     from fedpa.experiments.flower import client_app, server_app    # tasks and methods by name
 
-A node without JAX takes part by `fedpa.numpy_client` and `FedPA`, a strategy.
+Nodes without JAX use `fedpa.numpy_client` and the strategy `FedPA`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from fedpa.flower.strategy import FedPA
 
 KNOWN = "1.41"
-"""The Flower this works with: its interfaces change from one minor version to the next."""
+"""The supported version of Flower, whose interfaces change between minor versions."""
 
 
 def check_version() -> None:
-    """Refuse a Flower that is not installed, or of another version than was tested."""
+    """Refuse a missing Flower, or another version than the tested one."""
     remedy = "pip install 'fedpa[flower]' installs it"
     try:
         found = version("flwr")

@@ -1,12 +1,12 @@
-"""The ClientApp: what a SuperNode runs. A node is asked two things.
+"""The ClientApp: what a SuperNode runs. It answers two kinds of messages.
 
-- `query`: which clients it holds, and whether its model is the server's. It answers with their ids
-  and their numbers of examples, and no example.
-- `train`: a round of some of its clients, which the local engine runs. It answers with the sum of
-  their results: the model crosses the wire once each way, however many clients a node has, and the
-  server merges sums as it merges those of its own engines' blocks.
+- `query`: which clients the node has, and whether its model is the server's. The reply has their
+  ids and numbers of examples, but no example.
+- `train`: a round of some of its clients, run by the local engine. The reply has the sum of their
+  results: the model is sent once each way, however many clients a node has, and the server merges
+  sums as those of an engine's blocks.
 
-An error is reported in the answer, in one line, and in the node's log.
+An error is reported in the reply, in one line, and in the node's log.
 """
 
 import functools
@@ -40,7 +40,7 @@ from fedpa.training.problem import Problem, prepare, some_examples
 from fedpa.types import Params
 
 INQUIRY = "inquiry"
-"""In place of a phase: what clients are asked before a round."""
+"""Used in place of a phase: the inquiry before a round."""
 
 
 class Node(NamedTuple):
@@ -87,7 +87,7 @@ def make_node(
     Args:
         problem: Its clients are those of the node's data.
         method: As on the server.
-        population: Σ q_i over all nodes' clients, for methods that have to know.
+        population: Σ q_i over all nodes' clients, for methods that need it.
         engine: Where clients run; default: one after the other, since a process may live for one
             round, and programs for several clients side by side take longer to compile.
     Returns:
@@ -107,7 +107,7 @@ def make_node(
     """
     method = set_population(method, population)
     model = _make_model(problem.init)
-    # How many rounds there are makes no difference to what a client does.
+    # The number of rounds does not affect clients.
     algorithm, theta, *_ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)
     undivided = algorithm.aggregation._replace(value=lambda total: total)
     return Node(
@@ -129,7 +129,7 @@ def _make_model(init: Any) -> Any:
     )
 
 
-# What is sent, known before anything is: both sides compare and check by it.
+# The shapes of messages, which both sides compare and check.
 
 
 def list_updates(algorithm: Algorithm) -> dict[str, ClientUpdate]:
@@ -195,7 +195,7 @@ def _load_node(load: Load, settings: tuple[Any, ...], holding: Holding, populati
 
 
 def _answer_query(load: Load, content: RecordDict, context: Context) -> RecordDict:
-    """Which clients are here?"""
+    """Answer which clients the node has."""
     query = wire.read_fields(wire.Query, content)
     if query.version != fedpa.__version__:
         raise FedpaError(
@@ -207,8 +207,8 @@ def _answer_query(load: Load, content: RecordDict, context: Context) -> RecordDi
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             raise FedpaError(
-                f"{name} is {theirs.get(name, 'not there')} on the server and "
-                f"{ours.get(name, 'not there')} on the node: task, data and version of fedpa must "
+                f"{name} is {theirs.get(name, 'missing')} on the server and "
+                f"{ours.get(name, 'missing')} on the node: task, data and version of fedpa must "
                 "be the same on both"
             )
     ids = list(node.clients.ids)
@@ -218,7 +218,7 @@ def _answer_query(load: Load, content: RecordDict, context: Context) -> RecordDi
 
 
 def _answer_train(load: Load, content: RecordDict, context: Context) -> RecordDict:
-    """A round of some of the clients."""
+    """Run a round of some of the clients."""
     assignment = wire.read_fields(wire.Assignment, content)
     holding, node = _find_node(load, context, assignment.population)
     shapes = message_shapes(node.algorithm, node.theta, assignment.phase)
@@ -255,7 +255,7 @@ def run_clients(
     ids = assignment.clients
     unknown = sorted(set(ids) - set(node.clients.ids))
     if unknown:
-        raise FedpaError(f"the node does not hold client {unknown[0]!r}")
+        raise FedpaError(f"the node does not have client {unknown[0]!r}")
     words: Any = np.asarray(assignment.keys, np.uint32).reshape(len(ids), -1)
     new = node.algorithm.client_init(node.theta)
     cohort = Cohort(
@@ -295,7 +295,7 @@ def _report_errors(
         try:
             content = function(message.content, context)
         except Exception as error:
-            # What we refuse names settings and clients; other errors may quote data, and stay.
+            # Refusals name settings and clients; other errors may quote data and are not sent.
             known = isinstance(error, FedpaError) and not isinstance(error, BadValueError)
             text = str(error) if known else f"{type(error).__name__}; the node's log has more"
             log(ERROR, "fedpa: %s", error, exc_info=not known)

@@ -1,12 +1,11 @@
-"""What a node holds: the settings that say so, its clients, and their states between rounds.
+"""A node's settings, its clients, and their states between rounds.
 
-A node's settings, `flower-supernode --node-config`, are a flat table of texts and numbers.
+The settings, `flower-supernode --node-config`, are a flat table of strings and numbers.
 
-What clients keep between rounds (SCAFFOLD's c_i) stays on the node: in Flower's context of the run,
-which is memory; or, where the node is given a `state-dir`, in files, which survive the node's
-process and the server's: a run that is resumed finds them. A state is kept under the round it is
-of. The server says which one a client continues from: a state that a round left which was then not
-counted is not it, and the one before is still there.
+Client states (SCAFFOLD's c_i) stay on the node: in Flower's context of the run, which is memory,
+or, with `state-dir`, in files, which a resumed run finds again. A state is stored under its round.
+The server tells from which round a client continues: a state of a round that was not counted is not
+used, and the one before it is still stored.
 """
 
 import dataclasses
@@ -28,23 +27,23 @@ from fedpa.flower import wire
 from fedpa.training.named_arrays import read_npz, write_npz
 
 NEW = 0
-"""The round of a client that has taken part in none."""
+"""The round of a client that has not taken part yet."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """What a node holds."""
+    """The settings of a node."""
 
     name: str = ""
     """Its name in messages; default: its partition or number."""
     data_dir: str | None = None
     """Directory of its data; default: FEDPA_DATA or the user's data directory."""
     clients: str = ""
-    """Ids, with commas between them; default: all clients of its data."""
+    """Client ids separated by commas; default: all clients of its data."""
     clients_file: str = ""
-    """A file with one id a line."""
+    """A file with one id per line."""
     partition_id: int | None = None
-    """It holds every `num_partitions`-th client, beginning with this one: for trying out."""
+    """For trials: the node has every `num_partitions`-th client, starting with this one."""
     num_partitions: int | None = None
     state_dir: str = ""
     """Where its clients' states between rounds are written, an absolute path; default: in memory
@@ -52,7 +51,7 @@ class Holding:
 
 
 def read_holding(table: Mapping[str, Any]) -> Holding:
-    """The node's settings, checked: they say whose data takes part."""
+    """Read and check the node's settings."""
     holding = wire.read_settings(Holding, table, "node config")
     if holding.data_dir and not Path(holding.data_dir).is_dir():
         raise refuse("node config: data-dir", holding.data_dir, "is not a directory on the node")
@@ -70,7 +69,7 @@ def read_holding(table: Mapping[str, Any]) -> Holding:
 
 
 def select_clients(holding: Holding, data: FederatedData) -> FederatedData:
-    """The node's clients, of those in its data."""
+    """Select the node's clients from its data."""
     ids = list(data.ids)
     wanted = [name.strip() for name in holding.clients.split(",") if name.strip()]
     if holding.clients_file:
@@ -98,7 +97,7 @@ def select_clients(holding: Holding, data: FederatedData) -> FederatedData:
     elif part is not None or parts is not None:
         raise FedpaError("node config: partition-id and num-partitions: give both or neither")
     if not ids:
-        raise FedpaError("node config: the node holds no client: its data has none for it")
+        raise FedpaError("node config: the node has no clients: its data has none for it")
     return data._replace(ids=ids)
 
 
@@ -127,17 +126,16 @@ class StateStore:
                 self._rounds[client].add(int(t))
 
     def rounds(self, name: str) -> list[int]:
-        """The rounds whose states of the client are there."""
+        """List the rounds for which a state of the client is stored."""
         return sorted(self._rounds[_hash(name)])
 
     def take(
         self, template: Any, ids: Sequence[str], since: Sequence[int], floor: int
     ) -> tuple[dict[str, Any], list[str]]:
-        """The clients' states of the rounds asked for; and the clients whose state is not here.
+        """Read the clients' states of the requested rounds, and list clients without a state.
 
-        floor: a round that the server may have to return to. A client's last state up to it is
-        kept, and what came after; states later than the one asked for are of rounds that never
-        counted.
+        floor: a round that the server may return to. A client's last state up to it and later ones
+        are kept; states later than the requested one are from rounds that did not count.
         """
         states, lost = {}, []
         for name, t in zip(ids, since, strict=True):
@@ -157,7 +155,7 @@ class StateStore:
         return states, lost
 
     def put(self, states: Mapping[str, Any], t: int) -> None:
-        """Keep the states that round t (from 1) left; not those of a round that comes too late."""
+        """Store the states of round t (from 1), unless a later round is already stored."""
         for name, state in states.items():
             if max(self.rounds(name), default=NEW) <= t:
                 self._places[f"{_hash(name)}-{t}"] = wire.pack(state)
@@ -169,7 +167,7 @@ class StateStore:
 
 
 def _hash(name: str) -> str:
-    """What places call a client: its id may be any text."""
+    """Make a client's key by hashing its id, which may be any string."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 

@@ -1,7 +1,7 @@
-"""The nodes of a run: which are connected, which clients each holds, messages to them.
+"""The nodes of a run: which are connected, which clients each has, messages to them.
 
-A node that appears is asked, and takes part once it has answered; one that left a round unanswered
-is asked again before it is sent another. No round waits for that.
+A new node is queried, and takes part once it has replied. A node that did not reply in a round is
+queried again before it gets another round. Rounds do not wait for that.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.flower import wire
 
 AGAIN = 5.0
-"""Seconds after which a node that could not answer is asked again."""
+"""Seconds after which a node that failed to reply is queried again."""
 LOOK = 1.0
-"""Seconds between looks for nodes that appear, while a round's answers are waited for."""
+"""Seconds between checks for new nodes while waiting for a round's replies."""
 LARGEST_CLIENT = 10_000_000
-"""Examples that a client may claim to have by default: they are its weight."""
+"""Default for the largest number of examples of a client, which is its weight."""
 LONGEST_NAME = 200
 """Characters of a node's name, and of a client's id."""
 REASONS = 5
@@ -35,24 +35,24 @@ REASONS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """What a run over a network needs beside its own settings."""
+    """Settings of the connection, in addition to the run's."""
 
     out: str = ""
-    """Run directory, an absolute path on the server's machine; a run in it is resumed."""
+    """Run directory, an absolute path on the server; a run in it is resumed."""
     min_nodes: int = 1
-    """Nodes that must be connected before the run begins; their clients are its population."""
+    """Number of nodes needed to start; their clients are the run's population."""
     start_timeout: float = 60.0
-    """Seconds to wait for them, and later, when all are gone, for one to come back."""
+    """Seconds to wait for them, and later, if all are lost, for one to return."""
     round_timeout: float = 600.0
-    """Seconds after which a round continues without the nodes that have not answered."""
+    """Seconds after which a round continues without nodes that have not replied."""
     poll: float = 0.1
-    """Seconds between looks for answers."""
+    """Seconds between checks for replies."""
     largest_client: int = LARGEST_CLIENT
-    """Examples that a client may claim to have: they are its weight."""
+    """Largest number of examples that a client may report, since it is its weight."""
 
 
 def read_connection(table: Mapping[str, Any]) -> Connection:
-    """The connection's settings among a run's, checked."""
+    """Read and check the connection's settings among a run's."""
     connection = wire.read_settings(Connection, table, "run config", others=True)
     check_integer("min-nodes", connection.min_nodes, 1)
     check_integer("largest-client", connection.largest_client, 1)
@@ -61,7 +61,7 @@ def read_connection(table: Mapping[str, Any]) -> Connection:
         if not 0 < value < math.inf:
             raise refuse(name.replace("_", "-"), value, "must be a number of seconds above 0")
     if connection.out and not Path(connection.out).is_absolute():
-        expected = "must be an absolute path: the server's directory is not the one you are in"
+        expected = "must be an absolute path, since the server has another working directory"
         raise refuse("out", connection.out, expected)
     return connection
 
@@ -79,11 +79,11 @@ class Excluded(NamedTuple):
 
     reason: str
     until: float = math.inf
-    """When it is asked again."""
+    """Time of the next query."""
 
 
 class Roster:
-    """The nodes of a run, as far as is known now."""
+    """The nodes of a run, as currently known."""
 
     def __init__(self, grid: Grid, connection: Connection, arrays: Mapping[str, str]) -> None:
         """`arrays`: what must be the same on the nodes, from `describe_node`."""
@@ -91,17 +91,17 @@ class Roster:
         query = wire.Query(fedpa.__version__, json.dumps(arrays))
         self.query = RecordDict({wire.CONFIG: wire.write_fields(query)})
         self.sites: dict[int, Site] = {}
-        """Nodes that have answered, and have not been silent since."""
+        """Nodes that have replied, also to their last message."""
         self.excluded: dict[int, Excluded] = {}
         """Nodes that can't take part."""
         self.asked: dict[str, int] = {}
-        """Queries that have no answer yet → node."""
+        """Queries without a reply → node."""
         self.started = False
-        """Whether it has been decided which clients the run has."""
+        """Whether the run's clients are fixed."""
         self._replaced: dict[int, int] = {}
 
     def refresh(self) -> None:
-        """See which nodes are connected. New ones are asked; those that are gone are forgotten."""
+        """Update the connected nodes: query new ones, remove lost ones."""
         present = set(self.grid.get_node_ids())
         for gone in self.sites.keys() - present:
             self.suspect(gone)
@@ -126,10 +126,10 @@ class Roster:
     def exchange(
         self, contents: Mapping[int, RecordDict], group: str
     ) -> dict[int, RecordDict | wire.NodeError]:
-        """Send a round's messages; all nodes' answers, within `round_timeout` seconds.
+        """Send a round's messages; return the replies within `round_timeout` seconds.
 
-        Nodes that appear meanwhile are asked what they hold, and are in the next round. (Flower's
-        own `send_and_receive` looks for answers every three seconds.)
+        Nodes that connect meanwhile are queried, and take part in the next round. (Flower's
+        `send_and_receive` checks for replies only every three seconds.)
         """
         timeout = self.connection.round_timeout
         waiting = self._push(contents, MessageType.TRAIN, group, timeout)
@@ -164,9 +164,9 @@ class Roster:
         return {name: node for name, node in zip(ids, contents, strict=True) if name}
 
     def _pull(self, waiting: Mapping[str, int]) -> dict[int, RecordDict | wire.NodeError]:
-        """The answers that have arrived, by node.
+        """Collect the replies that have arrived, by node.
 
-        Flower's own errors don't say which node they are about; what they reply to does.
+        Flower's errors don't name their node; the message they reply to does.
         """
         answers: dict[int, RecordDict | wire.NodeError] = {}
         for message in self.grid.pull_messages(list(waiting)) if waiting else ():
@@ -181,9 +181,9 @@ class Roster:
         return answers
 
     def suspect(self, node: int) -> None:
-        """Leave the node out until it has answered again.
+        """Leave the node out until it replies again.
 
-        What others were excluded for may have been because of it: they are asked again, too.
+        Nodes that were excluded because of it are queried again, too.
         """
         self.sites.pop(node, None)
         self.excluded.clear()
@@ -193,15 +193,15 @@ class Roster:
         return {name: node for node, site in sorted(self.sites.items()) for name in site.sizes}
 
     def sizes(self) -> dict[str, int]:
-        """All clients of the connected nodes, and their numbers of examples."""
+        """Collect all clients of the connected nodes, with their numbers of examples."""
         return {name: n for site in self.sites.values() for name, n in site.sizes.items()}
 
     def wait(self, least: int, what: str) -> None:
-        """Wait until `least` nodes, and all that are connected, have said what they hold.
+        """Wait until `least` nodes, and all that are connected, have replied.
 
-        After `start_timeout` seconds `least` are enough. If there are fewer then, or, before the
-        run has started, as soon as that many are connected, all have answered and too few can take
-        part, raises FedpaError with the nodes' reasons. `what` begins its message.
+        After `start_timeout` seconds `least` nodes are enough. Raises FedpaError with the nodes'
+        reasons if there are fewer; before the run has started, also as soon as `least` nodes are
+        connected, all have replied and too few can take part. `what` starts the message.
         """
         timeout = self.connection.start_timeout
         deadline = time.monotonic() + timeout
@@ -232,7 +232,7 @@ class Roster:
         return f"{text}: {', '.join(shown)}" if shown else text
 
     def _meet(self, node: int, content: RecordDict) -> None:
-        """Enter a node that has answered, or exclude it."""
+        """Add a node that has replied, or exclude it."""
         name = f"node {node}"
         try:
             with wire.reading():
@@ -248,7 +248,7 @@ class Roster:
             log(INFO, "fedpa: %s holds %d clients", name, len(sizes))
 
     def _read_sizes(self, said: wire.Introduction) -> dict[str, int]:
-        """The clients that a node says it holds, with their numbers of examples."""
+        """Read the clients that a node reports, with their numbers of examples."""
         ids = said.clients
         if len(ids) != len(said.examples):
             raise wire.WireError("clients and examples must be lists of one length")
@@ -260,16 +260,17 @@ class Roster:
                     f"client {shown!r}: an id must be at most {LONGEST_NAME} printable characters"
                 )
         if not ids or len(set(ids)) < len(ids):
-            raise wire.WireError("must hold at least one client, and each once")
+            raise wire.WireError("must have at least one client, and each only once")
         return dict(zip(ids, said.examples, strict=True))
 
     def _make_room(self, node: int, name: str, sizes: Mapping[str, int]) -> None:
-        """Refuse a node that holds another's client, unless it holds exactly the same ones.
+        """Refuse a node that has another's client, unless it has exactly the same ones.
 
-        Before the run has started the run is refused: which node answers first would decide.
+        Before the start the run is refused, because the result would depend on which node replies
+        first.
 
         A node with the same clients may have been restarted after a crash: Flower lists the old one
-        for a minute. That one is asked again; if it is still there, it is the one that is refused.
+        for a minute. The old one is queried again, and refused if it still replies.
         """
         for other, theirs in list(self.sites.items()):
             both = sorted(sizes.keys() & theirs.sizes.keys())
@@ -277,11 +278,11 @@ class Roster:
                 continue
             if sizes != theirs.sizes or self._replaced.get(other) == node:
                 what = (
-                    f"{name} and {theirs.name} both hold client {both[0]!r}: a client's data must "
+                    f"{name} and {theirs.name} both have client {both[0]!r}: a client's data must "
                     "be on one node"
                 )
                 raise wire.WireError(what) if self.started else FedpaError(what)
-            what = f"{name} holds the same clients as {theirs.name}, and replaces it"
-            log(WARNING, "fedpa: %s (which is asked whether it is still there)", what)
+            what = f"{name} has the same clients as {theirs.name}, and replaces it"
+            log(WARNING, "fedpa: %s (the old node is queried again)", what)
             self._replaced[node] = other
             self.suspect(other)

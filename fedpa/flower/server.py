@@ -1,12 +1,12 @@
 """The ServerApp: `fedpa`'s round loop over the nodes of a Flower deployment.
 
-Cohorts, checkpoints, early stopping and what is rejected are as in `fedpa.fit`; the directory is a
-run's like any other. If it is cut off, the same `flwr run` resumes it from its last checkpoint.
+Cohorts, checkpoints, early stopping and rejections are as in `fedpa.fit`, and the directory is an
+ordinary run directory. If the run is interrupted, the same `flwr run` resumes it from its last
+checkpoint.
 
-The engine, like every other, is given a client update, an aggregation, a message and a cohort, and
-returns the aggregate. The update runs where the clients are; here its phase is named, the message
-sent once to each node that holds clients of the cohort, and their sums merged, in the order of the
-clients' ids.
+The engine takes a client update, an aggregation, a message and a cohort, like every other, and
+returns the aggregate. The update runs on the nodes: the engine sends its phase and the message once
+to each node that has clients of the cohort, and merges their sums in the order of the clients' ids.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def make_run(
     min_success: float = 0.0,
     recording: RecordingOptions = RecordingOptions(),
 ) -> Served:
-    """Make a run of a problem and a method of your own, recorded as `fedpa.fit` does.
+    """Make a run of your own problem and method, recorded as by `fedpa.fit`.
 
     Args:
         problem: Its clients are any that have the shapes of the nodes' data; its model is drawn
@@ -167,7 +167,7 @@ def server_app(load: Callable[[Mapping[str, Any]], Served]) -> ServerApp:
         try:
             connection = read_connection(context.run_config)
             serve(grid, connection, load(context.run_config))
-        except FedpaError as error:  # what is refused is a line, not a page of where
+        except FedpaError as error:  # a refusal is one line, without a traceback
             raise error.with_traceback(None) from None
 
     return app
@@ -186,19 +186,19 @@ def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
         log(INFO, "fedpa: %s; run directory %s", where, out.absolute())
         done = len(past(out)) if is_run(out) else 0
         if done:
-            log(INFO, "fedpa: resumes the run in that directory after round %d", done)
+            log(INFO, "fedpa: resuming the run in that directory after round %d", done)
         remote = _remote_data(start.clients, example_shapes(served.problem.clients))
         connect = functools.partial(flower, roster, served, start, out)
         problem = served.problem._replace(clients=remote)
         result = served.train(problem, OfAlgorithm(connect), out, [_log_round])
-    nothing = " (all of them before: nothing was to do)" if done == len(result.history) else ""
+    nothing = " (already finished, nothing to do)" if done == len(result.history) else ""
     log(INFO, "fedpa: done, after round %d%s", len(result.history), nothing)
     return result
 
 
 @contextlib.contextmanager
 def _log_by_flower() -> Iterator[None]:
-    """Log our warnings as Flower does, and its lines once."""
+    """Log warnings through Flower's logger, each line once."""
     logger, show_others = getLogger("flwr"), warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
@@ -218,7 +218,7 @@ def _log_by_flower() -> Iterator[None]:
 
 
 def _log_round(event: Event) -> None:
-    """A line for every round."""
+    """Log a line for every round."""
     record = event.record
     values = "  ".join(f"{key} {record[key]:.4g}" for key in SHOWN if key in record)
     done, phase = f"{event.round}/{event.rounds}", record["phase"]
@@ -226,12 +226,12 @@ def _log_round(event: Event) -> None:
 
 
 class RunStart(NamedTuple):
-    """What a run began with, and has when it is resumed, whichever nodes are connected then."""
+    """A run's clients at its start, which it keeps when resumed, whichever nodes are connected."""
 
     run: str
     """Its name on the nodes."""
     clients: Mapping[str, int]
-    """Those of its cohorts, and their numbers of examples."""
+    """Its clients, and their numbers of examples."""
 
 
 def read_start(out: Path) -> RunStart | None:
@@ -247,7 +247,7 @@ def read_start(out: Path) -> RunStart | None:
 
 
 def _remote_data(sizes: Mapping[str, int], example: Any) -> FederatedData:
-    """A federation of which ids, sizes and shapes are known; examples are zeros here."""
+    """Make a federation of known ids, sizes and shapes; its examples are zeros."""
 
     def examples(name: str) -> Any:
         return jax.tree.map(lambda x: np.zeros((min(sizes[name], 1), *x.shape), x.dtype), example)
@@ -258,9 +258,9 @@ def _remote_data(sizes: Mapping[str, int], example: Any) -> FederatedData:
 def flower(
     roster: Roster, served: Served, start: RunStart, out: Path, algorithm: Algorithm, theta: Params
 ) -> tuple[Algorithm, Engine]:
-    """The algorithm as the round loop runs it, and the engine.
+    """Adapt the algorithm for the round loop, and make the engine.
 
-    What clients keep stays on the nodes: the loop has of each state the round that it is of.
+    Client states stay on the nodes: the loop stores only the round of each state.
     """
     keeps = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     updates, example = list_updates(algorithm), example_shapes(served.problem.clients)
@@ -309,7 +309,7 @@ def flower(
             if name in holders:
                 parts.setdefault(holders[name], []).append(name)
             else:
-                failures[name] = "no connected node holds it"
+                failures[name] = "no connected node has it"
         sites = {node: roster.sites[node] for node in parts}
         contents = write_messages(phase, parts, message, cohort)
         answers = roster.exchange(contents, str(number))
@@ -331,13 +331,13 @@ def flower(
                     wire.check_weight(weight_of(part), weight, len(accepted))
                     merged = merge(total, part) if accepted else total
                     if not finite(merged):
-                        why = "its sum is too large: with the others' it is not finite"
+                        why = "its sum is too large: together with the others it is not finite"
                         raise wire.WireError(why)
             except wire.WireError as error:
                 name = sites[node].name
                 failures.update(dict.fromkeys(ids, f"{name}: {error}"))
                 log(WARNING, "fedpa: round %d: %s: %s", number, name, error)
-                # Unless it has been restarted meanwhile, and has said what it holds.
+                # Unless it has been restarted and has replied meanwhile.
                 if isinstance(error, wire.NodeError) and roster.sites.get(node) is sites[node]:
                     roster.suspect(node)
                 continue

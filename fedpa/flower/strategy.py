@@ -1,8 +1,8 @@
-"""FedPA as a Flower strategy, for apps that have a model and a training step of their own.
+"""FedPA as a Flower strategy, for apps with their own model and training step.
 
-Clients answer by `fedpa.numpy_client.reply`; nothing else of the app changes. (For the tasks and
-methods of `fedpa`, with cohorts of many clients on a node, checkpoints and resuming, take
-`server_app` and `client_app`.)
+Clients reply with `fedpa.numpy_client.reply`; nothing else of the app changes. For the tasks and
+methods of `fedpa`, with many clients per node, checkpoints and resuming, use `server_app` and
+`client_app`.
 """
 
 import time
@@ -48,8 +48,8 @@ class FedPA(FedAvg):
             from their numbers, which Flower chooses when a node starts; default: 1.
         fraction_evaluate: As in Flower's FedAvg, weighted by examples; default: 0.
         min_nodes: How many nodes must be connected for the first round, ≥ 1; default: 2.
-        min_success: The share of a round's nodes, 0 to 1, that must give a usable answer, or the
-            model stays as it is; default: 0.
+        min_success: The share of a round's nodes, 0 to 1, that must give a usable reply; otherwise
+            the model is left unchanged; default: 0.
         start_timeout: Seconds to wait for `min_nodes`; default: 60.
         seed: Of the nodes drawn, ≥ 0; default: 0.
     Raises:
@@ -115,7 +115,7 @@ class FedPA(FedAvg):
         # A wrapper may have changed what the last round gave: noise is part of the model.
         self.state = self.state._replace(theta=given)
         self._given = arrays
-        nodes = self._connected(grid, self.min_nodes if server_round == 1 else 1)
+        nodes = self._wait_for_nodes(grid, self.min_nodes if server_round == 1 else 1)
         size = max(round(self.fraction_train * len(nodes)), 1)
         rng = np.random.default_rng([self.seed, server_round])
         chosen = [nodes[k] for k in sorted(rng.choice(len(nodes), size, replace=False))]
@@ -126,7 +126,7 @@ class FedPA(FedAvg):
         group = str(server_round)
         return [Message(content, node, MessageType.TRAIN, group_id=group) for node in chosen]
 
-    def _connected(self, grid: Grid, least: int) -> list[int]:
+    def _wait_for_nodes(self, grid: Grid, least: int) -> list[int]:
         """Wait until that many nodes are connected, and list them."""
         deadline = time.monotonic() + self.start_timeout
         while len(nodes := sorted(grid.get_node_ids())) < least:
@@ -152,7 +152,7 @@ class FedPA(FedAvg):
         rejected = self._asked - len(usable)
         weight = sum(n for n, _, _ in usable)
         if len(usable) < self.min_success * self._asked or not weight:
-            log(WARNING, "fedpa: round %d: the model stays as it is", server_round)
+            log(WARNING, "fedpa: round %d: model left unchanged", server_round)
             return None, MetricRecord({"rejected": rejected})
         mean = {}
         for name, array in theta.items():
@@ -199,13 +199,13 @@ def _floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 def _read_reply(
     message: Message, theta: dict[str, np.ndarray]
 ) -> tuple[int, dict[str, np.ndarray], dict[str, float]]:
-    """A client's n, Δ in float64 and metrics. What makes no sense is refused and named."""
+    """Read a client's n, Δ in float64 and metrics; refuses an invalid reply."""
     if message.has_error():
         raise wire.WireError(wire.describe_error(message.error))
     arrays, metrics = message.content.get(wire.ARRAYS), message.content.get(wire.METRICS)
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
         raise wire.WireError(
-            "the answer has no records arrays and metrics: does the client use reply?"
+            "the reply has no records arrays and metrics: use fedpa.numpy_client.reply"
         )
     n: Any = metrics.get("num-examples")
     wire.check_count("num-examples", n, LARGEST_CLIENT)

@@ -1,13 +1,13 @@
-"""The wire format: what messages between the server and its nodes hold, and how it is read.
+"""The wire format: the content of messages between the server and its nodes, and how it is read.
 
-A message, either way, has up to three records, by Flower's own names:
+A message, either way, has up to three records, with Flower's names:
 
-    arrays   a tree's arrays by name (layers/0/weight): θ; back, a sum of clients' results
-    config   the fields of one of the types below: what is asked, or what is said of the answer
+    arrays   a tree's arrays by name (layers/0/weight): θ; in replies, a sum of clients' results
+    config   the fields of one of the types below
     metrics  numbers about each client
 
-Nothing is said about the tree itself: both sides know it. What arrives is checked before any of it
-is used, and refused as a whole.
+Messages do not describe the tree itself, which both sides know. A message is checked before any of
+it is used, and refused as a whole.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from fedpa.training.named_arrays import path_name
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 OWN = "app."
-"""Begins the names of settings that are the app's, not ours."""
+"""Prefix of settings that belong to the app, not to fedpa."""
 
 CODES = {
     1: "an error that Flower does not explain",
@@ -38,10 +38,10 @@ CODES = {
 
 
 class Query(NamedTuple):
-    """Asked of a node that appears: which clients does it hold?"""
+    """A query to a new node: which clients does it have?"""
 
     version: str
-    """Of fedpa, on the server."""
+    """Version of fedpa on the server."""
     arrays: str
     """JSON: type and shape of each array that clients are sent, and of an example's."""
 
@@ -64,26 +64,26 @@ class Assignment(NamedTuple):
     """The words of the clients' keys, one client's after the other's. The server has made them for
     its cohort; to make them again would take a tenth of a second of every message."""
     population: float
-    """Σ q_i of all nodes' clients, for methods that have to know."""
+    """Σ q_i of all nodes' clients, for methods that need it."""
     run: str = ""
     """The run's name, where clients keep states."""
     floor: int = 0
-    """The round that the server may have to return to."""
+    """The round that the server may return to."""
     states: list[int] = []
-    """The rounds that the clients' states are of."""
+    """The rounds of the clients' states."""
 
 
 class Report(NamedTuple):
-    """What a node says of a round, in the order of the clients that were asked for."""
+    """A node's reply to a round, in the order of the requested clients."""
 
     clients: list[str]
     accepted: list[bool]
     examples: list[int]
     failed: list[str] = []
     reasons: list[str] = []
-    """What went wrong with those that failed."""
+    """Error messages of the clients that failed."""
     lost: list[str] = []
-    """Clients whose state of an earlier round is gone."""
+    """Clients whose state of an earlier round is missing."""
 
 
 def escape_text(text: object, longest: int = 500) -> str:
@@ -101,19 +101,19 @@ def escape_text(text: object, longest: int = 500) -> str:
 
 
 class WireError(FedpaError):
-    """A message that is not what it should be; names the array. What it quotes is escaped."""
+    """An invalid message; names the array. Quoted text is escaped."""
 
     def __init__(self, text: str) -> None:
         super().__init__(escape_text(text))
 
 
 class NodeError(WireError):
-    """The node is gone, or reports an error: it is asked what it holds before the next round."""
+    """The node is lost or reports an error: it is queried again before the next round."""
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Make a WireError of whatever goes wrong in reading what another machine sent."""
+    """Convert every error in reading a message into a WireError."""
     try:
         yield
     except WireError:
@@ -174,7 +174,7 @@ def read_settings(
         kind: The dataclass.
         table: Its values by name; names that begin with `app.` are left alone.
         where: What messages call the table.
-        others: Whether the table may hold settings of others.
+        others: Whether the table may contain other settings.
     """
     hints = typing.get_type_hints(kind)
     values = {}
@@ -233,7 +233,7 @@ def read_array(record: Mapping[str, Any], name: str, wanted: Any) -> np.ndarray:
     if array.shape != tuple(wanted.shape):
         raise WireError(f"{name} has shape {list(array.shape)}: {list(wanted.shape)} is needed")
     if array.dtype != wanted.dtype:
-        raise WireError(f"{name} is of type {array.dtype}: {wanted.dtype} is needed")
+        raise WireError(f"{name} has type {array.dtype}: {wanted.dtype} is needed")
     return array
 
 
@@ -289,7 +289,7 @@ def read_reply(
 
 
 def check_weight(weight: Any, expected: float, clients: int) -> None:
-    """Refuse a Σ q_i that is not that of the clients it is of, those accepted.
+    """Refuse a Σ q_i that is not that of the accepted clients.
 
     Weights are whole numbers: their sum in float32 is exact up to 2²⁴, and above it rounds with
     every client.

@@ -1,4 +1,4 @@
-"""What is measured of a model."""
+"""Metrics of models."""
 
 from fedpa.metrics.classification import classifier, next_words, tagger
 from fedpa.metrics.metric import Counts, Metric

@@ -1,7 +1,7 @@
 """Evaluation over a federation: clients are read one after the other, batches have one size.
 
-Sums are kept for every client, so that a metric is known overall and as a distribution over
-clients: the 10th percentile says how those do who are left behind.
+Sums are kept for every client, so that a metric is available overall and as a distribution over
+clients: the 10th percentile shows how the worst-served clients do.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -161,8 +161,8 @@ def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) 
         if rows >= size:
             whole = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
             for start in range(0, rows - size + 1, size):
-                yield _cut(whole, slice(start, start + size))
-            waiting = [_cut(whole, slice(rows - rows % size, rows))]
+                yield _slice_batch(whole, slice(start, start + size))
+            waiting = [_slice_batch(whole, slice(rows - rows % size, rows))]
             rows %= size
     if rows:
         last = jax.tree.map(lambda *parts: np.concatenate(parts), *waiting)
@@ -171,7 +171,7 @@ def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) 
         yield Batch(jax.tree.map(lambda x: x[padding], last.examples), last.owners)
 
 
-def _cut(batch: Batch, rows: slice) -> Batch:
+def _slice_batch(batch: Batch, rows: slice) -> Batch:
     cut: Batch = jax.tree.map(lambda x: x[rows], batch)
     return cut
 

@@ -46,7 +46,7 @@ class Aggregate(NamedTuple):
 class Aggregation(NamedTuple):
     """How clients' results become one: a running sum, which may be kept in several places.
 
-    Engines call `init` and `add` where clients run, `merge` where partial sums meet, `value` once a
+    Engines call `init` and `add` where clients run, `merge` for partial sums, `value` once a
     round. All four are traced by JAX: shapes must not depend on values.
 
     Args:

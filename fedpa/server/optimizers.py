@@ -1,7 +1,7 @@
 """Server optimizers (Algorithm 1, line 9; Reddi et al. 2021, Algorithm 2): Δ taken as a gradient.
 
-Each is an optax transformation, and any optax transformation can stand in its place. They differ
-from optax's own in where the adaptivity τ stands and in bias correction: at τ = 1e-3 the difference
+Each is an optax transformation, and any optax transformation can replace it. They differ from
+optax's versions in the place of the adaptivity τ and in bias correction: at τ = 1e-3 the difference
 is large.
 
     m ← β₁m + (1 − β₁)Δ

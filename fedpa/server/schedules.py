@@ -1,6 +1,6 @@
 """Schedules: what a learning rate is multiplied by, round by round (from 0).
 
-The rate itself belongs to the optimizer; a schedule says how it changes. The same schedules serve
+The rate itself belongs to the optimizer; a schedule multiplies it. The same schedules serve
 the server (`fedpa.Server(…, schedule=…)`) and the clients (`fedpa.LocalTraining(…, schedule=…)`).
 Any function of the round is one, as long as JAX can trace it: optax's own schedules are, too.
 """

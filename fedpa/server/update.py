@@ -108,7 +108,7 @@ def update(
     """One server step; `rate` multiplies the server's learning rate.
 
     A Δ that is not finite, that leads to a θ that is not, or that no client took part in
-    (Σ q_i = `weight` = 0) leaves the state as it was.
+    (Σ q_i = `weight` = 0) leaves the state unchanged.
     """
     delta = narrow(delta, state.theta)
     updates, opt_state = server.optimizer.update(delta, state.optimizer, state.theta)

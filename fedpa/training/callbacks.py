@@ -1,10 +1,10 @@
-"""What happens after each round is a callback: evaluation, logs, progress, stopping.
+"""Callbacks, called after each round: evaluation, logs, progress, stopping.
 
 A callback is called with the round's `Event` and may return metrics, which are added to the
-round's record for the callbacks after it, or `Stop`. One that must know of earlier rounds is
-`Remembering`: what it remembers is part of every checkpoint, so that a resumed run stops where an
-uninterrupted one does (but for a limit of time). What needs opening and closing is a context
-manager that gives a callback (`fedpa.experiments.report.live.watch_run`).
+round's record for the callbacks after it, or `Stop`. A callback with state is a `Remembering`: its
+state is part of every checkpoint, so that a resumed run stops where an uninterrupted one does
+(except for time limits). A callback that must be opened and closed is a context manager that yields
+one (`fedpa.experiments.report.live.watch_run`).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fedpa.training.options import WINDOW
 from fedpa.types import Model
 
 BEST = "best"
-"""Under which a run remembers its best round."""
+"""Name of the memory of the best round."""
 
 
 class Event(NamedTuple):
@@ -100,10 +100,10 @@ class Remembering(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Watching:
-    """A callback that is also told of each phase before its first round, when it is compiled."""
+    """A callback that is also called before the first round of each phase, when it is compiled."""
 
     update: Callable[[Event], Answer]
-    """As any callback."""
+    """Called after every round."""
     begin: Callable[[int, int, str], None]
     """(round, rounds, phase): once for each phase in this process."""
 
@@ -119,11 +119,11 @@ Evaluate = Callable[[Model], Mapping[str, Any]]
 
 
 def evaluation(evaluate: Evaluate, every: int = 1) -> Callback:
-    """Make a callback that evaluates: `fit` makes one of `evaluate` and `eval_every`.
+    """Make a callback that evaluates, as `fit` does from `evaluate` and `eval_every`.
 
     Args:
         evaluate: A function of the model that returns metrics by name, recorded as `eval/<name>`.
-        every: Rounds from one evaluation to the next, ≥ 1; the last round is always evaluated.
+        every: Rounds between evaluations, ≥ 1; the last round is always evaluated.
     Returns:
         A callback for `train`, which takes no `evaluate`.
     Raises:
@@ -161,30 +161,30 @@ def name_metrics(evaluate: Evaluate) -> Evaluate:
 
 
 def initial_memories(callbacks: Sequence[Callback]) -> dict[str, Any]:
-    """What callbacks remember before the first round, by their names."""
+    """Collect the initial states of callbacks, by name."""
     remembering = [callback for callback in callbacks if isinstance(callback, Remembering)]
     memories = {c.name: _as_json(c.name, c.init) for c in remembering}
     if len(memories) < len(remembering):
         names = [callback.name for callback in remembering]
-        raise refuse("callbacks", names, "those that remember must have names of their own")
+        raise refuse("callbacks", names, "callbacks with state must have different names")
     return memories
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Refuse what are no callbacks, and memories that could not be kept under their names."""
+    """Check that these are callbacks, and that the names of their states are usable."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, Remembering):
         raise refuse("callbacks", callbacks, "must be a list of them: callbacks=[…]")
     for callback in callbacks:
         if not isinstance(callback, Remembering):
             check_takes("callbacks", callback, "(event)")
     if BEST in initial_memories(callbacks):
-        raise refuse("callbacks", BEST, "is the name of fedpa's own: give yours another")
+        raise refuse("callbacks", BEST, "is reserved by fedpa: give another name")
 
 
 def call_callbacks(
     callbacks: Sequence[Callback], event: Event, memory: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Stop | None]:
-    """Call every callback, in turn: what is remembered now, and whether to stop.
+    """Call every callback in turn; return the new states, and whether to stop.
 
     Their metrics are added to the event's record.
     """
@@ -204,7 +204,7 @@ def call_callbacks(
             raise refuse("callback's answer", answer, expected)
         else:
             event.record.update(plain(answer or {}))
-    # A run that is over is over, also where it was to pause; one whose rounds are done can't pause.
+    # `finished` overrides a pause; a run whose rounds are done can't pause.
     over = [stop for stop in stops if stop.finished]
     if event.round < event.rounds:
         over += stops
@@ -212,15 +212,15 @@ def call_callbacks(
 
 
 def _as_json(name: str, remembered: Any) -> Any:
-    """What a callback remembers as it will be after a checkpoint, resumed or not."""
+    """Convert a callback's state to what a checkpoint would return."""
     try:
         return json.loads(json.dumps(remembered))
     except (TypeError, ValueError) as error:
-        raise FedpaError(f"callback {name!r} remembers what JSON can't hold: {error}") from None
+        raise FedpaError(f"callback {name!r}: its state can't be stored as JSON: {error}") from None
 
 
 def _agree(stop: Stop | None) -> Stop | None:
-    """Where several processes run together, the first says for all when to stop."""
+    """With several processes, process 0 decides for all when to stop."""
     if jax.process_count() == 1:
         return stop
     said = np.array([stop is not None, stop is not None and stop.finished])
@@ -230,11 +230,11 @@ def _agree(stop: Stop | None) -> Stop | None:
     return stop or Stop("stopped by process 0", bool(finished))
 
 
-# When a run is good enough, or long enough: the best round, early stopping, targets, time.
+# The best round, early stopping, targets, time limits.
 
 
 class Best(NamedTuple):
-    """By which metric the best round is chosen; its checkpoint is kept.
+    """The metric of the best round, whose checkpoint is kept.
 
     Args:
         metric: As records name it: valid/accuracy.
@@ -255,7 +255,7 @@ def is_lower(best: Best) -> bool:
 
 
 def remember_best(best: Best) -> Remembering:
-    """Which round was the best so far: `{"metric": …, "value": …, "round": …}`."""
+    """Make a callback that tracks the best round: `{"metric": …, "value": …, "round": …}`."""
     better = _better(best, 0.0)
 
     def update(memory: Any, event: Event) -> tuple[Any, Answer]:
@@ -268,13 +268,13 @@ def remember_best(best: Best) -> Remembering:
 
 
 def best_of(memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The best round so far, as `remember_best` has it; None if there is none yet."""
+    """Return the best round so far, as `remember_best` stores it, or None."""
     best = memory.get(BEST)
     return best if best is not None and best["round"] is not None else None
 
 
 def best_round(memory: Mapping[str, Any]) -> int | None:
-    """The number of the best round so far."""
+    """Return the number of the best round so far."""
     best = best_of(memory)
     return None if best is None else best["round"]
 
@@ -285,9 +285,9 @@ def early_stopping(
     """Make a callback that ends a run whose metric no longer improves.
 
     Args:
-        metric: As records name it: "eval/accuracy".
-        patience: Evaluations in a row, ≥ 1, that may be no better than the best before them.
-        min_improvement: By how much a value must be better to count, ≥ 0.
+        metric: Its name in records: "eval/accuracy".
+        patience: Consecutive evaluations without improvement, ≥ 1, after which the run ends.
+        min_improvement: Smallest change that counts as improvement, ≥ 0.
         lower: Whether lower is better; default: if the metric is named a loss, an error or a
             perplexity.
     Returns:
@@ -315,7 +315,7 @@ def early_stopping(
             return memory, None
         best = f"{memory['value']:.4g} in round {memory['round']}" if memory["round"] else "none"
         return memory, Stop(
-            f"early stopping: {metric} was not better in {patience} evaluations; best {best}"
+            f"early stopping: {metric} did not improve in {patience} evaluations; best {best}"
         )
 
     name = f"early_stopping {metric}"
@@ -327,12 +327,13 @@ def stop_at(
 ) -> Remembering:
     """Make a callback that ends a run when a running average of a metric reaches a target.
 
-    Not before round `window`; from there on tables count the rounds to a target in the same way.
+    It never ends a run before round `window`. From then on it agrees with the rounds to a target
+    in tables.
 
     Args:
-        metric: As records name it: "eval/accuracy".
+        metric: Its name in records: "eval/accuracy".
         target: The value to reach, any finite number.
-        window: The average is of the evaluations in this many of the last rounds, ≥ 1; default: 10.
+        window: Number of last rounds whose evaluations are averaged, ≥ 1; default: 10.
         lower: Whether lower is better; default: if the metric is named a loss, an error or a
             perplexity.
     Returns:
@@ -374,7 +375,7 @@ def max_minutes(minutes: float, clock: Callable[[], float] = time.monotonic) -> 
         minutes: Minutes from this call on, > 0.
         clock: Gives the time in seconds.
     Returns:
-        A callback for `fit(…, callbacks=[…])`: the run ends after the round in which they are over.
+        A callback for `fit(…, callbacks=[…])`: the run stops after the round in which time is up.
     Raises:
         FedpaError: `minutes` is out of range.
     Example:
@@ -397,7 +398,7 @@ def max_minutes(minutes: float, clock: Callable[[], float] = time.monotonic) -> 
 
 
 def _value(event: Event, metric: str) -> float | None:
-    """The round's value; None if it was not evaluated. A metric that never comes is refused."""
+    """Read the round's value; None if it was not evaluated. Refuses an unknown metric."""
     if metric in event.record:
         value = event.record[metric]
         if isinstance(value, bool) or not isinstance(value, int | float):

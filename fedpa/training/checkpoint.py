@@ -1,9 +1,9 @@
 """Checkpoints: `checkpoints/<round>/` with `state.safetensors` and `state.json`.
 
-One checkpoint holds everything of one round: server state, client states, history, what callbacks
-remember. It is written beside its place, synced and renamed, so a write can be broken off at any
-point and no kill can mix two rounds. `state.json` has a digest of itself and of every array; a
-checkpoint that was damaged later is skipped in favour of the one before it.
+One checkpoint contains everything of one round: server state, client states, history, states of
+callbacks. It is an atomic write, so a kill at any time neither leaves half a checkpoint nor mixes
+two rounds. `state.json` has a digest of itself and of every array; a checkpoint that was damaged
+later is skipped, and the one before it is used.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from fedpa.training.named_arrays import fill_tree, name_arrays, to_numpy, update
 
 CHECKPOINTS, ARRAYS, ABOUT = "checkpoints", "state.safetensors", "state.json"
 FORMAT = 2
-"""Raised when older checkpoints can't be read any more."""
+"""Format number, increased when older checkpoints can't be read any more."""
 _ORBAX = "_CHECKPOINT_METADATA"
 """A file of format 1."""
 
 
 class DamagedError(FedpaError):
-    """A checkpoint that is not what was saved; the one before it will do."""
+    """A damaged checkpoint; the one before it is used instead."""
 
 
 class Stored(NamedTuple):
@@ -82,12 +82,14 @@ def save_checkpoint(out: Path, snapshot: Snapshot, settings: Mapping[str, Any]) 
     about = json.loads(json.dumps(about))
     try:
         with write_directory(path) as part:
-            content = save({name: _storable(arrays[name]) for name in stored.values()})
+            content = save({name: _make_storable(arrays[name]) for name in stored.values()})
             (part / ARRAYS).write_bytes(content)
             (part / ABOUT).write_text(json.dumps(about | {"digest": _digest_text(about)}))
     except OSError as error:
         good = list_checkpoints(out)
-        left = f"round {good[-1]} is the last good one" if good else "there is none before it"
+        left = (
+            f"round {good[-1]} is the last good one" if good else "there is no earlier checkpoint"
+        )
         raise FedpaError(
             f"the checkpoint of round {snapshot.round} can't be written to "
             f"{str(path.parent)!r}: {explain(error)}; {left}"
@@ -99,7 +101,7 @@ def checkpoint_path(out: Path, t: int) -> Path:
 
 
 def list_checkpoints(out: Path) -> list[int]:
-    """The rounds that have a checkpoint, in order, damaged or not."""
+    """List the rounds that have a checkpoint, in order, damaged or not."""
     root = out / CHECKPOINTS
     if not root.is_dir():
         return []
@@ -113,7 +115,7 @@ def prune_checkpoints(out: Path, keep: int, also: Iterable[int] = ()) -> None:
 
 
 def remove_checkpoints_after(out: Path, t: int) -> None:
-    """Remove those of rounds that will be run again, and what a kill left incomplete."""
+    """Remove checkpoints of rounds that will be run again, and incomplete ones."""
     root = out / CHECKPOINTS
     for path in root.iterdir() if root.is_dir() else ():
         if not path.name.isdecimal() or int(path.name) > t:
@@ -121,7 +123,7 @@ def remove_checkpoints_after(out: Path, t: int) -> None:
 
 
 def read_last_checkpoint(out: Path) -> Stored | None:
-    """Read the last checkpoint that is not damaged; None if there is none."""
+    """Read the last checkpoint that is not damaged, or None."""
     for t in reversed(list_checkpoints(out)):
         try:
             return read_checkpoint(out, t)
@@ -134,8 +136,8 @@ def read_checkpoint(out: Path, t: int) -> Stored:
     """Read the checkpoint of a round.
 
     Raises:
-        DamagedError: It is not what was saved.
-        FedpaError: It can't be read now, or is of another format.
+        DamagedError: Its content is not what was saved.
+        FedpaError: It can't be read now, or has another format.
     """
     path = checkpoint_path(out, t)
     try:
@@ -157,11 +159,11 @@ def read_checkpoint(out: Path, t: int) -> Stored:
         if (path / _ORBAX).exists():
             raise _another_format(path, 1) from None
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: files are missing") from None
-    except OSError as error:  # of the disk or the network: the checkpoint may be sound
+    except OSError as error:  # an error of disk or network: the checkpoint may be intact
         raise FedpaError(f"checkpoint {str(path)!r} can't be read: {explain(error)}") from None
     except (FedpaError, MemoryError):
         raise
-    except Exception as error:  # damaged bytes make JSON, safetensors and NumPy raise a dozen kinds
+    except Exception as error:  # damaged bytes make JSON, safetensors and NumPy raise many types
         reason = " ".join(str(error).split())[:300]
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {reason}") from None
     return Stored(
@@ -196,13 +198,13 @@ def restore_snapshot(stored: Stored, state: Any, params: Any, client_state: Any)
 
 def _another_format(path: Path, number: Any) -> FedpaError:
     return FedpaError(
-        f"checkpoint {str(path)!r} is of format {number}, written by another version of fedpa; "
-        f"this one reads {FORMAT}: start the run again"
+        f"checkpoint {str(path)!r} has format {number}, written by another version of fedpa; "
+        f"this version reads {FORMAT}: start the run again"
     )
 
 
 def _stack_clients(states: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """Names, and the states in the same order as rows of arrays."""
+    """Stack client states: names, and arrays with one row per client."""
     names = sorted(states)
     if not names:
         return [], ()
@@ -212,8 +214,8 @@ def _stack_clients(states: Mapping[str, Any]) -> tuple[list[str], Any]:
     )
 
 
-def _storable(array: np.ndarray) -> np.ndarray:
-    """In one piece; of types that safetensors and NumPy don't share (float8, int4), the bytes."""
+def _make_storable(array: np.ndarray) -> np.ndarray:
+    """Make an array contiguous; types that safetensors and NumPy don't share become bytes."""
     array = np.asarray(array, order="C")
     shared = array.dtype.isbuiltin == 1 or array.dtype.name == "bfloat16"
     return array if shared else array.view(np.uint8)

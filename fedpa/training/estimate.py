@@ -1,4 +1,4 @@
-"""`fedpa.estimate`: what a run costs, from shapes and compiled programs; no example is computed."""
+"""`fedpa.estimate`: the cost of a run, from shapes and compiled programs, without running it."""
 
 import functools
 import math
@@ -26,23 +26,23 @@ from fedpa.types import Loss, Model, Params
 
 
 class PhaseCost(NamedTuple):
-    """What a round of one phase costs. None stands for what is not known."""
+    """The cost of a round of one phase. None means unknown."""
 
     rounds: int
-    """How many of the run's rounds are of this phase."""
+    """Number of the run's rounds in this phase."""
     bytes_up: int
-    """What one client sends: its result and weight, and its answer to an inquiry."""
+    """Bytes that one client sends: its result and weight, and its answer to an inquiry."""
     bytes_down: int
-    """What one client is sent."""
+    """Bytes that one client receives."""
     client_memory: int | None
     """Bytes of the program of the largest clients, for each client in flight: data, parameters,
     samples and temporaries."""
     memory: int | None
-    """Bytes of a round: all clients in flight, the server's state and the message; examples that
-    are in memory, too."""
+    """Bytes of a round: all clients in flight, the server's state, the message, and examples in
+    memory."""
     local_steps: float | None
-    """Steps of local training of a whole cohort, on average. Those of a sampler of one's own are
-    not known, and what a method computes besides (MIME's full gradients) is not counted."""
+    """Local steps of a whole cohort, on average. Unknown for the user's own samplers; other
+    computations of a method (MIME's full gradients) are not counted."""
     examples: float | None
     """Examples in the mini-batches of these steps."""
     flops: float | None
@@ -50,7 +50,7 @@ class PhaseCost(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a run costs, from `fedpa.estimate`; printed, it is a table.
+    """The cost of a run, from `fedpa.estimate`; `print` shows a table.
 
     Args:
         clients: How many there are.
@@ -81,7 +81,7 @@ class Estimate(NamedTuple):
     phases: Mapping[str, PhaseCost]
 
     def __repr__(self) -> str:
-        """The table: a line for each phase; up, down: per client; memory, work: per round."""
+        """Format a table: a line per phase; up and down per client; memory and work per round."""
         size, server = _format(self.parameter_bytes, "B"), _format(self.server_bytes, "B")
         client = _format(self.client_bytes, "B")
         lines = [
@@ -121,20 +121,20 @@ def estimate(
     clients_per_round: int,
     rounds: int = 1,
 ) -> Estimate:
-    """Say what a run costs without running it: traffic, memory and work of a round, by phase.
+    """Estimate the cost of a run without running it: traffic, memory and work of a round, by phase.
 
-    Traffic and states follow from shapes alone. Memory is that of the programs `fedpa.fit` would
-    run, which are compiled for it; operations are XLA's count of a local step.
+    Traffic and states follow from shapes. Memory is that of the programs that `fedpa.fit` would
+    run, which are compiled for it; operations are XLA's count for a local step.
 
     Args:
         loss: `loss(params, batch, key)`, one number per example, or a `fedpa.Objective`.
         params: Any pytree, as for `fedpa.fit`.
         clients: Client id → arrays, or a federation, of which one client is read.
         method: An algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
-        clients_per_round: ≥ 1; all clients take part if there are not more.
-        rounds: How long the run is, ≥ 1: how many rounds each phase has.
+        clients_per_round: ≥ 1; all clients take part if there are fewer.
+        rounds: The total number of rounds, ≥ 1, for the number of rounds of each phase.
     Returns:
-        The costs; every phase of the method is there, also those that `rounds` don't reach.
+        The costs of every phase of the method, also of phases that are not reached.
     Raises:
         FedpaError: Loss, parameters, data and method don't fit together.
     Example:
@@ -162,7 +162,7 @@ def estimate_phases(
     clients_per_round: int,
     rounds: Mapping[str, int],
 ) -> Estimate:
-    """Estimate the phases named in `rounds`, each with how many rounds are of it."""
+    """Estimate the phases in `rounds` (phase → number of rounds)."""
     algorithm, theta, _, objective = prepared
     number = min(clients_per_round, len(data.ids))
     sizes = [data.num_examples(name) for name in data.ids]
@@ -196,12 +196,12 @@ def estimate_phases(
 def _shapes(
     prepared: Prepared, data: FederatedData, sizes: Sequence[int], number: int, phase: str
 ) -> tuple[int, int, int | None, int | None]:
-    """Bytes up and down of a client; bytes of a client in flight and of a round."""
+    """Count bytes up and down of a client, and bytes of a client in flight and of a round."""
     algorithm, theta, _, objective = prepared
     state = jax.eval_shape(algorithm.init, theta)
     message = jax.eval_shape(algorithm.broadcast, state, jnp.asarray(0))
     trips = [(algorithm.clients[phase], message)]
-    if algorithm.inquiry is not None:  # what it sends is a part of the message
+    if algorithm.inquiry is not None:  # what it sends down is part of the message
         asked = jax.eval_shape(algorithm.inquiry.broadcast, state)
         trips.append((algorithm.inquiry.client, asked))
     ids = data.ids[:number]
@@ -234,7 +234,7 @@ def _shapes(
 
 
 def _find_local(method: Any, phase: str = "") -> LocalTraining | None:
-    """A method's local training, if that is what its clients do in this phase."""
+    """Return a method's local training, if its clients do that in this phase."""
     while isinstance(method, Described):
         arguments = method.arguments
         if stage(phase) == SAMPLING and arguments.get("sampler") is not None:
@@ -247,7 +247,7 @@ def _find_local(method: Any, phase: str = "") -> LocalTraining | None:
 
 
 def _count_work(method: Any, phase: str, sizes: Sequence[int]) -> tuple[float, float] | None:
-    """Local steps and examples of a client, the mean over all clients."""
+    """Count local steps and examples of a client, as the mean over all clients."""
     local = _find_local(method, phase)
     if local is None:
         return None
@@ -263,7 +263,7 @@ def _count_work(method: Any, phase: str, sizes: Sequence[int]) -> tuple[float, f
 
 
 def _count_flops(method: Any, objective: Objective, theta: Params) -> float | None:
-    """Of one local step; None where there are none, or XLA does not count them."""
+    """Count the operations of one local step; None without steps or if XLA does not count."""
     local = _find_local(method)
     if local is None:
         return None

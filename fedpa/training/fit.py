@@ -1,4 +1,4 @@
-"""`fedpa.fit`: a model and data of one's own, trained by any method; shown, recorded, resumed."""
+"""`fedpa.fit`: train the user's model on the user's data by any method; record and resume."""
 
 import contextlib
 import inspect
@@ -68,7 +68,7 @@ REMEDIES = Remedies(
     "recording=fedpa.RecordingOptions(overwrite=True)",
 )
 LINES = 10
-"""How many lines of progress a run has where there is no terminal."""
+"""Number of progress lines without a terminal."""
 NAMES = {
     "fedavg": "FedAvg",
     "fedexp": "FedExP",
@@ -79,7 +79,7 @@ NAMES = {
     "mime-lite": "MimeLite",
     "scaffold": "SCAFFOLD",
 }
-"""How methods are written in papers."""
+"""Names of methods as in papers."""
 _SHOWN = ("train/loss", "eval/", "valid/")
 _SETTINGS = {
     "rounds": int,
@@ -88,7 +88,7 @@ _SETTINGS = {
     "min_success": float,
     "eval_every": int,
 }
-"""What `resume` takes from `config.toml`, beside tables."""
+"""Settings that `resume` reads from `config.toml`, besides tables."""
 _STORAGE = typing.get_type_hints(StorageOptions)
 
 
@@ -112,36 +112,37 @@ def fit(
 ) -> Fit:
     """Train a model on the clients' data.
 
-    Ctrl-C raises `KeyboardInterrupt` with one line that says how to resume; with `out`, the rounds
-    done are kept.
+    Ctrl-C raises `KeyboardInterrupt` with one line on how to resume; with `out`, finished rounds
+    are kept.
 
     Args:
         loss: `loss(params, batch, key)`, one number per example of the batch (`fedpa.per_example`
-            makes one of a loss of the whole batch); or `fedpa.Objective(loss, regularizer=…,
+            converts a loss of a whole batch); or `fedpa.Objective(loss, regularizer=…,
             reduction=…, sparse=…, weight=…)`.
         params: Any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point
-            arrays are trained; every other leaf stays as it is.
+            arrays are trained; other leaves are not changed.
         clients: Client id → a pytree of arrays whose first axis counts examples, checked before
             anything runs; or a `FederatedData`, whose clients are checked as they are read.
         method: An algorithm with its settings: `fedpa.fedpa(local, server, rho=0.1)`.
         rounds: The total number of rounds, ≥ 1.
         clients_per_round: Clients drawn for each round without replacement, ≥ 1.
-        seed: Decides cohorts and randomness, 0 to 2³² − 1: one seed, one result, bit for bit.
+        seed: Determines cohorts and randomness, 0 to 2³² − 1; the same seed gives the same result,
+            bit for bit.
         evaluate: A function of the model that returns metrics by name, recorded as `eval/<name>`.
-        eval_every: Rounds from one evaluation to the next, ≥ 1; the last round is always evaluated.
+        eval_every: Rounds between evaluations, ≥ 1; the last round is always evaluated.
         callbacks: Called after every round; may return metrics or `fedpa.Stop("reason")`.
         engine: Where clients run, e.g. `fedpa.engines.vectorized()`; default:
             `fedpa.engines.local()`, which chooses.
         min_success: Share of a round's clients, 0 to 1, that must succeed for the run to continue.
-        out: The run's directory; default: nothing is recorded. If it already contains a run of the
-            same settings, that is resumed from its last checkpoint; a finished one is returned as
-            it is; more `rounds` extend it, unless a callback ended it.
+        out: The run's directory; default: nothing is recorded. If it contains a run with the same
+            settings, that run is resumed from its last checkpoint, or returned if it is finished.
+            More `rounds` extend it, unless a callback ended it.
         recording: The run's label, the metric whose best round is kept, checkpoints, loggers,
             whether to overwrite a run.
-        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines and one
-            for each phase while it is compiled. A finished run that is returned is one line.
+        progress: Whether to show rounds on stderr: a bar on a terminal, elsewhere ten lines and one
+            for each phase while it is compiled. A finished run is reported in one line.
     Returns:
-        The trained model, one record per round, the server's state; printed, a summary.
+        The trained model, one record per round, and the server's state; `print` shows a summary.
     Raises:
         FedpaError: Arguments don't fit together, the directory contains another run, data can't be
             used, or too few clients succeed.
@@ -168,7 +169,7 @@ def fit(
     label = recording.label or label_method(method)
 
     def run(more: Sequence[Callback]) -> Fit:
-        """Start, resume in the directory, or return what is finished there."""
+        """Start, resume, or return the finished run in the directory."""
         objective = loss if isinstance(loss, Objective) else Objective(loss)
         own = prepare(objective, params, data, method, rounds)
         prepared, connected = connect_engine(local() if engine is None else engine, own)
@@ -232,19 +233,19 @@ def _check_recording(recording: RecordingOptions) -> None:
     check_storage(recording)
     label, best = recording.label, recording.best
     if label is not None and (not isinstance(label, str) or not label.strip() or "\n" in label):
-        raise refuse("label", label, "must be a text of one line")
+        raise refuse("label", label, "must be a string of one line")
     if best is not None and not isinstance(best, str | Best):
         raise refuse("best", best, 'must be a metric: "eval/accuracy", or fedpa.Best("eval/cost")')
 
 
 def _name_engine(engine: Engine) -> str:
-    """An engine's name, as commands have it: local, per-client."""
+    """Name an engine as commands do: local, per-client."""
     name = getattr(engine, "__qualname__", type(engine).__name__)
     return str(name).split(".<locals>")[0].replace("_", "-")
 
 
 def _describe_method(method: Method, recording: RecordingOptions) -> dict[str, Any]:
-    """Label, name and settings for `config.toml`, as far as the method says what it is."""
+    """Describe the method for `config.toml`: label, and name and settings if it has them."""
     if not isinstance(method, Described):
         return {} if recording.label is None else {"label": recording.label}
     return {
@@ -255,7 +256,7 @@ def _describe_method(method: Method, recording: RecordingOptions) -> dict[str, A
 
 
 def label_method(method: Method) -> str:
-    """Name a method with what it must be told: "FedPA, ρ = 0.1"; a function of one's own by name.
+    """Label a method by its name and required settings, "FedPA, ρ = 0.1"; a function by its name.
 
     Example:
         >>> import fedpa
@@ -265,7 +266,7 @@ def label_method(method: Method) -> str:
     """
     if not isinstance(method, Described):
         name = str(getattr(method, "__qualname__", "")).split(".<locals>")[0]
-        return name if name.isidentifier() else "a method of your own"
+        return name if name.isidentifier() else "your own method"
     label = spell_method(method.name)
     for name, parameter in inspect.signature(method.builder).parameters.items():
         value = method.arguments.get(name)
@@ -279,7 +280,7 @@ def label_method(method: Method) -> str:
 
 
 def spell_method(name: str) -> str:
-    """A method's name as papers have it: FedPA of fedpa, mean control of mean-control."""
+    """Name a method as papers do: FedPA for fedpa, mean control for mean-control."""
     return NAMES.get(name, name.replace("-", " "))
 
 
@@ -300,7 +301,7 @@ def resume_fit(
     force: bool,
     progress: bool,
 ) -> Fit:
-    """Resume a run that `fit` made; arguments as in `fedpa.resume`."""
+    """Resume a run of `fit`; arguments as in `fedpa.resume`."""
     settings, config = recorded.settings, recorded.out / CONFIG
     for name in (*_SETTINGS, "engine"):
         if name not in settings:
@@ -316,7 +317,7 @@ def resume_fit(
         )
     name = settings["engine"]
     if engine is None and name not in ENGINES:
-        raise refuse("engine", name, "is not one of fedpa's: give resume the engine")
+        raise refuse("engine", name, "is not an engine of fedpa: pass engine= to resume")
     return fit(
         loss,
         params,
@@ -333,7 +334,7 @@ def resume_fit(
 
 
 def _read_recording(recorded: Recorded, force: bool) -> RecordingOptions:
-    """What `config.toml` says of label, best metric and storage."""
+    """Read label, best metric and recording options from `config.toml`."""
     settings, config = recorded.settings, recorded.out / CONFIG
 
     def read(table: str, hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,12 +365,12 @@ def follow(
     out: Path | None = None,
     call: str = "",
 ) -> Fit:
-    """Train with the progress shown; Ctrl-C ends it in a few lines.
+    """Train and show progress; Ctrl-C ends it with a few lines.
 
     Args:
-        train: Trains with these callbacks beside its own.
-        label: What the run is called.
-        progress: Whether its rounds are shown.
+        train: Trains with these additional callbacks.
+        label: The run's label.
+        progress: Whether to show its rounds.
         out: The run's directory; None if it is not recorded.
         call: The call that resumes it.
     """
@@ -387,12 +388,12 @@ def follow(
                 told = f"finished after round {len(fit.history)}, returned from {str(out)!r}"
                 print(f"{label}  {told}", file=sys.stderr, flush=True)
             return fit
-        except KeyboardInterrupt:  # what is done is saved by now
+        except KeyboardInterrupt:  # finished rounds are saved by now
             if out is not None:
                 done = max(list_checkpoints(out), default=0)
-    # Outside of the block: the interrupted frames are no concern of the user.
+    # Raised outside of the block, without the traceback of interrupted frames.
     after = f"after round {done}" + (f" of {rounds}" if rounds else "")
-    where = after if done else "before the first round was done"
+    where = after if done else "before the end of the first round"
     kept = "nothing is kept without out=DIR"
     if out is not None:
         kept = f"{call} resumes it" if is_run(out) else "nothing was written yet"
@@ -401,7 +402,7 @@ def follow(
 
 @contextlib.contextmanager
 def show_progress(progress: bool, label: str) -> Iterator[list[Callback]]:
-    """Give the callbacks that show a run's rounds: a bar on a terminal, else lines."""
+    """Yield the callbacks that show a run's rounds: a bar on a terminal, elsewhere lines."""
     if not progress:
         yield []
     elif not sys.stderr.isatty():
@@ -412,7 +413,7 @@ def show_progress(progress: bool, label: str) -> Iterator[list[Callback]]:
 
 
 def _print_lines(label: str) -> Callback:
-    """Ten lines, and one before the first round of each phase."""
+    """Print ten lines, and one before the first round of each phase."""
 
     def write(t: int, rounds: int, *words: str) -> None:
         print("  ".join([label, f"round {t}/{rounds}", *words]), file=sys.stderr, flush=True)
@@ -422,15 +423,15 @@ def _print_lines(label: str) -> Callback:
         if t * LINES // rounds > (t - 1) * LINES // rounds:
             write(t, rounds, *_list_values(event))
 
-    return Watching(callback, lambda t, rounds, phase: write(t, rounds, _compiling(phase)))
+    return Watching(callback, lambda t, rounds, phase: write(t, rounds, _announce_phase(phase)))
 
 
-def _compiling(phase: str) -> str:
+def _announce_phase(phase: str) -> str:
     return f"compiling the {phase} program"
 
 
 def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
-    """A bar from the first round's start on."""
+    """Show a bar from the start of the first round on."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -448,7 +449,7 @@ def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
         if bar is None:
             texts = ("{task.fields[label]}", "{task.description}")
             name, values = (TextColumn(text, markup=False) for text in texts)
-            # Where room is short, the count is the last to lose its own.
+            # If room is short, the count is shortened last.
             width = Column(no_wrap=True, min_width=len(f"{rounds}/{rounds}"))
             columns = (name, BarColumn(), MofNCompleteColumn(table_column=width))
             bar = Progress(*columns, TimeRemainingColumn(), values, console=Console(stderr=True))
@@ -459,10 +460,10 @@ def _draw_bar(stack: contextlib.ExitStack, label: str) -> Callback:
     def callback(event: Event) -> None:
         draw(event.round, event.rounds, "  ".join(_list_values(event)))
 
-    return Watching(callback, lambda t, rounds, phase: draw(t - 1, rounds, _compiling(phase)))
+    return Watching(callback, lambda t, rounds, phase: draw(t - 1, rounds, _announce_phase(phase)))
 
 
 def _list_values(event: Event) -> list[str]:
-    """The round's loss and evaluations, the first few."""
+    """Format the round's loss and its first few evaluations."""
     names = [name for name in event.record if name.startswith(_SHOWN)]
     return [f"{name} {event.record[name]:.4g}" for name in names[:4]]

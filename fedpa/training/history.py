@@ -1,4 +1,4 @@
-"""A run's history: one record per round, plain numbers and texts, as `metrics.jsonl` holds them."""
+"""A run's history: one record of numbers and strings per round, as in `metrics.jsonl`."""
 
 import json
 import math
@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 class History(list[Record]):
-    """A run's records, one a round: a list of dicts, and a table where pandas is installed.
+    """A run's records, one per round: a list of dicts, or a table if pandas is installed.
 
     Example:
         >>> history = History([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5}])
@@ -29,7 +29,7 @@ class History(list[Record]):
         """Make a table: one row per round, one column per metric.
 
         Returns:
-            Rows by round; a cell is empty where a round has no such metric.
+            Rows by round; a cell is empty if the round does not have the metric.
         Raises:
             FedpaError: pandas is not installed.
         Example:
@@ -40,29 +40,29 @@ class History(list[Record]):
             import pandas
         except ImportError:
             raise FedpaError(
-                "pandas is not installed: pip install 'fedpa[tables]' brings it"
+                "pandas is not installed: pip install 'fedpa[tables]' installs it"
             ) from None
         frame = pandas.DataFrame(list(self))
         return frame.set_index("round") if len(self) else frame
 
 
 NUMERIC = ("train", "comm", "eval", "valid", "test")
-"""The groups whose metrics are numbers, as in `eval/accuracy`."""
+"""Prefixes of metrics that must be numbers, as in `eval/accuracy`."""
 _ALWAYS = ("seconds", "comm/bytes_up", "comm/bytes_down", "train/rejected")
 """Numbers that every record has."""
 REJECTED = "train/rejected_clients"
 
 
 def plain(metrics: Mapping[str, Any]) -> Record:
-    """Metrics as numbers and texts that JSON can hold; arrays of one element are numbers."""
-    found = {_named(name): _plain(name, value) for name, value in metrics.items()}
+    """Convert metrics to numbers and strings for JSON; arrays of one element become numbers."""
+    found = {_check_name(name): _plain(name, value) for name, value in metrics.items()}
     _check_numbers(found)
     return found
 
 
-def _named(name: Any) -> str:
+def _check_name(name: Any) -> str:
     if not isinstance(name, str):
-        raise refuse("a metric's name", name, 'must be a text, as in {"accuracy": 0.9}')
+        raise refuse("a metric's name", name, 'must be a string, as in {"accuracy": 0.9}')
     return name
 
 
@@ -74,19 +74,19 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return math.nan  # files know one way to say that there is no number
+        return math.nan  # files have one value for a missing number
     if not isinstance(value, bool | int | float | str):
-        raise refuse(name, value, "must be a number or a text")
+        raise refuse(name, value, "must be a number or a string")
     return value
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """A record as a line of `metrics.jsonl`."""
+    """Format a record as a line of `metrics.jsonl`."""
     return json.dumps({key: _json_value(value) for key, value in record.items()}) + "\n"
 
 
 def from_line(text: str | bytes) -> Record:
-    """A line's record; what was no number is NaN again. A line of anything else is refused."""
+    """Read a line's record; null becomes NaN. Other content is refused."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise refuse("the record", found, "must be an object with a round's metrics")
@@ -94,7 +94,7 @@ def from_line(text: str | bytes) -> Record:
     if not is_count(record.get("round")):
         raise refuse("round", record.get("round"), "must be the number of a round")
     if not isinstance(record.get("phase"), str):
-        raise refuse("phase", record.get("phase"), "must be a text")
+        raise refuse("phase", record.get("phase"), "must be a string")
     for name in _ALWAYS:
         if not is_number(record.get(name)):
             raise refuse(name, record.get(name), "must be a number")
@@ -110,11 +110,11 @@ def _check_numbers(record: Mapping[str, Any]) -> None:
         if name.partition("/")[0] in NUMERIC and name != REJECTED and not is_number(value):
             raise refuse(name, value, "must be a number")
         if isinstance(value, dict):
-            raise refuse(name, value, "must be a number, a text or a list of them")
+            raise refuse(name, value, "must be a number, a string or a list of them")
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number that float holds."""
+    """Whether it is a number that fits a float."""
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
 
 
@@ -124,7 +124,7 @@ def is_count(value: object) -> bool:
 
 
 def _json_value(value: Any) -> Any:
-    """JSON has no NaN or infinity: null says that there is no number."""
+    """Convert NaN and infinity, which JSON does not have, to null."""
     if isinstance(value, list):
         return [_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

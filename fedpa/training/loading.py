@@ -1,8 +1,8 @@
 """`fedpa.load`, `load_checkpoint`, `resume` and `export`: a recorded run and its parameters.
 
 A run's `config.toml` names in `[environment] made_by` the module that assembled it. That module has
-`load_model(directory)`, which gives configuration, problem and an untrained model, and `resume`. A
-run without one was made by `fedpa.fit`, whose functions no file can hold: they are given again.
+`load_model(directory)`, which returns configuration, problem and an untrained model, and `resume`.
+A run without one was made by `fedpa.fit`: no file can hold its functions, so they are passed again.
 """
 
 import importlib
@@ -52,7 +52,7 @@ MADE_BY = "made_by"
 
 
 class Run(NamedTuple):
-    """A recorded run, as `fedpa.load` gives it; printed, a summary of at most ten lines.
+    """A recorded run, as returned by `fedpa.load`; `print` shows a summary of at most ten lines.
 
     Args:
         params: The model with its parameters; of a run by `fedpa.fit`, if no model was given to
@@ -76,7 +76,7 @@ class Run(NamedTuple):
     problem: Problem | None
 
     def __repr__(self) -> str:
-        """At most ten lines; parameters, settings and records are in the fields."""
+        """Summarize the run in at most ten lines."""
         table, config = isinstance(self.config, Mapping), self.config
         settings = {k: config.get(k) if table else getattr(config, k, None) for k in _IN_SHORT}
         texts = [f"{k} = {value!r}" for k, value in settings.items() if value is not None]
@@ -90,7 +90,7 @@ class Run(NamedTuple):
 
 
 _IN_SHORT = ("task", "label", "method", "rounds", "clients_per_round", "seed")
-"""The settings that a printed run shows."""
+"""Settings in the summary of a run."""
 
 
 def _count_rounds(history: History) -> str:
@@ -98,17 +98,17 @@ def _count_rounds(history: History) -> str:
 
 
 def load(directory: str | Path, which: str | int = "last", params: Model = None) -> Run:
-    """Load a run. One that is not finished is as far as its last checkpoint.
+    """Load a run; an unfinished one at its last checkpoint.
 
     Args:
         directory: The run's directory.
-        which: The parameters of the "last" round, of the "best", or of a numbered one that has a
+        which: Round of the parameters: "last", "best", or the number of a round that has a
             checkpoint.
-        params: For a run by `fedpa.fit`, a model of the same kind, to be filled.
+        params: For a run of `fedpa.fit`, a model of the same structure, to be filled.
     Returns:
         The model, the configuration and the records.
     Raises:
-        FedpaError: The directory contains no run, no such round, or files that are damaged.
+        FedpaError: The directory contains no run, not this round, or damaged files.
     Example:
         >>> import tempfile, fedpa
         >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
@@ -134,9 +134,9 @@ def load(directory: str | Path, which: str | int = "last", params: Model = None)
 
 
 class Checkpoint(NamedTuple):
-    """A run after one of its rounds, as `fedpa.load_checkpoint` gives it.
+    """A run after one of its rounds, as returned by `fedpa.load_checkpoint`.
 
-    Printed, it is a summary of at most ten lines.
+    `print` shows a summary of at most ten lines.
 
     Args:
         round: Rounds done.
@@ -155,7 +155,7 @@ class Checkpoint(NamedTuple):
     history: History
 
     def __repr__(self) -> str:
-        """At most ten lines; state and records are in the fields."""
+        """Summarize the checkpoint in at most ten lines."""
         sizes: Counter[str] = Counter()
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.state):
             sizes[path_name(path[:1])] += np.size(leaf)
@@ -170,7 +170,7 @@ class Checkpoint(NamedTuple):
 
 
 _PARTS = 5
-"""How many parts of its state a printed checkpoint names."""
+"""Parts of the state in the summary of a checkpoint."""
 
 
 def load_checkpoint(
@@ -180,9 +180,9 @@ def load_checkpoint(
 
     Args:
         directory: The run's directory.
-        which: The "last" checkpoint, that of the "best" round, or of a numbered one.
-        like: A state to be filled, or its shapes: `method(objective).init(params)`; default: the
-            arrays come as dicts in dicts, by their names in the state.
+        which: Round of the checkpoint: "last", "best" or a number.
+        like: A state to be filled, or its shapes: `method(objective).init(params)`; default: nested
+            dicts of arrays, by their names in the state.
     Returns:
         The round, the state and the records.
     Raises:
@@ -221,7 +221,7 @@ def load_checkpoint(
 
 
 def _to_template(leaf: Any) -> Any:
-    """An array of the type that JAX gives it; of a shape alone, zeros."""
+    """Convert an array to JAX's type; a shape becomes zeros."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.zeros(leaf.shape, leaf.dtype)
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
@@ -241,29 +241,28 @@ def resume(
     force: bool = False,
     progress: bool = True,
 ) -> Fit:
-    """Resume a run from its last checkpoint; the result is that of an uninterrupted one.
+    """Resume a run from its last checkpoint; the result equals that of an uninterrupted run.
 
-    Settings (clients per round, seed, evaluations, recording) are those of `config.toml`. What no
-    file can hold must be given again for a run by `fedpa.fit`, and must not for a run by the
-    command: `loss`, `params`, `clients`, `method`; also `evaluate` and `callbacks`, if there were
-    any.
+    Settings (clients per round, seed, evaluations, recording) come from `config.toml`. For a run of
+    `fedpa.fit`, pass again what no file can hold: `loss`, `params`, `clients`, `method`, and
+    `evaluate` and `callbacks`, if there were any. For a run of the command, pass none of these.
 
     Args:
-        directory: The run's directory. A finished run is returned as it is.
-        loss: As `fedpa.fit` was given it.
-        params: As `fedpa.fit` was given it: the model before the first round.
-        clients: As `fedpa.fit` was given it.
-        method: As `fedpa.fit` was given it.
-        rounds: The total number of rounds, if other than configured.
-        evaluate: As `fedpa.fit` was given it.
+        directory: The run's directory. A finished run is returned unchanged.
+        loss: As in `fedpa.fit`.
+        params: As in `fedpa.fit`: the model before the first round.
+        clients: As in `fedpa.fit`.
+        method: As in `fedpa.fit`.
+        rounds: The total number of rounds, if it changes.
+        evaluate: As in `fedpa.fit`.
         callbacks: Called after every round.
-        engine: As `fedpa.fit` was given it; default: the engine of the recorded name, with its
+        engine: As in `fedpa.fit`; default: the engine of the recorded name, with its
             default options.
         force: Resume although versions or data have changed; the result is then not exact.
-        progress: Whether rounds are shown on stderr: a bar on a terminal, else ten lines and one
+        progress: Whether to show rounds on stderr: a bar on a terminal, elsewhere ten lines and one
             for each phase while it is compiled.
     Returns:
-        The outcome of the whole run.
+        The result of the whole run.
     Raises:
         FedpaError: Arguments are missing, or not those of the run.
     Example:
@@ -340,15 +339,15 @@ def export(
 
     Args:
         directory: The run's directory.
-        path: The file; its ending says in which format. Arrays are named by their places in the
-            model's tree: layers/0/weight.
+        path: The file; its suffix selects the format. Arrays are named by their paths in the tree:
+            layers/0/weight.
         which: "last", "best" or the number of a round that has a checkpoint.
         overwrite: Replace a file that exists.
     Returns:
-        The round whose parameters they are.
+        The round of the parameters.
     Raises:
-        FedpaError: The file exists, can't be written or is of another format; or there is no such
-            run or round.
+        FedpaError: The file exists, can't be written or has another format; or the run or round
+            does not exist.
     Example:
         >>> import tempfile, fedpa
         >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 4), fedpa.Server(fedpa.server.sgd(1.0)))
@@ -379,11 +378,11 @@ def export(
     return t
 
 
-_EXISTS = "exists already: choose another, or give overwrite=True (of the command, --overwrite)"
+_EXISTS = "exists: choose another, or give overwrite=True (for the command, --overwrite)"
 
 
 def read_initial(source: str, which: str = "last") -> dict[str, np.ndarray]:
-    """What a warm start begins with: a run's parameters, or a file of them."""
+    """Read the parameters of a warm start: from a run, or from a file."""
     path = Path(source)
     if path.is_file():
         if which != "last":
@@ -397,7 +396,7 @@ def read_initial(source: str, which: str = "last") -> dict[str, np.ndarray]:
 
 
 def parse_round(field: str, word: str | int) -> str | int:
-    """`last`, `best` or the number of a round, which may be a word."""
+    """Parse `last`, `best` or the number of a round, which may be a string."""
     if word in ("last", "best"):
         return word
     if isinstance(word, str) and not word.isdecimal():
@@ -406,16 +405,16 @@ def parse_round(field: str, word: str | int) -> str | int:
 
 
 def read_params(recorded: Recorded, which: str | int = "last") -> tuple[int, dict[str, np.ndarray]]:
-    """(round, the model's trained arrays by name) of the last, the best or a numbered round.
+    """Read (round, trained arrays by name) of the last, the best or a numbered round.
 
-    A run that is not finished is as far as its last checkpoint.
+    For an unfinished run the last round is that of its last checkpoint.
     """
     out, summary = recorded.out, recorded.summary
     if which == "last" and summary is not None and (out / PARAMS).is_file():
         try:
             return summary["round"], read_npz(out / PARAMS)
         except FedpaError as error:
-            warnings.warn(f"{error}; the last checkpoint is taken", stacklevel=2)
+            warnings.warn(f"{error}; the last checkpoint is used", stacklevel=2)
     stored = _select_checkpoint(recorded, which)
     return stored.round, {
         name.removeprefix("params/"): to_portable(array)

@@ -1,8 +1,7 @@
-"""Loggers take a copy of a run's records elsewhere: TensorBoard, Weights & Biases, MLflow.
+"""Loggers copy a run's records to TensorBoard, Weights & Biases and MLflow.
 
-`metrics.jsonl` stays the truth. What follows from that holds for all of them (`forgive`): one that
-can't be opened is refused before training, one that fails later costs a warning and its copy, never
-the run.
+`metrics.jsonl` remains the reference. A logger that can't be opened is refused before training; one
+that fails later causes a warning and is disabled, but never ends the run (`forgive`).
 """
 
 import contextlib
@@ -26,23 +25,22 @@ from fedpa.errors import FedpaError, find_name, refuse
 from fedpa.training.provenance import flatten
 
 MEMORY = "loggers.json"
-"""By what loggers find their run again when it is resumed."""
+"""File with the ids by which loggers continue a resumed run."""
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
-"""Names of the loggers, and of the directories of their files in that of the run."""
+"""Names of the loggers, and of their directories in the run's directory."""
 LIBRARIES = {
     MLFLOW: ("mlflow", "fedpa[mlflow]"),
     TENSORBOARD: ("tensorboardX", "fedpa[experiments]"),
     WANDB: ("wandb", "fedpa[wandb]"),
 }
-"""What each logger imports, and what installs that."""
+"""The library that each logger imports, and what installs it."""
 
 Write = Callable[[Mapping[str, Any]], None]
-"""Takes one round's record: once per round, and once more at the end with {"round": the last one,
-"test/…": …}."""
+"""Receives one record per round, and at the end {"round": the last one, "test/…": …}."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse what is no logger, what is named twice, and what lacks its library."""
+    """Refuse unknown loggers, repeated names, and loggers whose library is missing."""
     for name in names:
         find_name("log", name, LIBRARIES, "logger")
     if len(set(names)) < len(names):
@@ -54,13 +52,13 @@ def check_loggers(names: Sequence[str]) -> None:
 def open_logger(
     name: str, out: Path, config: Mapping[str, Any], past: Sequence[Mapping[str, Any]]
 ) -> AbstractContextManager[Write]:
-    """Open a logger: gives the function that takes each round's record.
+    """Open a logger: yields the function that receives each round's record.
 
     Args:
         name: One of `LIBRARIES`.
         out: The run's directory.
         config: Its resolved configuration.
-        past: The records of rounds done before a resume.
+        past: The records of rounds before a resume.
     """
     opened = {TENSORBOARD: _open_tensorboard, WANDB: _open_wandb, MLFLOW: _open_mlflow}[name]
     return forgive(name, opened(out, config, past))
@@ -68,7 +66,7 @@ def open_logger(
 
 @contextlib.contextmanager
 def forgive(name: str, manager: AbstractContextManager[Write]) -> Iterator[Write]:
-    """Let a logger never end a run that has begun: after an error it is left alone."""
+    """Disable a logger after an error, so that it never ends a run that has started."""
     try:
         write = manager.__enter__()
     except FedpaError:
@@ -82,7 +80,7 @@ def forgive(name: str, manager: AbstractContextManager[Write]) -> Iterator[Write
         if not failed:
             failed = True
             warnings.warn(
-                f"logger {name!r} failed and is left alone from here on; metrics.jsonl has every "
+                f"logger {name!r} failed and is disabled from here on; metrics.jsonl has every "
                 f"round: {_reason(error)}",
                 stacklevel=3,
             )
@@ -98,7 +96,7 @@ def forgive(name: str, manager: AbstractContextManager[Write]) -> Iterator[Write
     try:
         yield attempt
     except BaseException:
-        passing = sys.exc_info()  # decides how the logger says that the run ended
+        passing = sys.exc_info()  # determines the final status that the logger reports
         raise
     finally:
         try:
@@ -108,17 +106,17 @@ def forgive(name: str, manager: AbstractContextManager[Write]) -> Iterator[Write
 
 
 def _reason(error: Exception) -> str:
-    """One line, whatever the library makes of it."""
+    """Format an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def recall(out: Path, name: str) -> dict[str, Any]:
-    """What this logger remembered, or nothing."""
+    """Read the stored facts of this logger, or nothing."""
     return _read(out).get(name, {})
 
 
 def remember(out: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """Keep these facts, in the place of earlier ones of this logger."""
+    """Store these facts of this logger; earlier ones are replaced."""
     text = json.dumps({**_read(out), name: dict(facts)}, indent=2)
     write_atomically(out / MEMORY, (text + "\n").encode())
 
@@ -131,28 +129,28 @@ def _read(out: Path) -> dict[str, dict[str, Any]]:
         return {}
     except ValueError as error:
         raise FedpaError(
-            f"{out / MEMORY} is cut or no JSON ({error}): remove it to start new logs"
+            f"{out / MEMORY} is truncated or not JSON ({error}): remove it to start new logs"
         ) from None
 
 
 def import_library(name: str, install: str) -> Any:
-    """The library of this name; refused with what to install if it is not there."""
-    missing = FedpaError(f"{name} is not installed: pip install {install!r} brings it")
+    """Import the library; if it is missing, raise an error that says what to install."""
+    missing = FedpaError(f"{name} is not installed: pip install {install!r} installs it")
     try:
         found = importlib.import_module(name)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             raise missing from None
         raise FedpaError(f"{name} can't be imported: {error}") from error
-    # W&B and MLflow write to directories of their own names. Where they are not installed, such a
-    # directory beside the script is what an import finds: a package without a file.
+    # W&B and MLflow write to directories named after them. If they are not installed, an import
+    # finds such a directory next to the script: a package without a file.
     if getattr(found, "__file__", None) is None:
         raise missing
     return found
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn over rounds. NaN can: a gap says that there was no number."""
+    """Select the numbers of a record. NaN is included; it shows as a gap."""
     return {
         name: float(value)
         for name, value in record.items()
@@ -160,34 +158,34 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def take_new(record: Mapping[str, Any], told: dict[str, int]) -> dict[str, float]:
-    """Take the record's scalars that a logger does not have, by the last round it has of each.
+def take_new(record: Mapping[str, Any], sent: dict[str, int]) -> dict[str, float]:
+    """Select the record's scalars that a logger does not have yet.
 
-    A run that was killed does its last rounds again, to the same numbers. Services can't take back
-    what they were told, so they are not told again. By name, since the record that comes after the
-    last round bears its number, too.
+    A run that was killed repeats its last rounds, with the same numbers. Services can't delete what
+    they received, so it is not sent again. The last round is stored by metric, since the record
+    after the last round has its number, too.
     """
     t = record["round"]
-    values = {name: value for name, value in scalars(record).items() if t > told.get(name, 0)}
-    told.update(dict.fromkeys(values, t))
+    values = {name: value for name, value in scalars(record).items() if t > sent.get(name, 0)}
+    sent.update(dict.fromkeys(values, t))
     return values
 
 
 PREFIX, SUFFIX = "events.out.tfevents.", ".fedpa"
-"""TensorBoard looks for the first, the second tells which files are ours."""
+"""TensorBoard looks for the first; the second marks files of fedpa."""
 
 
 @contextlib.contextmanager
 def _open_tensorboard(
     out: Path, config: Mapping[str, Any], past: Sequence[Mapping[str, Any]]
 ) -> Iterator[Write]:
-    """Write one event file with each round once: a run may be resumed at an earlier round.
+    """Write one event file with each round once, although a run may resume at an earlier round.
 
-    Written here and now rather than by `tensorboardX.SummaryWriter`: that has a thread which dies
-    when the disk is full, and a queue in front of it which then fills up and stops training.
+    It does not use `tensorboardX.SummaryWriter`, whose thread dies when the disk is full and whose
+    queue then fills up and stops training.
 
-    Time is the start of the run and the seconds of its rounds since, whatever the clock says: the
-    same file comes out of a run whether it was resumed or not.
+    Times are the start of the run plus the seconds of its rounds, so that the file is the same
+    whether the run was resumed or not.
     """
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
@@ -199,22 +197,22 @@ def _open_tensorboard(
     directory.mkdir(exist_ok=True)
     for path in directory.glob(f"{PREFIX}*{SUFFIX}"):
         path.unlink()
-    told: dict[str, int] = {}  # the last record of the past may know what comes after it
+    sent: dict[str, int] = {}  # the last past record may include what comes after it
 
     with (directory / f"{PREFIX}{time.time():010.0f}{SUFFIX}").open("wb") as file:
 
         def event(**content: Any) -> None:
-            file.write(_framed(Event(wall_time=now, **content).SerializeToString()))
+            file.write(_frame(Event(wall_time=now, **content).SerializeToString()))
 
         def write(record: Mapping[str, Any], flush: bool = True) -> None:
             nonlocal now
             seconds = record.get("seconds", 0.0)
             now += seconds if math.isfinite(seconds) else 0.0
-            values = take_new(record, told).items()
+            values = take_new(record, sent).items()
             summary = [Summary.Value(tag=name, simple_value=value) for name, value in values]
             event(step=record["round"], summary=Summary(value=summary))
             if flush:
-                file.flush()  # to the system, not to the disk: that would be a wait per round
+                file.flush()  # to the system, not synced to disk, which would delay each round
 
         event(file_version="brain.Event:2")
         event(summary=text("configuration", _table(config)))
@@ -224,8 +222,8 @@ def _open_tensorboard(
         yield write
 
 
-def _framed(message: bytes) -> bytes:
-    """A record of a TFRecord file: length, its checksum, the message, its checksum."""
+def _frame(message: bytes) -> bytes:
+    """Format a record of a TFRecord file: length, its checksum, the message, its checksum."""
     from tensorboardX.record_writer import masked_crc32c
 
     length = struct.pack("<Q", len(message))
@@ -234,46 +232,46 @@ def _framed(message: bytes) -> bytes:
 
 
 def _table(config: Mapping[str, Any]) -> str:
-    """The configuration in Markdown, which TensorBoard shows."""
+    """Format the configuration as Markdown for TensorBoard."""
     texts = {name: " ".join(str(value).split()) for name, value in flatten(config).items()}
     rows = [f"| {name} | {text.replace('|', '&#124;')} |" for name, text in texts.items()]
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
 
 
 PATIENCE = 300.0
-"""Seconds to wait for uploads after the run; wandb alone would wait for a lost server for ever."""
+"""Seconds to wait for uploads after the run; wandb would wait for a lost server forever."""
 
 
 @contextlib.contextmanager
 def _open_wandb(
     out: Path, config: Mapping[str, Any], past: Sequence[Mapping[str, Any]]
 ) -> Iterator[Write]:
-    """Open a W&B run, the same one whenever the run is resumed. Charts are drawn over "round".
+    """Open a W&B run, the same one whenever the run is resumed. Charts use "round" as axis.
 
-    `WANDB_MODE`, `WANDB_PROJECT` and its other variables say where and how.
+    `WANDB_MODE`, `WANDB_PROJECT` and its other variables apply.
 
-    W&B's own steps only ever grow and rows once sent are closed, but what comes after the last
-    round bears its number too: so the round is a number of each row, declared to be their axis.
+    W&B's own steps must increase and rows can't be changed once sent, but the record after the last
+    round has the same round. So the round is a number of each row, declared as axis.
 
-    Offline, every opening makes another directory, all of the same id. Each is told the whole past,
-    so that the last one is all there is to sync: that of a killed run lacks what wandb had not
-    written yet, which may be everything, and syncing does not join several into one run.
+    Offline, every opening creates another directory with the same id. Each receives the whole past,
+    so that only the last one must be synced: the directory of a killed run lacks what wandb had not
+    written yet, and syncing does not join several into one run.
     """
     wandb = import_library(*LIBRARIES[WANDB])
     known = recall(out, WANDB).get("id")
     identity = known or secrets.token_hex(8)
     offline = os.environ.get("WANDB_MODE") == "offline"
-    # Where there is a server, the run may have got another name since.
+    # With a server, the run may have been renamed.
     named = "WANDB_NAME" in os.environ or (known is not None and not offline)
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or "fedpa",
         dir=str(out),
         id=identity,
         name=None if named else out.absolute().name,
-        # Offline there is no server to ask for the run, which wandb would warn of.
+        # Offline, wandb would warn that it can't ask a server for the run.
         resume=None if offline else "allow",
         config=dict(config),
-        reinit="create_new",  # a run that the caller may have open is theirs
+        reinit="create_new",  # keep a run that the caller has open
         settings=_wandb_settings(wandb),
     )
     code = 1
@@ -281,14 +279,14 @@ def _open_wandb(
         remember(out, WANDB, {"id": identity})
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
-        # The server, if it has the run, has all metrics up to its last row; but what is measured
-        # after the last round may be of an earlier end, before the run was prolonged.
+        # If the server has the run, it has all metrics up to its last row; but the final metrics
+        # may be from an earlier end, before the run was extended.
         summary = dict(run.summary)
         names = [name for name in summary if not name.startswith("test/")]
-        told = {name: int(summary.get("round", 0)) for name in names}
+        sent = {name: int(summary.get("round", 0)) for name in names}
 
         def write(record: Mapping[str, Any]) -> None:
-            if values := take_new(record, told):
+            if values := take_new(record, sent):
                 run.log({"round": record["round"], **values})
 
         for record in past:
@@ -296,21 +294,21 @@ def _open_wandb(
         yield write
         code = 0
     except KeyboardInterrupt:
-        code = 255  # as wandb has it
+        code = 255  # as wandb names it
         raise
     finally:
         run.finish(exit_code=code)
 
 
 def _wandb_settings(wandb: Any) -> Any:
-    """Bound the patience, where this version of wandb can have it and no other was chosen."""
+    """Limit the wait for uploads, if this version of wandb supports it and none is set."""
     able = "finish_timeout" in getattr(wandb.Settings, "model_fields", {})
     chosen = "WANDB_FINISH_TIMEOUT" in os.environ
     return wandb.Settings(finish_timeout=PATIENCE) if able and not chosen else None
 
 
 LONGEST, MOST_PARAMS, MOST_METRICS = 6000, 100, 1000
-"""What MLflow takes of a parameter's value, and of parameters and metrics at once."""
+"""MLflow's limits: length of a parameter's value, parameters and metrics per request."""
 
 
 @contextlib.contextmanager
@@ -319,14 +317,14 @@ def _open_mlflow(
 ) -> Iterator[Write]:
     """Open an MLflow run, the same one whenever the run is resumed; metrics by step, the round.
 
-    It is at the server of `MLFLOW_TRACKING_URI`, or else in files of MLflow's file store. MLflow no
-    longer develops that and wants it to be opted for, but the alternative without a server is a
-    database, for which `mlflow-skinny` lacks the libraries. `MLFLOW_ALLOW_FILE_STORE=true mlflow ui
+    It is at the server of `MLFLOW_TRACKING_URI`, otherwise in MLflow's file store. MLflow no longer
+    develops that and requires an opt-in, but the alternative without a server is a database, for
+    which `mlflow-skinny` lacks the libraries. `MLFLOW_ALLOW_FILE_STORE=true mlflow ui
     --backend-store-uri RUN/mlflow` shows them.
 
-    A request that fails is tried again for as long as `MLFLOW_HTTP_REQUEST_MAX_RETRIES` says, by
-    default four minutes: enough for a server to come back. Only while opening, when a person may be
-    waiting and the address may be wrong, is it tried less often.
+    A failed request is retried `MLFLOW_HTTP_REQUEST_MAX_RETRIES` times, by default for four
+    minutes, so that a server can restart. While opening, when the address may be wrong, there are
+    fewer retries.
     """
     mlflow = import_library(*LIBRARIES[MLFLOW])
     with _unless_set(MLFLOW_HTTP_REQUEST_MAX_RETRIES="2"):
@@ -334,7 +332,7 @@ def _open_mlflow(
         identity = _find_run(mlflow, client, out) or _create_run(client, out)
         client.update_run(identity, "RUNNING")
         _log_params(mlflow, client, identity, config)
-        told = {  # the last round of each metric that the store has
+        sent = {  # the last round of each metric in the store
             name: max(metric.step for metric in client.get_metric_history(identity, name))
             for name in client.get_run(identity).data.metrics
         }
@@ -345,7 +343,7 @@ def _open_mlflow(
         metrics, now = [], int(time.time() * 1000)
         for record in records:
             named = {_name(name): value for name, value in record.items()}
-            for name, value in take_new(named, told).items():
+            for name, value in take_new(named, sent).items():
                 metrics.append(mlflow.entities.Metric(name, value, now, record["round"]))
         try:
             for start in range(0, len(metrics), MOST_METRICS):
@@ -363,7 +361,7 @@ def _open_mlflow(
         status = "KILLED"
         raise
     finally:
-        if reached:  # who was given up is not waited for once more
+        if reached:  # do not wait again for a logger that failed
             client.set_terminated(identity, status)
 
 
@@ -372,14 +370,14 @@ def _connect(mlflow: Any, out: Path) -> Any:
         return mlflow.MlflowClient(tracking_uri=uri)
     directory = (out / MLFLOW).absolute()
     with _unless_set(MLFLOW_ALLOW_FILE_STORE="true"):
-        # A client takes a store that this process had before, whose directory may be gone since:
-        # making one makes the directory.
+        # A client reuses a store of this process whose directory may have been removed; creating a
+        # store creates the directory.
         importlib.import_module("mlflow.store.tracking.file_store").FileStore(str(directory))
         return mlflow.MlflowClient(tracking_uri=directory.as_uri())
 
 
 def _find_run(mlflow: Any, client: Any, out: Path) -> str | None:
-    """The run of before, if the store has it: it may be another store now, or cleaned since."""
+    """Find the earlier run, if the store still has it."""
     identity = recall(out, MLFLOW).get("id")
     if identity is None:
         return None
@@ -402,7 +400,7 @@ def _create_run(client: Any, out: Path) -> str:
 
 
 def _log_params(mlflow: Any, client: Any, run: str, config: Mapping[str, Any]) -> None:
-    """Those that MLflow does not have yet. It never changes one: the first values stay."""
+    """Select the parameters that MLflow does not have yet, since it can't change them."""
     known = client.get_run(run).data.params
     params = [
         mlflow.entities.Param(_name(name), str(value)[:LONGEST])
@@ -414,13 +412,13 @@ def _log_params(mlflow: Any, client: Any, run: str, config: Mapping[str, Any]) -
 
 
 def _name(name: str) -> str:
-    """MLflow takes only some characters: recall@5 is recall_5 there."""
+    """Replace characters that MLflow does not allow: recall@5 becomes recall_5."""
     return re.sub(r"[^\w./ -]", "_", name)
 
 
 @contextlib.contextmanager
 def _unless_set(**variables: str) -> Iterator[None]:
-    """MLflow's settings for the time of a few calls, where the user has none of their own."""
+    """Set MLflow's settings inside the block, unless the user has set them."""
     ours = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(ours)
     try:

@@ -37,7 +37,7 @@ from fedpa.types import Key, Keys, Model, Params
 
 
 class Fit(NamedTuple):
-    """The outcome of a run; printed, it is a summary of at most ten lines.
+    """The result of a run; `print` shows a summary of at most ten lines.
 
     Args:
         params: The model as it was given, with the parameters of the last round.
@@ -74,7 +74,7 @@ class Fit(NamedTuple):
     out: Path | None = None
 
     def __repr__(self) -> str:
-        """At most ten lines; parameters and records are in the fields."""
+        """Summarize the run in at most ten lines."""
         phases = Counter(record["phase"] for record in self.history)
         counts = ", ".join(f"{count} of {phase}" for phase, count in phases.items())
         fields = {
@@ -102,17 +102,17 @@ class Fit(NamedTuple):
 
 
 METRIC_LINES = 3
-"""How many lines of a printed run are of metrics."""
+"""Lines for metrics in the summary of a run."""
 
 
 def describe_metrics(
     history: History, best: Mapping[str, Any] | None = None, most: int = METRIC_LINES
 ) -> dict[str, str]:
-    """The last and the best value of the training loss and of each evaluation metric."""
+    """Format the last and the best value of the training loss and of each evaluation metric."""
     names = dict.fromkeys(name for record in history for name in record)
     evaluated = [name for name in names if name.startswith(("eval/", "valid/", "test/"))]
     chosen = None if best is None else best["metric"]
-    evaluated.sort(key=lambda name: name != chosen)  # the one that matters comes first
+    evaluated.sort(key=lambda name: name != chosen)  # the tracked metric comes first
     shown = [*(["train/loss"] if "train/loss" in names else []), *evaluated]
     if len(shown) > most:
         left = len(shown) - most + 1
@@ -137,7 +137,7 @@ def _describe_metric(history: History, best: Mapping[str, Any] | None, name: str
 
 
 def list_fields(title: str, fields: Mapping[str, str]) -> str:
-    """A title, and below it a line for each field."""
+    """Format a title, and below it a line for each field."""
     width = max(map(len, fields)) + 2
     return "\n".join([title, *(f"  {name:<{width}}{text}" for name, text in fields.items())])
 
@@ -156,9 +156,9 @@ def _format_bytes(count: float) -> str:
 
 
 class Snapshot(NamedTuple):
-    """A run after one of its rounds: all that the rounds to come depend on.
+    """A run after one of its rounds: everything that later rounds depend on.
 
-    Cohorts and keys need no place here: they are functions of the seed and the round.
+    Cohorts and keys are not stored, since they are functions of the seed and the round.
     """
 
     round: int
@@ -166,26 +166,26 @@ class Snapshot(NamedTuple):
     state: State
     """The algorithm's server state: parameters, optimizer, averages."""
     params: Any
-    """The parameters θ to evaluate and to return, as `algorithm.parameters` gives them."""
+    """The parameters θ to evaluate and to return, from `algorithm.parameters`."""
     client_states: Mapping[str, ClientState]
-    """Of every client that took part and keeps a state."""
+    """States of the clients that took part, if they keep one."""
     history: History
-    """The records of the rounds done, but for `untold`; those behind `round` are of later ones."""
+    """The records of finished rounds, except `untold`; those after `round` are of later rounds."""
     memory: Mapping[str, Any]
-    """What `Remembering` callbacks remember, by their names."""
+    """States of `Remembering` callbacks, by name."""
     stopped: str | None = None
     """Why a callback ended the run, if one did."""
     untold: Record | None = None
     """The record of this round if its callbacks have not been called yet."""
     before_callbacks: "Snapshot | None" = None
-    """Of the last round: the run before its callbacks were called."""
+    """For the last round: the run before its callbacks were called."""
 
     @property
     def stored(self) -> "Snapshot":
-        """What a checkpoint holds.
+        """The snapshot that a checkpoint stores.
 
-        Callbacks may do more in the last round, which is evaluated whether it is its turn or not. A
-        run that is extended calls them again, for a round that is one of many.
+        The last round is always evaluated, so callbacks may act differently in it. An extended run
+        calls them again for that round.
         """
         return self if self.before_callbacks is None else self.before_callbacks
 
@@ -213,18 +213,18 @@ def train(
 
     Args:
         algorithm: A method made for an objective: `fedpa.fedavg(local, server)(objective)`.
-        theta: Where it starts, a pytree of floating-point arrays.
-        data: The clients; `fedpa.data.from_mapping` makes them of arrays in memory.
+        theta: Initial parameters, a pytree of floating-point arrays.
+        data: The clients; `fedpa.data.from_mapping` makes them from arrays in memory.
         rounds: The total number of rounds, ≥ 1.
         clients_per_round: Clients drawn for each round without replacement, ≥ 1.
-        seed: Decides cohorts and keys, 0 to 2³² − 1.
+        seed: Determines cohorts and keys, 0 to 2³² − 1.
         engine: Where clients run; default: `fedpa.engines.local()`.
         min_success: Share of a round's clients, 0 to 1, that must give a usable result; with fewer,
             the run ends with an error.
         callbacks: Called after every round.
-        assemble: θ → what callbacks and the caller are given.
+        assemble: θ → the model for callbacks and the result.
         start: The run after some of its rounds, to continue from.
-        keep: Called after every round with the run as it is then.
+        keep: Called after every round with the snapshot.
     Returns:
         Parameters, records and server state after the last round.
     Raises:
@@ -241,11 +241,11 @@ def train(
     check_counts(rounds, clients_per_round, seed)
     check_share("min_success", min_success)
     if not data.ids:
-        raise FedpaError("data has no clients: at least one is needed")
+        raise FedpaError("data has no clients: give at least one")
     if clients_per_round > len(data.ids):
         warnings.warn(
-            f"clients_per_round = {clients_per_round} exceeds the {len(data.ids)} clients there "
-            "are: all take part in every round",
+            f"clients_per_round = {clients_per_round}: there are only {len(data.ids)} clients, all "
+            "take part in every round",
             stacklevel=2,
         )
     data = check_when_read(data)
@@ -259,7 +259,7 @@ def train(
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     if keeps_states:
         _warn_of_strangers(algorithm, theta, len(data.ids), clients_per_round, rounds)
-    # All that matters of those to come is how many examples they may have.
+    # Engines need only the largest number of examples of later cohorts.
     population = sorted({data.num_examples(name) for name in data.ids})
     warned = {name for record in now.history for name in record.get("train/rejected_clients", ())}
 
@@ -270,7 +270,7 @@ def train(
     begun: set[str] = set()
 
     def begin(t: int) -> str:
-        """The phase of a round; before the first of its rounds, who watches is told."""
+        """Find the phase of a round; announce it to callbacks before its first round."""
         phase = algorithm.phase(t)
         if phase not in begun:
             begun.add(phase)
@@ -282,7 +282,7 @@ def train(
     with read_ahead(data, whole_cohort=jax.process_count() == 1) as reading:
 
         def compute(now: Snapshot) -> Snapshot:
-            """The next round, up to its callbacks."""
+            """Compute the next round, without its callbacks."""
             nonlocal following
             t = now.round
             started, phase = time.perf_counter(), begin(t)
@@ -313,7 +313,7 @@ def train(
             _report(record, result.failures, warned)
             _check_progress(record, now.history, rounds, result, ids)
             record["seconds"] = time.perf_counter() - started
-            # Clients continue as the server does: from where they were, if it skipped the round.
+            # If the server skipped the round, clients keep their earlier states, too.
             states = {} if info.skipped else result.states
             return Snapshot(
                 t + 1,
@@ -326,7 +326,7 @@ def train(
             )
 
         def tell(now: Snapshot) -> tuple[Snapshot, Stop | None]:
-            """Call the callbacks of a round that is computed."""
+            """Call the callbacks of a computed round."""
             assert now.untold is not None
             t, record, last = now.round, dict(now.untold), now.round == rounds
             event = Event(t, rounds, assemble(now.params), now.state, record, cohort_at(t - 1))
@@ -354,7 +354,7 @@ def train(
 def _warn_of_strangers(
     algorithm: Algorithm, theta: Params, population: int, per_round: int, rounds: int
 ) -> None:
-    """A client's state is worth keeping if the client returns."""
+    """Warn if clients keep states but rarely take part twice."""
     times = rounds * per_round / population
     if times >= LEAST_TIMES:
         return
@@ -363,15 +363,15 @@ def _warn_of_strangers(
     warnings.warn(
         f"a client takes part {times:.2g} times on average ({per_round} of {population:,} in each "
         f"of {rounds:,} rounds), and this method keeps a state for each: most states will never be "
-        "read again, or be long out of date, and most clients start with a new one, as in a first "
-        f"round (for SCAFFOLD that is FedAvg); {met:,.0f} states or so, {met * size / 1e6:,.3g} "
-        "MB, will be kept in memory and in every checkpoint",
+        "used again or be out of date, and most clients start with a new one (for SCAFFOLD this is "
+        f"FedAvg). About {met:,.0f} states, {met * size / 1e6:,.3g} MB, are kept in memory and in "
+        "every checkpoint",
         stacklevel=3,
     )
 
 
 LEAST_TIMES = 2
-"""How often a client should take part, on average, where it keeps a state."""
+"""How often clients that keep a state should take part, on average."""
 
 
 def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:
@@ -392,11 +392,11 @@ def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float
     if succeeded / len(ids) < least:
         raise TooFewClientsError(
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
-            f"asks for more; {_explain(result, _rejected(result, ids)[0])}"
+            f"requires more; {_explain(result, _list_rejected(result, ids)[0])}"
         )
 
 
-def _rejected(result: RoundResult, ids: Sequence[str]) -> list[str]:
+def _list_rejected(result: RoundResult, ids: Sequence[str]) -> list[str]:
     return [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
 
 
@@ -407,7 +407,7 @@ def _explain(result: RoundResult, client: str) -> str:
 def _check_progress(
     record: Record, history: History, rounds: int, result: RoundResult, ids: Sequence[str]
 ) -> None:
-    """End a run none of whose rounds has changed the model, for want of a usable client."""
+    """End a run that had no usable client update so far."""
     t = record["round"]
     skipped = [*(past.get("train/skipped") for past in history), record["train/skipped"]]
     if t < min(rounds, FRUITLESS) or not all(skipped):
@@ -417,7 +417,7 @@ def _check_progress(
         failed = next((name for name in rejected if name in result.failures), rejected[0])
         reason = _explain(result, failed)
     elif not result.examples.any():
-        reason = f"client {ids[0]!r} has no examples, nor has any other of round {t}"
+        reason = f"client {ids[0]!r} and all others of round {t} have no examples"
     else:
         reason = "the server's update is not finite: lower the learning rate"
     since = "round 1 had" if t == 1 else f"rounds 1 to {t} had"
@@ -425,15 +425,15 @@ def _check_progress(
 
 
 FRUITLESS = 5
-"""Rounds without a usable client update, from the first on, after which a run ends as failed; a
-shorter run after its last."""
+"""Number of first rounds without a usable client update after which a run fails; a shorter run
+fails after its last."""
 NOT_FINITE = (
-    "its update is not finite. Lower the learning rate, or look for missing values in its data"
+    "its update is not finite. Lower the learning rate, or check its data for missing values"
 )
 
 
 def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
-    """Means over the clients that counted; the number and the names of those rejected."""
+    """Average over accepted clients; count and name the rejected ones."""
     counted = result.accepted & (result.examples > 0)
     metrics: dict[str, Any] = {
         f"train/{name}": float(np.mean(values[counted].astype(np.float64)))
@@ -441,7 +441,7 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
         else float("nan")
         for name, values in result.infos.items()
     }
-    rejected = _rejected(result, ids)
+    rejected = _list_rejected(result, ids)
     metrics["train/rejected"] = len(rejected)
     metrics["train/empty"] = int((result.examples == 0)[result.accepted].sum())
     if rejected:
@@ -450,7 +450,7 @@ def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _server_metrics(info: Any) -> dict[str, Any]:
-    """`train/skipped`, and what else the method's server reports."""
+    """Format `train/skipped` and further numbers of the method's server."""
     values = jax.device_get(info)._asdict().items()
     metrics = {f"train/{name}": float(value) for name, value in values if value is not None}
     return metrics | {"train/skipped": int(info.skipped)}
@@ -459,7 +459,7 @@ def _server_metrics(info: Any) -> dict[str, Any]:
 def _inquire(
     algorithm: Algorithm, engine: Engine, state: Any, cohort: Cohort
 ) -> tuple[RoundResult | None, Any]:
-    """Make the inquiry, if the algorithm has one: the answers, and the server's state with them."""
+    """Make the inquiry, if the algorithm has one; return the server's state with the answers."""
     inquiry = algorithm.inquiry
     if inquiry is None:
         return None, state
@@ -468,9 +468,9 @@ def _inquire(
 
 
 def _traffic(message: Any, result: RoundResult, asked: RoundResult | None) -> dict[str, int]:
-    """Bytes of the whole cohort: what was sent, or the message down, result and weight up.
+    """Count the bytes of the whole cohort: measured, or message down and result and weight up.
 
-    What an inquiry sends down is part of the message that follows.
+    The inquiry's message down is part of the message that follows.
     """
     clients = len(result.accepted)
     up, down = clients * result.bytes_up, clients * num_bytes(message)
@@ -483,13 +483,13 @@ def _traffic(message: Any, result: RoundResult, asked: RoundResult | None) -> di
 
 
 def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str]) -> None:
-    """Warn of what went wrong: once for each client, once for the server. Records have it all."""
+    """Warn once of each rejected client, and once of a skipped round. Records have all of them."""
     news = [name for name in record.get("train/rejected_clients", ()) if name not in warned]
     later = "(later rejections of the same clients are counted only)"
     not_finite = [name for name in news if name not in failures]
     if not_finite:
         warnings.warn(
-            f"round {record['round']}: rejected, for a result that is not finite: "
+            f"round {record['round']}: rejected because of non-finite results: "
             f"{', '.join(map(str, not_finite))} {later}",
             stacklevel=3,
         )
@@ -508,13 +508,13 @@ def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str
         warned.add("")
 
 
-# The cohort is a function of (seed, round) alone, so every method of a seed meets the same clients.
-# A client's key is one of (seed, round, a stable hash of its id), whatever the rest of the cohort.
+# The cohort is a function of (seed, round), so all methods with one seed have the same cohorts.
+# A client's key is a function of (seed, round, a stable hash of its id), not of the cohort.
 _COHORT, _CLIENT = 0, 1  # streams derived from one seed
 
 
 def select_cohort(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:
-    """The clients of round t (from 0), drawn without replacement; all if there are not more."""
+    """Draw the clients of round t (from 0) without replacement; all if there are too few."""
     if size >= len(ids):
         return list(ids)
     rng = np.random.default_rng([seed, _COHORT, t])
@@ -522,7 +522,7 @@ def select_cohort(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]
 
 
 def client_keys(seed: int, t: int, ids: Sequence[str]) -> Keys:
-    """One key for each client of the round."""
+    """Make one key per client of the round."""
     keys: Keys = _keys_at(_root(seed), np.int32(t), client_hashes(ids))
     return keys
 
@@ -531,7 +531,7 @@ _root = functools.lru_cache(maxsize=64)(jax.random.key)
 
 
 def client_hashes(ids: Sequence[str]) -> np.ndarray:
-    """(clients, 2): 64 bits of each id, stable from run to run."""
+    """Hash ids to 64 bits each, (clients, 2), the same in every run."""
     digests = b"".join(map(_digest, ids))
     return np.frombuffer(digests, dtype="<u4").reshape(-1, 2)
 
@@ -542,7 +542,7 @@ def _digest(name: str) -> bytes:
 
 
 def keys_at(root: Key, t: Any, hashes: jax.Array) -> Keys:
-    """The clients' keys in round t, inside compiled code; `root` is `jax.random.key(seed)`."""
+    """Make the clients' keys of round t in compiled code; `root` is `jax.random.key(seed)`."""
     key = jax.random.fold_in(jax.random.fold_in(root, _CLIENT), t)
     return jax.vmap(lambda h: jax.random.fold_in(jax.random.fold_in(key, h[0]), h[1]))(hashes)
 

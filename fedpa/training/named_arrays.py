@@ -17,21 +17,21 @@ FORMATS = (".npz", ".safetensors")
 
 
 def path_name(path: Any, root: str = "") -> str:
-    """An array's place in its tree, as a text; a tree that is one array has the place `theta`."""
+    """Name an array by its path in the tree; a tree that is one array has the name `theta`."""
     name = jax.tree_util.keystr(path, simple=True, separator="/") or "theta"
     return f"{root}/{name}" if root else name
 
 
 def name_arrays(tree: Any, root: str = "") -> dict[str, Any]:
-    """The tree's arrays. Two of the same name are refused: files could not hold both."""
+    """Collect the tree's arrays by name. Two equal names are refused: files can't hold both."""
     found: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_array(leaf):
             name = path_name(path, root)
             if name in found:
                 raise FedpaError(
-                    f"params: two arrays have the name {name} in files: names with / in them must "
-                    "not look like places in the tree"
+                    f"params: two arrays have the name {name} in files: keys with / must "
+                    "not look like paths in the tree"
                 )
             found[name] = leaf
     return found
@@ -42,7 +42,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def to_numpy(leaf: Any) -> np.ndarray:
-    """An array's content in NumPy; of random keys, their words."""
+    """Convert an array to NumPy; random keys to their data."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
@@ -51,10 +51,10 @@ def is_key(leaf: Any) -> bool:
 
 
 def update_digest(digest: Any, tree: Any) -> int:
-    """Add a tree's arrays and their places to a digest of `hashlib`.
+    """Add a tree's arrays and their names to a digest of `hashlib`.
 
     Returns:
-        How many bytes they have.
+        Their number of bytes.
     """
     size = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -70,7 +70,7 @@ def update_digest(digest: Any, tree: Any) -> int:
 
 
 def to_portable(leaf: Any) -> np.ndarray:
-    """As `to_numpy`; types that NumPy's files don't know (bfloat16) as float32, which is exact."""
+    """As `to_numpy`, but types that NumPy's files lack (bfloat16) become float32, exactly."""
     array = to_numpy(leaf)
     return (
         array.astype(np.float32) if array.dtype.kind == "V" or not array.dtype.isbuiltin else array
@@ -80,9 +80,9 @@ def to_portable(leaf: Any) -> np.ndarray:
 def fill_tree(
     template: Any, arrays: Mapping[str, np.ndarray], root: str = "", row: Any = ()
 ) -> Any:
-    """The template with the arrays in place of its own; refused where they don't fit.
+    """Fill the template with the arrays; refuses arrays that don't fit.
 
-    row: of each array, where it holds one for each of several clients.
+    row: index of a client, if arrays have one row per client.
     """
 
     def fill(path: Any, leaf: Any) -> Any:
@@ -90,7 +90,7 @@ def fill_tree(
             return leaf
         name = path_name(path, root)
         if name not in arrays:
-            raise FedpaError(f"there is no array {name}: it is of another model or algorithm")
+            raise FedpaError(f"array {name} is missing: this belongs to another model or algorithm")
         array = arrays[name][row]
         wanted = to_numpy(leaf)
         if array.shape != wanted.shape:
@@ -98,7 +98,7 @@ def fill_tree(
                 f"{name} has shape {list(array.shape)}: {list(wanted.shape)} is needed"
             )
         if array.dtype != wanted.dtype and array.dtype != to_portable(leaf).dtype:
-            raise FedpaError(f"{name} is of type {array.dtype}: {wanted.dtype} is needed")
+            raise FedpaError(f"{name} has type {array.dtype}: {wanted.dtype} is needed")
         if is_key(leaf):
             return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
         return jnp.asarray(array, wanted.dtype)
@@ -107,15 +107,16 @@ def fill_tree(
 
 
 def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> None:
-    """Refuse arrays that are not the model's, or of other shapes; its own may be shapes alone.
+    """Refuse arrays with other names, shapes or types than the model's, which may be shapes only.
 
-    source: what the arrays are of, as messages call it.
+    source: where the arrays come from, for messages.
     """
     own = {path_name(path): leaf for path, leaf in _leaves(model)}
     trained = {name for name, leaf in own.items() if _is_trained(leaf)}
     if set(arrays) - set(own) or trained - set(arrays):
         raise FedpaError(
-            f"{source}: is of another model: it has {_listed(arrays)}; {_listed(own)} are needed"
+            f"{source}: belongs to another model: it has {_list_names(arrays)}; this one needs "
+            f"{_list_names(own)}"
         )
     for name, array in arrays.items():
         wanted = to_numpy(own[name]).shape if is_key(own[name]) else own[name].shape
@@ -125,13 +126,13 @@ def check_fits(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Non
             )
         kind = np.dtype(np.uint32) if is_key(own[name]) else own[name].dtype
         if not _holds(kind, array.dtype):
-            raise FedpaError(f"{source}: {name} is of type {array.dtype}: this model needs {kind}")
+            raise FedpaError(f"{source}: {name} has type {array.dtype}: this model needs {kind}")
         if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
-            raise FedpaError(f"{source}: {name} holds a value that is not finite: all must be")
+            raise FedpaError(f"{source}: {name} has a value that is not finite")
 
 
 def fill_model(model: Any, arrays: Mapping[str, np.ndarray], source: str) -> Any:
-    """The model with these arrays in place of its own."""
+    """Fill the model with these arrays."""
     check_fits(model, arrays, source)
 
     def warm(path: Any, leaf: Any) -> Any:
@@ -156,8 +157,8 @@ def _is_trained(array: Any) -> bool:
 
 
 def _holds(wanted: Any, given: Any) -> bool:
-    """Whether numbers of one type can stand for those of another: no fractions for integers, no
-    complex numbers for real ones, nothing but numbers for any.
+    """Whether numbers of one type can be cast to another: no fractions to integers, no complex
+    numbers to real ones, only numbers.
     """
     kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
     order = [
@@ -167,7 +168,7 @@ def _holds(wanted: Any, given: Any) -> bool:
     return order[0] <= order[1] < len(kinds)
 
 
-def _listed(arrays: Mapping[str, Any]) -> str:
+def _list_names(arrays: Mapping[str, Any]) -> str:
     names = sorted(arrays)
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
 
@@ -178,7 +179,7 @@ def check_format(field: str, path: Path) -> None:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """The arrays by name; safetensors takes texts about them along."""
+    """Write arrays by name; safetensors also stores strings about them."""
     if path.suffix == ".npz":
         write_npz(path, arrays)
         return
@@ -202,11 +203,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise FedpaError(f"{path} can't be read: {explain(error)}") from None
     except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise FedpaError(f"{path} is cut or no .safetensors file: {reason}") from None
+        raise FedpaError(f"{path} is truncated or not a .safetensors file: {reason}") from None
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as np.savez does; names may be any."""
+    """Write arrays as np.savez does, with any names."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
         for name, array in arrays.items():
@@ -218,13 +219,13 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz file by name; a file of anything else is refused."""
     try:
-        # Opened here: np.load leaves a file it can't read open.
+        # Opened here, because np.load does not close a file it can't read.
         with path.open("rb") as file, zipfile.ZipFile(file) as stored:
             return {name.removesuffix(".npy"): _array(stored, name) for name in stored.namelist()}
-    except Exception as error:  # zipfile and NumPy raise a dozen kinds for damaged bytes
+    except Exception as error:  # zipfile and NumPy raise many types for damaged bytes
         reason = explain(error) if isinstance(error, OSError) else " ".join(str(error).split())
         raise FedpaError(
-            f"{path} is cut or no .npz file of parameters: {reason or type(error).__name__}"
+            f"{path} is truncated or not a .npz file: {reason or type(error).__name__}"
         ) from None
 
 

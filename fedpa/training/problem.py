@@ -1,4 +1,4 @@
-"""A problem: data, model, loss and metric; and the algorithm that a method makes for it."""
+"""A problem (data, model, loss and metric), and the algorithm that a method builds for it."""
 
 import inspect
 import warnings
@@ -24,24 +24,24 @@ from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 
 
 class Problem(NamedTuple):
-    """What is trained and how well it does; a task of the laboratory is loaded as one."""
+    """What is trained, and the metric of its quality; tasks of the laboratory are loaded as one."""
 
     clients: FederatedData
-    """Who trains."""
+    """Clients that train."""
     init: Callable[[Key], Any]
-    """key → a fresh model, any pytree."""
+    """key → a new model, any pytree."""
     loss: Loss
     metric: Metric
     test: FederatedData
     validation: FederatedData | None = None
-    """Who decides what is chosen."""
+    """Clients on which settings are chosen."""
     regularizer: Regularizer | None = None
     reduction: Reduction = "mean"
     sparse: SparseTable | None = None
     weight: Callable[[Examples], Losses] | None = None
     eval_batch_size: int = 100
     dataset: str | None = None
-    """Which of several data sets it is; None if there is only one."""
+    """Name of the data set, if there are several; otherwise None."""
 
     @property
     def objective(self) -> Objective:
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A method made for a problem."""
+    """A method built for a problem."""
 
     algorithm: Algorithm
     theta: Params
@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
 def prepare(
     objective: Objective, params: Any, data: FederatedData, method: Any, rounds: int | None
 ) -> Prepared:
-    """Make the algorithm for this objective; `rounds`, if given, are those of the run.
+    """Build the algorithm for this objective; `rounds`, if given, is the length of the run.
 
     Raises:
         FedpaError: Loss, parameters, data and method don't fit together.
@@ -73,7 +73,9 @@ def prepare(
     objective = objective._replace(like=some_examples(data))
     check_loss(objective, theta, objective.like)
     if isinstance(method, Algorithm):
-        raise refuse("method", method, "is an algorithm already: give what made it of an objective")
+        raise refuse(
+            "method", method, "is an algorithm: give the method, a function of the objective"
+        )
     algorithm: Any = None
     if callable(method):
         _check_called(method, objective)
@@ -95,15 +97,15 @@ def prepare(
 
 
 def _check_called(method: Any, problem: Objective) -> None:
-    """Refuse a function that makes methods and was not called: fedpa.fedavg."""
+    """Refuse a builder of methods that was not called: fedpa.fedavg."""
     name = getattr(method, "__qualname__", "")
     ours = getattr(method, "__module__", "").startswith("fedpa.algorithms")
     try:
         signature = inspect.signature(method)
-        if not (ours and name.isidentifier()):  # a method that it makes is local to it
+        if not (ours and name.isidentifier()):  # a method that it builds is local to it
             signature.bind(problem)
             return
-    except ValueError:  # what is not written in Python does not tell
+    except ValueError:  # functions not written in Python have no signature
         return
     except TypeError:
         pass
@@ -117,7 +119,7 @@ def _check_called(method: Any, problem: Objective) -> None:
 
 
 def some_examples(data: FederatedData) -> Any:
-    """The examples of the first client that has any."""
+    """Read the examples of the first client that has any."""
     some = next((name for name in data.ids if data.num_examples(name) > 0), data.ids[0])
     return check_when_read(data).examples(some)
 
@@ -155,19 +157,19 @@ def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
     if SAMPLING in algorithm.clients and stage(algorithm.phase(rounds - 1)) == BURN_IN:
         warnings.warn(
-            f"all {rounds} rounds are burn-in: nothing is sampled, and this is FedAvg; "
-            "lower burn_in_rounds or raise rounds",
+            f"all {rounds} rounds are burn-in, which is FedAvg: nothing is sampled. "
+            "Lower burn_in_rounds or raise rounds",
             stacklevel=3,
         )
 
 
 def _check_parameter(where: str, leaf: Any) -> None:
-    """Refuse complex numbers, and numbers that are not finite or that JAX would change."""
+    """Refuse complex and non-finite numbers, and numbers that JAX would change."""
     if not isinstance(leaf, np.ndarray | jax.Array):
         return
     if jnp.issubdtype(leaf.dtype, jnp.inexact) and not is_real(leaf.dtype):
         raise FedpaError(
-            f"params: {where} is of type {leaf.dtype}: must be real numbers of at most 64 bits"
+            f"params: {where} has type {leaf.dtype}: must be real numbers of at most 64 bits"
         )
     if is_real(leaf.dtype):
         array = np.asarray(leaf)  # on the host: nothing to compile
@@ -179,7 +181,7 @@ def _check_parameter(where: str, leaf: Any) -> None:
 
 
 def _move(leaf: Any) -> Any:
-    """NumPy's numbers on the device, a copy; any other leaf as it is."""
+    """Copy NumPy's numbers to the device; other leaves stay unchanged."""
     if not isinstance(leaf, np.ndarray) or not is_real(leaf.dtype) or leaf.dtype == bool:
         return leaf
     # `jnp.asarray` would compile a program for every shape. JAX has no arrays of the other byte

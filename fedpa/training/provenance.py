@@ -1,6 +1,6 @@
-"""What a run was made with and of: versions, revision, data; and what is different now.
+"""The environment of a run (versions, revision, data), and its differences from now.
 
-A resumed run is the uninterrupted one, bit for bit, only where all this is the same.
+A resumed run equals the uninterrupted one, bit for bit, only if all of it is the same.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ from fedpa.training.problem import Prepared
 from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
-"""Those whose code a run's numbers come from."""
+"""Packages whose code computes a run's numbers."""
 LOOKED_AT = 2**23
-"""Bytes of a federation's examples that its fingerprint is taken of."""
+"""Bytes of examples in a federation's fingerprint."""
 _JAX_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
 MADE_UP = 24
-"""Examples that objectives and methods are tried on: more than one batch of the usual size."""
+"""Synthetic examples for probes: more than one batch of the usual size."""
 _PHASES = 10_000
-"""Rounds whose phases tell one switch from another."""
+"""Rounds whose phases are compared."""
 
 
 def versions() -> dict[str, str]:
@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def environment(**fingerprints: str) -> dict[str, Any]:
-    """The table `[environment]` of `config.toml`."""
+    """Collect the table `[environment]` of `config.toml`."""
     found: dict[str, Any] = {
         "versions": versions(),
         "source": source_fingerprint(),
@@ -59,7 +59,7 @@ def environment(**fingerprints: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What decides how JAX computes here, to the last digit."""
+    """Collect the settings that affect JAX's results, to the last digit."""
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "backend": jax.default_backend(),
@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
 
 
 def source_fingerprint() -> str:
-    """Of the code that numbers come from; a version says little about one under development."""
+    """Hash the code that computes numbers, since its version may not change in development."""
     digest = hashlib.blake2b(digest_size=16)
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -80,7 +80,7 @@ def source_fingerprint() -> str:
 
 
 def revision(directory: Path) -> str | None:
-    """The git revision of the directory, with `-dirty` if files differ; None without git."""
+    """Read the git revision of the directory, with `-dirty` if files differ; None without git."""
     try:
         said = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
@@ -96,11 +96,10 @@ def revision(directory: Path) -> str | None:
 
 
 def data_fingerprint(federations: Mapping[str, FederatedData | None]) -> str:
-    """Tells whether the data is what it was: all ids and sizes, and what clients hold.
+    """Hash the data: all ids and sizes, and the clients' examples.
 
-    What is packed in memory is looked at as a whole. Of what is read lazily the examples of clients
-    in a fixed shuffled order are looked at, up to some megabytes: reading all would take as long as
-    a run.
+    Data in memory is hashed completely. Of lazily read data only the first megabytes are hashed,
+    with clients in a fixed shuffled order, because reading all would take as long as a run.
     """
     digest = hashlib.blake2b(f"{LOOKED_AT}".encode(), digest_size=16)
     for split, data in federations.items():
@@ -121,19 +120,18 @@ def data_fingerprint(federations: Mapping[str, FederatedData | None]) -> str:
 
 
 def arrays_fingerprint(tree: Any) -> str:
-    """Of a model's parameters."""
+    """Hash a model's parameters."""
     digest = hashlib.blake2b(digest_size=16)
     update_digest(digest, tree)
     return digest.hexdigest()
 
 
 def describe_program(method: Any, prepared: Prepared, loss: str | None = None) -> str:
-    """Describe the functions of a run: the loss, and those that the method is made of.
+    """Describe the functions of a run: the loss and the method.
 
-    The settings of fedpa's own methods are recorded as values beside it; of another method nothing
-    is known, so it is tried.
+    The settings of fedpa's methods are recorded as values; a user's method is probed.
 
-    loss: what `probe_objective` says of it, if that is known.
+    loss: the result of `probe_objective`, if known.
     """
     algorithm, theta, _, objective = prepared
     loss = probe_objective(objective, theta) if loss is None else loss
@@ -144,10 +142,10 @@ def describe_program(method: Any, prepared: Prepared, loss: str | None = None) -
 
 
 def probe_objective(objective: Objective, theta: Params) -> str:
-    """Describe an objective by its value and the length of its gradient on examples made up.
+    """Describe an objective by its value and the norm of its gradient on synthetic examples.
 
-    Functions can't be compared with those of last week; what they give can. Four digits, because
-    processors differ in the last ones.
+    Functions can't be stored and compared, their values can: to four digits, because processors
+    differ in the last ones.
     """
 
     def value(theta: Params, data: ClientData) -> Any:
@@ -160,14 +158,14 @@ def probe_objective(objective: Objective, theta: Params) -> str:
 
 
 def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
-    """Describe what clients and server compute by how far two rounds of one client move them.
+    """Describe a method by how far two rounds of one client move the parameters.
 
-    They are rounds of the algorithm's last phase, on examples made up.
+    They are rounds of the algorithm's last phase, on synthetic examples.
 
     Args:
         algorithm: The method, for an objective.
         theta: The parameters it starts from.
-        like: Examples of any client; their shapes and types are all that matters.
+        like: Examples of any client; only their shapes and types are used.
     """
     data = _make_up_client(like)
     phases = [algorithm.phase(t) for t in range(_PHASES)]
@@ -178,7 +176,7 @@ def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
     )
     start = state = algorithm.init(theta)
     step = jax.jit(lambda state, cohort, t: fed_round(algorithm, state, cohort, t, phases[-1])[0])
-    for _ in range(2):  # the second shows what the server keeps of the first
+    for _ in range(2):  # the second shows the server's state after the first
         state = step(state, cohort, jnp.asarray(_PHASES - 1))
     moved = _distance(algorithm.parameters(state), algorithm.parameters(start))
     switches = [k for k in range(1, _PHASES) if phases[k] != phases[k - 1]]
@@ -191,7 +189,7 @@ def _make_up_client(like: Any) -> ClientData:
 
 
 def _make_up(array: Any) -> np.ndarray:
-    """Make examples up: numbers between −1 and 1; for whole ones, maybe classes, 0 and 1."""
+    """Make synthetic examples: numbers between −1 and 1; for integers (maybe classes) 0 and 1."""
     array = np.asarray(array)
     shape = (MADE_UP, *array.shape[1:])
     numbers = np.arange(np.prod(shape)).reshape(shape)
@@ -201,7 +199,7 @@ def _make_up(array: Any) -> np.ndarray:
 
 
 def _distance(now: Any, then: Any) -> float:
-    """Σ |a − b| over all floating-point numbers of two trees."""
+    """Compute Σ |a − b| over all floating-point numbers of two trees."""
     pairs = zip(jax.tree.leaves(now), jax.tree.leaves(then), strict=True)
     return sum(
         float(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).sum())
@@ -211,7 +209,7 @@ def _distance(now: Any, then: Any) -> float:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names; what is unset is left out."""
+    """Flatten settings to dotted names, without unset ones."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -224,9 +222,9 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(
     then: Mapping[str, Any], now: Mapping[str, Any], left_out: Sequence[str] = ()
 ) -> list[str]:
-    """Each field that differs, as a text: `hyperparameters.rho was 0.1 and is 0.2`.
+    """List the fields that differ: `hyperparameters.rho was 0.1 and is 0.2`.
 
-    left_out: fields and tables that don't matter.
+    left_out: fields and tables to ignore.
     """
     before, after = flatten(then), flatten(now)
     names = [
@@ -237,19 +235,18 @@ def differences(
     changed = [name for name in names if before.get(name) != after.get(name)]
     return [
         _FINGERPRINTS.get(name)
-        or f"{name} was {_shown(before.get(name))} and is {_shown(after.get(name))}"
+        or f"{name} was {_format(before.get(name))} and is {_format(after.get(name))}"
         for name in changed
     ]
 
 
 _FINGERPRINTS = {
-    "data": "the data is not what it was",
-    "source": "fedpa's own code is not what it was",
-    "params": "the initial parameters are not what they were",
-    "program": "what clients and server compute (the method, its settings, the loss) is not what "
-    "it was",
+    "data": "the data has changed",
+    "source": "the source code of fedpa has changed",
+    "params": "the initial parameters have changed",
+    "program": "the method, its settings or the loss have changed (a probe gives other numbers)",
 }
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return "not set" if value is None else repr(value)

@@ -1,13 +1,12 @@
-"""A run: assembled once, then started in a directory, resumed there, or not recorded at all.
+"""A run: started or resumed in a directory, or not recorded.
 
-`fedpa.fit` and the laboratory's runs make a `Training` and, if it is recorded, a `Place`; the rest
-is here, in one order for both.
+`fedpa.fit` and the laboratory's runs make a `Training` and, if it is recorded, a `Place`; this
+module does the rest for both.
 
-Why a kill loses and doubles nothing: a round's record goes to `metrics.jsonl` before its checkpoint
-is written, and a checkpoint holds all records up to its round. Resuming takes the last checkpoint
-and writes `metrics.jsonl` again from it, so whatever came after it, complete or torn, is gone, and
-is computed again with the same result. Nothing a run computes depends on when checkpoints are
-written.
+A kill neither loses nor duplicates records: a round's record goes to `metrics.jsonl` before its
+checkpoint is written, and a checkpoint contains all records up to its round. Resuming rewrites
+`metrics.jsonl` from the last checkpoint. Later records, complete or not, are dropped and computed
+again with the same result. No result of a run depends on when checkpoints are written.
 """
 
 import contextlib
@@ -66,19 +65,17 @@ NOT_COMPARED = (
     "federation",
     "task_options.data_dir",
 )
-"""Settings that may differ when a run is resumed: none of a round's numbers depends on them, or
-they follow from what is known by a fingerprint (the sizes of model and data, data that was
-moved)."""
+"""Settings that may differ when a run is resumed: no number depends on them, or a fingerprint
+covers them (the sizes of model and data, the location of the data)."""
 INFORMATIVE = ("revision", "changed")
-"""What is noted of the environment and may differ: where in its history the user's work was, and
-what was not the same when the run was resumed by force."""
+"""Parts of the environment that may differ: the user's git revision, and notes about forced
+resumes."""
 COMPUTED_WITH = ("versions", "source", "machine")
-"""What may differ besides if the run is finished: nothing is computed, so it does not matter with
-what."""
+"""Parts that may also differ if the run is finished, since nothing is computed."""
 AT_LEAST = 10.0
-"""Seconds between checkpoints by default: what a kill costs, and a round."""
+"""Default seconds between checkpoints: the most that a kill loses, besides a round."""
 SHARE = 0.05
-"""Of a run's time that writing them may take then."""
+"""Largest share of a run's time for writing them."""
 _SPLITS = ("eval", "valid", "test")
 
 
@@ -87,7 +84,7 @@ _SPLITS = ("eval", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class RecordingOptions(StorageOptions):
-    """How `fedpa.fit` labels and records a run. None of it changes the run's numbers.
+    """How `fedpa.fit` labels and records a run. It does not change the run's numbers.
 
     Args:
         checkpoint_every: Rounds from one checkpoint to the next, at least 1 (default: one about
@@ -115,7 +112,7 @@ class RecordingOptions(StorageOptions):
 
 
 def check_storage(options: StorageOptions) -> None:
-    """Refuse what is out of range, and loggers that are not available."""
+    """Refuse values out of range, and loggers that are not available."""
     if options.checkpoint_every is not None:
         check_integer("checkpoint_every", options.checkpoint_every, 1)
     check_integer("keep_checkpoints", options.keep_checkpoints, 1)
@@ -123,7 +120,7 @@ def check_storage(options: StorageOptions) -> None:
 
 
 def _logger_names(options: StorageOptions) -> list[str]:
-    """TensorBoard where tensorboardX is installed, then those asked for."""
+    """List the loggers: TensorBoard if tensorboardX is installed, then the requested ones."""
     words = [word.strip() for word in (options.log or "").split(",") if word.strip()]
     asked = [match_name(word, LIBRARIES) or word for word in words]
     if TENSORBOARD not in asked and find_spec("tensorboardX") is not None:
@@ -132,12 +129,12 @@ def _logger_names(options: StorageOptions) -> list[str]:
 
 
 class Remedies(NamedTuple):
-    """What a user gives against a refusal, as the function or the command takes it."""
+    """The options that override a refusal, for messages."""
 
     force: str = ""
-    """Resumes although versions or data have changed."""
+    """Option to resume although versions or data have changed."""
     overwrite: str = ""
-    """Starts again in the same directory."""
+    """Option to start again in the same directory."""
 
 
 class Place(NamedTuple):
@@ -146,14 +143,14 @@ class Place(NamedTuple):
     out: Path
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
-    """What the run is made with and of."""
+    """The table `[environment]`."""
     options: StorageOptions
     about: Mapping[str, Any] = {}
-    """What `summary.json` says of the run beside its numbers."""
+    """Entries of `summary.json` besides numbers."""
     initial: Mapping[str, np.ndarray] | None = None
-    """The arrays of a warm start: kept in the directory."""
+    """The arrays of a warm start, stored in the directory."""
     branch: Path | None = None
-    """A run whose rounds this one would have had as its first, too: it starts from its end."""
+    """A run that equals this one's first rounds: this run starts from its end."""
     remedies: Remedies = Remedies()
 
 
@@ -166,11 +163,11 @@ class Recorder:
     """`metrics.jsonl`."""
     logs: Sequence[Write]
     done: int
-    """The round that has a checkpoint already, 0 if there is none."""
+    """The last round that has a checkpoint, or 0."""
     latest: Snapshot | None = None
     best: Snapshot | None = None
-    """The best round so far: it waits in memory until the next checkpoint is due, and is then
-    written before it."""
+    """The best round so far, kept in memory until the next checkpoint is due and written before
+    it."""
     due_at: float = dataclasses.field(default_factory=lambda: time.monotonic() + AT_LEAST)
     is_broken: bool = False
     """Whether a checkpoint could not be written."""
@@ -216,7 +213,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def record_run(place: Place, start: Snapshot | None) -> Iterator[Recorder]:
-    """Record a run; when the block ends, however, its last round has a checkpoint.
+    """Record a run; when the block ends, in any way, its last round has a checkpoint.
 
     start: where it continues from.
     """
@@ -230,7 +227,7 @@ def record_run(place: Place, start: Snapshot | None) -> Iterator[Recorder]:
             for name in _logger_names(place.options)
         ]
         with writing(out):
-            # Unbuffered: a line that a full disk did not take must not be tried again on closing.
+            # Unbuffered: a line that failed on a full disk must not be written again on closing.
             lines = stack.enter_context((out / METRICS).open("ab", buffering=0))
         recorder = Recorder(place, lines, logs, start.round if start is not None else 0)
         try:
@@ -239,7 +236,9 @@ def record_run(place: Place, start: Snapshot | None) -> Iterator[Recorder]:
             if not recorder.is_broken:
                 try:
                     recorder.write_checkpoint()
-                except FedpaError as error:  # beside what ended the run, not in its place
+                except (
+                    FedpaError
+                ) as error:  # added to the error that ended the run, not in its place
                     passing.add_note(str(error))
                     warnings.warn(str(error), stacklevel=2)
             raise
@@ -254,7 +253,7 @@ def finish(
     best: Mapping[str, Any] | None,
     about: Mapping[str, Any],
 ) -> None:
-    """Write what a finished run leaves."""
+    """Write the final files of a run."""
     run_directory.write_metrics(out, history)
     run_directory.save_params(out, params)
     last = history[-1].items()
@@ -269,14 +268,14 @@ def finish(
         "rejected": sum(record["train/rejected"] for record in history),
         **{name: value for name, value in last if name.partition("/")[0] in _SPLITS},
     }
-    run_directory.write_summary(out, summary)  # the last: it says that all the rest is there
+    run_directory.write_summary(out, summary)  # written last: it marks the run as finished
 
 
 # Starting, resuming, training.
 
 
 class Training(NamedTuple):
-    """What is trained, how and for how long."""
+    """The training: algorithm, data, rounds, evaluation."""
 
     prepared: Prepared
     data: FederatedData
@@ -286,20 +285,20 @@ class Training(NamedTuple):
     seed: int
     min_success: float
     evaluate: Evaluate | None
-    """model → metrics by their whole names: eval/accuracy."""
+    """model → metrics by their full names: eval/accuracy."""
     eval_every: int
     callbacks: Sequence[Callback]
     """Called after the evaluation."""
     best: Best | None
-    """By which metric the best round is chosen."""
+    """The metric of the best round."""
     test: Callable[[Any, Record], Mapping[str, Any]] | None = None
-    """(the model at the end, the last record) → metrics to add to that."""
+    """(the final model, the last record) → metrics to add to it."""
     label: str = ""
-    """What its outcome calls it."""
+    """Its label in the result."""
 
 
 def connect_engine(engine: Any, prepared: Prepared) -> tuple[Prepared, Engine]:
-    """Make the engine for the algorithm, if it has to know that: what the round loop runs."""
+    """Connect the engine to the algorithm, if it needs it; return what the round loop runs."""
     if isinstance(engine, OfAlgorithm):
         algorithm, engine = engine.make(prepared.algorithm, prepared.theta)
         prepared = prepared._replace(algorithm=algorithm)
@@ -318,13 +317,15 @@ def start_run(training: Training, place: Place, overwrite: bool = False) -> Fit:
         start = None
         if is_first():
             stack.enter_context(_lock_empty_directory(place, overwrite))
-            _prepare_directory(place, None)  # whatever a kill leaves is now known to be a run's
+            _prepare_directory(
+                place, None
+            )  # from here on a kill leaves a directory that is known as a run
             start = _branch(training, place)
         return train_run(training, place, start)
 
 
 def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
-    """Resume the run in the directory; a finished one is returned and not touched.
+    """Resume the run in the directory; a finished one is returned unchanged.
 
     Both are refused for other settings, data or initial parameters.
 
@@ -342,11 +343,11 @@ def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
             if not os.access(out, os.W_OK | os.X_OK):
                 raise FedpaError(f"{str(out)!r} is read-only: copy it and resume the copy")
             stack.enter_context(lock_directory(out))
-        recorded = read_run(out)  # another process may have been at it until now
+        recorded = read_run(out)  # another process may have changed it until now
         start = _find_start(training, recorded, place, force)
         if start is None and recorded.summary is not None:
             raise FedpaError(
-                f"{str(out)!r} is finished and its checkpoints are gone: nothing can be resumed"
+                f"{str(out)!r} is finished and has no checkpoints: it can't be extended"
             )
         if start is None and is_first():
             start = _branch(training, place)
@@ -361,7 +362,7 @@ def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
 
 
 def train_run(training: Training, place: Place | None, start: Snapshot | None = None) -> Fit:
-    """Train to the end, or until a callback says otherwise."""
+    """Train to the end, or until a callback stops it."""
     algorithm, theta, assemble, _ = training.prepared
     evaluate, best = training.evaluate, training.best
     evaluations = [] if evaluate is None else [at_rounds(evaluate, training.eval_every)]
@@ -369,7 +370,7 @@ def train_run(training: Training, place: Place | None, start: Snapshot | None = 
     latest, recorder = start, None
     with contextlib.ExitStack() as stack:
         if place is not None and is_first():
-            name_arrays(theta)  # refuses what could not be written at the end
+            name_arrays(theta)  # refuses parameters that could not be written at the end
             recorder = stack.enter_context(record_run(place, start))
 
         def keep(snapshot: Snapshot) -> None:
@@ -400,10 +401,10 @@ def train_run(training: Training, place: Place | None, start: Snapshot | None = 
         if not fit.finished or latest is None:
             return fit
         if recorder is not None:
-            recorder.write_checkpoint()  # now: a broken test split costs nothing but itself
+            recorder.write_checkpoint()  # after saving, in case the test split fails
         record, memory = fit.history[-1], latest.memory
         if evaluate is not None and not any(name.startswith("eval/") for name in record):
-            # It turned out to be the last when a callback ended the run.
+            # A callback may have made this the last round.
             record = record | plain(evaluate(fit.params))
         if training.test is not None:
             record = record | plain(training.test(fit.params, record))
@@ -423,19 +424,19 @@ def train_run(training: Training, place: Place | None, start: Snapshot | None = 
 
 @contextlib.contextmanager
 def _lock_empty_directory(place: Place, overwrite: bool) -> Iterator[None]:
-    """Hold the directory, with nothing of an earlier run in it."""
+    """Lock the directory and remove files of an earlier run."""
     out, remedy = place.out, place.remedies.overwrite
     run_directory.check_free(out, overwrite, remedy)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
-        run_directory.check_free(out, overwrite, remedy)  # another process may have been there
+        run_directory.check_free(out, overwrite, remedy)  # another process may have changed it
         run_directory.clear(out)
         yield
 
 
 def _prepare_directory(place: Place, start: Snapshot | None) -> None:
-    """Write `config.toml`; remove rounds after `start`, and what an end left."""
+    """Write `config.toml`; remove rounds after `start` and final files."""
     out = place.out
     run_directory.write_config(out, place.settings, place.environment)
     if place.initial is not None and not (out / run_directory.INIT).exists():
@@ -446,9 +447,9 @@ def _prepare_directory(place: Place, start: Snapshot | None) -> None:
 
 
 def _branch(training: Training, place: Place) -> Snapshot | None:
-    """Take the end of another run as this run's past, with checkpoints of its own.
+    """Copy the end of another run as this run's past, with its own checkpoints.
 
-    What was training there may be burn-in here: records have this run's names of the phases.
+    Training there may be burn-in here: records get this run's names of phases.
     """
     source, name_phase = place.branch, training.prepared.algorithm.phase
     if source is None:
@@ -482,17 +483,17 @@ def _find_start(
     force: bool,
     may_differ: Sequence[str] = (),
 ) -> Snapshot | None:
-    """Find the last checkpoint of the recorded run, which must be the one that `place` describes.
+    """Find the last checkpoint of the recorded run, which must match `place`.
 
-    A checkpoint has the settings it was written with: `config.toml` may have been edited since.
+    A checkpoint contains its settings, since `config.toml` may have been edited.
 
-    may_differ: of the environment.
+    may_differ: fields of the environment.
     """
     out = recorded.out
     changed = _list_changes(recorded, place, may_differ)
     if changed and not force:
         remedy = place.remedies.force
-        nevertheless = f" ({remedy} resumes it nevertheless)" if remedy else ""
+        nevertheless = f" ({remedy} resumes it anyway)" if remedy else ""
         raise FedpaError(
             f"{str(out)!r} can't be resumed exactly: {'; '.join(changed)}{nevertheless}"
         )
@@ -519,20 +520,20 @@ def check_settings(
 
 
 def _list_changes(recorded: Recorded, place: Place, may_differ: Sequence[str] = ()) -> list[str]:
-    """What the run was made with and of, and is not any more."""
+    """List the differences between the run's environment and the current one."""
     if not recorded.environment:
-        return ["config.toml has no table [environment]: what it was made with is not known"]
+        return ["config.toml has no table [environment]"]
     return differences(recorded.environment, place.environment, (*INFORMATIVE, *may_differ))
 
 
 def _restore(training: Training, out: Path, stored: Stored | None) -> Snapshot | None:
-    """The checkpoint as this training's; refused if it does not fit."""
+    """Convert the checkpoint to this training's snapshot; refuses one that does not fit."""
     if stored is None:
         return None
     algorithm, theta, *_ = training.prepared
     if stored.round > training.rounds:
         raise FedpaError(
-            f"rounds = {training.rounds}: {str(out)!r} has done {stored.round} already"
+            f"rounds = {training.rounds}: {str(out)!r} already has {stored.round} rounds"
         )
     try:
         return restore_snapshot(stored, algorithm.init(theta), theta, algorithm.client_init(theta))
@@ -541,7 +542,7 @@ def _restore(training: Training, out: Path, stored: Stored | None) -> Snapshot |
 
 
 def _read_finished(training: Training, recorded: Recorded, start: Snapshot | None) -> Fit | None:
-    """A finished run as its directory has it; None if that has lost something."""
+    """Read a finished run from its directory; None if files are missing."""
     summary = recorded.summary or {}
     try:
         theta = fill_tree(training.prepared.theta, read_npz(recorded.out / run_directory.PARAMS))

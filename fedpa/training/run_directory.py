@@ -1,15 +1,15 @@
 """A run's directory, file by file.
 
-config.toml      everything resolved, and what the run was made with and of
+config.toml      all settings, resolved, and the environment
 metrics.jsonl    one record per round, appended as rounds end
 checkpoints/     the last rounds, and the best (`fedpa.training.checkpoint`)
 tensorboard/     the records again, for TensorBoard
-params.npz       the parameters at the end
-summary.json     what came of it; its being there says that the run is finished
-clients.json     of a run over a network: its name, its clients and their sizes
+params.npz       the final parameters
+summary.json     the result; it exists only if the run is finished
+clients.json     for a run over a network: its name, its clients and their sizes
 
-One process at a time writes to it. The lock is the operating system's own, on an open file: however
-its owner ends, the lock ends with it, and there is nothing to clean up.
+One process at a time writes to it. The lock is the operating system's, on an open file: it ends
+with its process, and nothing needs to be cleaned up.
 """
 
 import contextlib
@@ -34,44 +34,44 @@ from fedpa.training.named_arrays import name_arrays, to_portable, write_npz
 
 CONFIG, METRICS, PARAMS, SUMMARY = "config.toml", "metrics.jsonl", "params.npz", "summary.json"
 ENVIRONMENT = "environment"
-"""The table of `config.toml` that says what a run was made with and of."""
+"""The table of `config.toml` with versions, devices and fingerprints."""
 INIT = "init.npz"
-"""The parameters a warm start began with."""
+"""The initial parameters of a warm start."""
 TABLE, LATEX, CURVES, REPORT = "table.csv", "table.tex", "curves.png", "report.html"
 OF_COMPARISON = (TABLE, LATEX, CURVES, REPORT)
 COMPARISON = "comparison.toml"
-"""The words of the command that made a comparison."""
+"""The arguments of the command that made a comparison."""
 TRIALS = "trials"
-"""Where a sweep has its runs."""
+"""Directory of a sweep's runs."""
 BURN_IN = "burn-in"
-"""Where a comparison has the rounds that several of its runs share, by seed."""
+"""Directory of the rounds that several runs of a comparison share, by seed."""
 TUNING = "tuning"
-"""Where it has the runs by which it chooses settings."""
+"""Directory of its tuning runs."""
 CLIENTS = "clients.json"
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS)
 _DIRECTORIES = (CHECKPOINTS, *LIBRARIES)
 """A logger's files are in a directory of its name."""
 LOCK = ".lock"
 PATIENCE = 10.0
-"""Seconds until a process that was killed with its command has let go of its lock."""
+"""Seconds to wait for the lock of a process that was killed with its command."""
 
 
 class Recorded(NamedTuple):
-    """What a directory says of its run."""
+    """A run as recorded in its directory."""
 
     out: Path
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
-    """What it was made with and of."""
+    """Versions, devices and fingerprints."""
     summary: Record | None
     """None if it is not finished."""
 
     def is_finished(self, rounds: int) -> bool:
-        """Whether a run of this many rounds is over.
+        """Whether a run of this many rounds is finished.
 
-        One that a callback ended before its last round is, however many more it is to have. One
-        that was ended in its last round is not: that round is evaluated for being the last, and
-        need not end a longer run.
+        A run that a callback ended before its last round is finished, even if more rounds are
+        requested. One that a callback ended in its last round is not: that round is always
+        evaluated, and a longer run might not have ended there.
         """
         if self.summary is None:
             return False
@@ -86,8 +86,8 @@ def read_run(out: Path) -> Recorded:
 
 
 def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
-    """Make a directory `runs/<time>-<name>` of its own."""
-    # A task of one's own may be module:NAME, and not every file system takes a colon.
+    """Make a new directory `runs/<time>-<name>`."""
+    # A user's task may be module:NAME, and not every file system allows a colon.
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace(':', '.')}"
     for suffix in ["", *(f"-{k}" for k in range(2, 1000))]:
         with contextlib.suppress(FileExistsError), writing(root / (stem + suffix)):
@@ -100,7 +100,7 @@ def fresh_directory(name: str, root: Path = Path("runs")) -> Path:
 def check_free(out: Path, overwrite: bool, remedy: str = "") -> None:
     """Refuse a path that can't become an output directory.
 
-    remedy: what the user gives to overwrite it, if that is a choice.
+    remedy: the option that overwrites it, if there is one.
     """
     check_writable(out)
     if not overwrite:
@@ -113,21 +113,21 @@ def check_free(out: Path, overwrite: bool, remedy: str = "") -> None:
         has_comparison = _has_comparison(out)
         if has_comparison or any((out / name).exists() for name in _FILES):
             what = "a comparison" if has_comparison else "files of a run"
-            raise FedpaError(f"out = {str(out)!r}: already holds {what}: {instead}")
+            raise FedpaError(f"out = {str(out)!r}: already contains {what}: {instead}")
     if not is_run(out):
         for name in _DIRECTORIES:
             if (out / name).exists():
                 raise FedpaError(
-                    f"out = {str(out)!r}: {name}/ in it is not of a run of ours: choose another "
-                    "directory"
+                    f"out = {str(out)!r}: contains {name}/, which fedpa did not write: choose "
+                    "another directory"
                 )
 
 
 def check_comparison(out: Path) -> None:
-    """Refuse a directory for a comparison that holds something else than runs of one."""
+    """Refuse a directory for a comparison that contains something else."""
     check_writable(out)
     if is_run(out):
-        raise refuse("out", str(out), "holds a run: choose another directory")
+        raise refuse("out", str(out), "contains a run: choose another directory")
     if not _runs_below(out):
         for name in (*OF_COMPARISON, TRIALS):
             if (out / name).exists():
@@ -149,21 +149,21 @@ def check_writable(out: Path) -> None:
 def clear(out: Path) -> None:
     """Remove what earlier runs and comparisons wrote to `out`, and nothing else.
 
-    The caller holds the lock of `out`; those of the runs below it are taken here.
+    The caller holds the lock of `out`; this takes the locks of the runs below it.
     """
     with writing(out), contextlib.ExitStack() as stack:
         runs = _runs_below(out)
         for run in runs:
             stack.enter_context(lock_directory(run))
         for run in runs:
-            _remove([*_of_a_run(run), run / LOCK])
+            _remove([*_list_files(run), run / LOCK])
             for place in (run, run.parent):
                 if place != out and not any(place.iterdir()):
                     place.rmdir()
         _remove(
             [
                 *(out / name for name in (*OF_COMPARISON, COMPARISON)),
-                *(_of_a_run(out) if is_run(out) else []),
+                *(_list_files(out) if is_run(out) else []),
             ]
         )
 
@@ -181,21 +181,21 @@ def is_run(out: Path) -> bool:
         return False
 
 
-def _of_a_run(run: Path) -> list[Path]:
-    """A run's files; what says that it is one comes last, and so goes last."""
+def _list_files(run: Path) -> list[Path]:
+    """List a run's files; those that identify it as a run come last, and are removed last."""
     names = [*_DIRECTORIES, *_FILES, *(path.name for path in run.glob(f"*{PART}"))]
     return [run / name for name in [*names, CONFIG] if (run / name).exists()]
 
 
 def _runs_below(out: Path) -> list[Path]:
-    """The runs of a comparison, the rounds that some share, and the runs that chose settings."""
+    """List the runs of a comparison, with shared burn-in and tuning runs."""
     below = ("*", f"{BURN_IN}/*", f"{TUNING}/{BURN_IN}/*", f"{TUNING}/*")
     found = [path.parent for place in below for path in sorted(out.glob(f"{place}/{CONFIG}"))]
     return [place for place in found if is_run(place)]
 
 
 def _has_comparison(out: Path) -> bool:
-    """Whether a comparison left something."""
+    """Whether the directory has files of a comparison."""
     return any((out / name).exists() for name in OF_COMPARISON) or bool(_runs_below(out))
 
 
@@ -215,13 +215,13 @@ def write_config(out: Path, settings: Mapping[str, Any], environment: Mapping[st
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Write a file of the run's directory, whole or not at all."""
+    """Write a file of the run's directory, complete or not at all."""
     with writing(path.parent):
         write_atomically(path, text.encode())
 
 
 def read_config(out: Path) -> tuple[Record, Record]:
-    """Settings and environment of `config.toml`."""
+    """Read settings and environment from `config.toml`."""
     try:
         values = tomllib.loads((out / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
@@ -238,7 +238,7 @@ def read_config(out: Path) -> tuple[Record, Record]:
         raise refuse(f"{out / CONFIG}: {ENVIRONMENT}", environment, "must be a table, as written")
     changed = environment.get("changed", [])
     if not isinstance(changed, list):
-        raise refuse(f"{out / CONFIG}: {ENVIRONMENT}.changed", changed, "must be a list of texts")
+        raise refuse(f"{out / CONFIG}: {ENVIRONMENT}.changed", changed, "must be a list of strings")
     if not is_count(values.get("rounds", 0)):
         raise refuse(f"{out / CONFIG}: rounds", values["rounds"], "must be a whole number")
     return values, environment
@@ -250,7 +250,7 @@ def _no_run(out: Path) -> str:
     runs = [str(run) for run in _runs_below(out)]
     if runs:
         return f"is a comparison, not a run: its runs are {', '.join(runs)}"
-    return f"holds no run: {CONFIG} is missing"
+    return f"contains no run: {CONFIG} is missing"
 
 
 def write_metrics(out: Path, history: History) -> None:
@@ -259,7 +259,7 @@ def write_metrics(out: Path, history: History) -> None:
 
 
 def read_metrics(out: Path, torn: bool = False) -> History:
-    """The records; `torn`: a last line that was cut is left out."""
+    """Read the records; `torn`: an incomplete last line is left out."""
     records = History()
     lines = (out / METRICS).read_bytes().splitlines()
     for number, text in enumerate(lines, start=1):
@@ -272,25 +272,25 @@ def read_metrics(out: Path, torn: bool = False) -> History:
         except (ValueError, RecursionError):
             if torn and number == len(lines):
                 break
-            raise FedpaError(f"{out / METRICS}: line {number} is cut or no JSON") from None
+            raise FedpaError(f"{out / METRICS}: line {number} is truncated or not JSON") from None
         records.append(record)
     return records
 
 
 def past(out: Path, branch: Path | None = None) -> History:
-    """For a view: the records of the rounds that will not be run again."""
+    """Read the records of rounds that will not be run again, for a display."""
     for place in (out, branch):
         done = list_checkpoints(place) if place is not None else []
         if place is not None and done:
             try:
                 return History(read_metrics(place, torn=True)[: done[-1]])
-            except (OSError, ValueError):  # written again from the checkpoint, whatever is in it
+            except (OSError, ValueError):  # rewritten from the checkpoint in any case
                 return History()
     return History()
 
 
 def save_params(out: Path, params: Any) -> None:
-    """`params.npz`: every array of the model by its place in the tree."""
+    """Write `params.npz`: every array of the model by its path in the tree."""
     with writing(out):
         arrays = name_arrays(params)
         write_npz(out / PARAMS, {name: to_portable(leaf) for name, leaf in arrays.items()})
@@ -302,10 +302,10 @@ def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
 
 
 def read_summary(out: Path) -> Record | None:
-    """What came of the run; None if it is not finished."""
+    """Read the result of the run; None if it is not finished."""
     try:
         summary: Record = json.loads((out / SUMMARY).read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):  # a cut one: the end is written again
+    except (FileNotFoundError, ValueError, RecursionError):  # truncated: it will be written again
         return None
     except OSError as error:
         raise FedpaError(f"{out / SUMMARY} can't be read: {explain(error)}") from None
@@ -314,7 +314,7 @@ def read_summary(out: Path) -> Record | None:
 
 
 def _check_summary(path: Path, summary: Any) -> None:
-    """Refuse what no run of ours wrote."""
+    """Check the content of `summary.json`."""
 
     def check(field: str, value: Any, right: bool, expected: str) -> None:
         if not right:
@@ -325,7 +325,7 @@ def _check_summary(path: Path, summary: Any) -> None:
     t, stopped, best = (summary.get(name) for name in ("round", "stopped", "best"))
     check("round", t, is_count(t), "a whole number")
     known = "stopped" in summary and isinstance(stopped, str | None)
-    check("stopped", stopped, known, "a text or null")
+    check("stopped", stopped, known, "a string or null")
     check("best", best, isinstance(best, dict | None), "an object or null")
     if best is not None:
         metric, value, t = (best.get(name) for name in ("metric", "value", "round"))
@@ -335,7 +335,7 @@ def _check_summary(path: Path, summary: Any) -> None:
 
 
 def remove_end(out: Path) -> None:
-    """What the end of a run left, when it is to go on."""
+    """Remove the final files of a run that is extended."""
     with writing(out):
         for name in (SUMMARY, PARAMS):
             (out / name).unlink(missing_ok=True)
@@ -343,7 +343,7 @@ def remove_end(out: Path) -> None:
 
 @contextlib.contextmanager
 def lock_directory(out: Path) -> Iterator[None]:
-    """Hold the directory; refused while another process does."""
+    """Lock the directory; refused while another process holds the lock."""
     try:
         file = (out / LOCK).open("a+")
     except OSError as error:
@@ -355,7 +355,7 @@ def lock_directory(out: Path) -> Iterator[None]:
             raise FedpaError(
                 f"{str(out)!r} is being written by {owner}: wait until it ends, or end it"
             )
-        with contextlib.suppress(OSError):  # who it is helps others; a full disk may lack room
+        with contextlib.suppress(OSError):  # the owner, for messages; a full disk may have no room
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
@@ -363,7 +363,7 @@ def lock_directory(out: Path) -> Iterator[None]:
 
 
 def wait_for_lock(out: Path) -> None:
-    """Wait until no process holds the directory; refused if that takes long."""
+    """Wait until no process holds the lock; refused if that takes long."""
     end = time.monotonic() + PATIENCE
     while (out / LOCK).exists() and os.access(out / LOCK, os.W_OK):
         try:
@@ -380,7 +380,7 @@ if os.name == "nt":
 
     def _take(file: IO[str]) -> bool:
         try:
-            # A byte far behind the text, which others must be able to read.
+            # A byte far after the text, which other processes must be able to read.
             os.lseek(file.fileno(), 2**20, os.SEEK_SET)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError:
@@ -397,7 +397,7 @@ else:
             return False
         except OSError as error:
             raise FedpaError(
-                f"{file.name}: can't be locked ({explain(error)}): the file system does not know "
+                f"{file.name}: can't be locked ({explain(error)}): the file system has no "
                 "locks; choose a directory on another"
             ) from None
         return True

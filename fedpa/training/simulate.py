@@ -1,8 +1,8 @@
 """`fedpa.simulate`: whole runs of a small model as one compiled program, vectorized over seeds.
 
-The same algorithms, client updates, aggregation, cohorts and keys as in `fedpa.fit`, whose numbers
-it gives; but all clients are in memory, and a run is a pure function of θ, the seed's key and the
-cohorts: a `lax.scan` over rounds that a `vmap` takes over seeds.
+It uses the algorithms, client updates, aggregation, cohorts and keys of `fedpa.fit` and gives its
+numbers. All clients are in memory, and a run is a pure function of θ, the seed's key and the
+cohorts: a `lax.scan` over rounds, vectorized over seeds.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from fedpa.algorithms.methods import Method
 from fedpa.data.federated import Clients, FederatedData, as_federation, check_when_read
 from fedpa.engines.engine import num_bytes
 from fedpa.engines.execution import stack_clients
-from fedpa.engines.machine import SHARE, DoesNotFit, available
+from fedpa.engines.machine import SHARE, DoesNotFit, count_free_bytes
 from fedpa.errors import NoUsableClientError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
@@ -33,7 +33,7 @@ Evaluate = Callable[[Any], Mapping[str, Any]]
 
 
 class Simulation(NamedTuple):
-    """The runs of `fedpa.simulate`, one for each seed; printed, it is their last round.
+    """The runs of `fedpa.simulate`, one per seed; `print` shows their last round.
 
     Args:
         params: As they were given; every trained array has a new first axis over seeds.
@@ -52,7 +52,7 @@ class Simulation(NamedTuple):
     seeds: tuple[int, ...]
 
     def __repr__(self) -> str:
-        """The last round's metrics, mean ± standard deviation over seeds."""
+        """Format the last round's metrics, mean ± standard deviation over seeds."""
         count = len(self.seeds)
         rounds = next(iter(self.metrics.values())).shape[1]
         lines = [f"Simulation: {rounds} rounds of {count} seed{'s' if count > 1 else ''}"]
@@ -75,28 +75,28 @@ def simulate(
     seeds: int | Sequence[int],
     evaluate: Evaluate | None = None,
 ) -> Simulation:
-    """Train `params` once for each seed, all runs as one compiled program.
+    """Train once for each seed, all runs as one compiled program.
 
-    `simulate(…, seeds=[3])` gives the numbers of `fedpa.fit(…, seed=3)` to rounding. For small
-    models: all clients are in memory, each padded to the size of the largest, and the cohorts of
-    all seeds run side by side, until the largest client is done. Nothing is recorded on the way.
-    The round by itself, for a `lax.scan` of your own, is `fedpa.fed_round`.
+    `simulate(…, seeds=[3])` gives the numbers of `fedpa.fit(…, seed=3)` up to rounding. It
+    is for small models: all clients are in memory, padded to the size of the largest, and the
+    cohorts of all seeds run vectorized. Nothing is recorded to files. For your own `lax.scan` use
+    `fedpa.fed_round`.
 
     Args:
         loss: `loss(params, batch, key)`, one number per example of the batch; or a
             `fedpa.Objective`, which has a regularizer and more.
-        params: Any pytree; floating-point arrays are trained. Where each seed starts.
+        params: Initial parameters of every seed, any pytree; floating-point arrays are trained.
         clients: As for `fedpa.fit`: client id → arrays, or a federation, which is read whole.
         method: An algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
         rounds: ≥ 1.
-        clients_per_round: ≥ 1; all clients take part if there are not more.
-        seeds: The seeds, each from 0 to 2³² − 1; a number n stands for 0, …, n − 1.
+        clients_per_round: ≥ 1; all clients take part if there are fewer.
+        seeds: The seeds, each from 0 to 2³² − 1; a number n means 0, …, n − 1.
         evaluate: A JAX function params → metrics by name, called after every round inside the
-            program: no `float(…)`, no NumPy. An array in a metric's place adds its axes.
+            program: no `float(…)`, no NumPy. A metric that is an array adds its axes.
     Returns:
         Parameters stacked over seeds, and metrics as arrays (seeds, rounds).
     Raises:
-        FedpaError: Something does not fit together, or not in memory.
+        FedpaError: Arguments don't fit together, or the clients don't fit in memory.
         NoUsableClientError: No round of any seed had a usable client update.
     Example:
         >>> import fedpa, optax
@@ -144,10 +144,10 @@ class Federation(NamedTuple):
     """All clients' examples in arrays."""
 
     data: ClientData
-    """Examples with a first axis over clients; n of each, or one n if all have equally many, and
-    no step is then computed for padding."""
+    """Examples with a first axis over clients, and each client's n; one n if all are equal, which
+    avoids steps for padding."""
     hashes: UInt32[Array, "clients 2"]
-    """Of the ids: what clients' keys depend on."""
+    """Hashes of the ids, on which clients' keys depend."""
 
 
 def stack_federation(data: FederatedData) -> Federation:
@@ -165,12 +165,12 @@ def stack_federation(data: FederatedData) -> Federation:
 
 
 class Path(NamedTuple):
-    """What a run leaves."""
+    """The result of a run."""
 
     params: Params
     """The θ to return."""
     metrics: Metrics
-    """Each round's, stacked on axis 0."""
+    """Metrics of each round, stacked on axis 0."""
 
 
 def run_rounds(
@@ -186,13 +186,13 @@ def run_rounds(
     """Run Algorithm 1 from θ: a pure function to jit, and to vmap over θ, seeds or learning rates.
 
     Args:
-        algorithm: What `fedpa.fedavg(local, server)(objective)` gives; its settings may be traced.
-        theta: Where to start.
+        algorithm: For example `fedpa.fedavg(local, server)(objective)`; its settings may be traced.
+        theta: Initial parameters.
         federation: All clients.
         root: `jax.random.key(seed)`.
-        rounds: How many.
-        cohorts: Each round's clients by their places in the federation; default: all of them.
-        evaluate: θ → metrics by name, or other arrays to be kept of every round.
+        rounds: Number of rounds.
+        cohorts: Each round's clients by their index in the federation; default: all clients.
+        evaluate: θ → metrics by name, or other arrays to store for every round.
     """
     phases = [algorithm.phase(t) for t in range(rounds)]
     names = list(dict.fromkeys(phases))
@@ -236,7 +236,7 @@ def run_rounds(
 
 
 def _round_metrics(left: Round, n: Array) -> Metrics:
-    """As in the records of `fedpa.fit`: means over the clients that counted."""
+    """Average over accepted clients, as in the records of `fedpa.fit`."""
     has_examples = jnp.broadcast_to(n > 0, left.accepted.shape)
     counted = left.accepted & has_examples
     number = jnp.sum(counted.astype(jnp.float32))
@@ -265,7 +265,7 @@ def _check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 def _check_evaluate(
     evaluate: Evaluate | None, assemble: Callable[[Params], Any], theta: Params
 ) -> Callable[[Params], Mapping[str, Any]]:
-    """`evaluate` as a function of θ, its metrics named as `fedpa.fit` names them."""
+    """Wrap `evaluate` as a function of θ, with metrics named as in `fedpa.fit`."""
     if evaluate is None:
         return lambda theta: {}
 
@@ -287,22 +287,22 @@ def _check_evaluate(
 
 
 def _check_data_fits(data: FederatedData, like: PyTree) -> None:
-    """Refuse a federation that would fill the memory before it is read."""
+    """Refuse a federation that does not fit in memory, before it is read."""
     largest = max(map(data.num_examples, data.ids))
     row = num_bytes(jax.tree.map(lambda array: np.asarray(array)[:1], like))
     needed = 2 * len(data.ids) * largest * row  # on the host, and on the device
-    free = available(jax.devices()[0])
+    free = count_free_bytes(jax.devices()[0])
     if free is not None and needed > SHARE * free:
         raise DoesNotFit(
             f"clients = {len(data.ids):,} of up to {largest:,} examples: stacked in memory they "
             f"need {needed / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free. fedpa.fit reads "
-            "clients as their round comes"
+            "clients round by round"
         )
 
 
 def _check_program_fits(program: Any, seeds: int) -> None:
     used = program.memory_analysis()
-    free = available(jax.devices()[0])
+    free = count_free_bytes(jax.devices()[0])
     if used is None or free is None:
         return
     needed = used.output_size_in_bytes + used.temp_size_in_bytes
@@ -311,16 +311,16 @@ def _check_program_fits(program: Any, seeds: int) -> None:
     fitting = int(SHARE * free / (needed / seeds))
     remedy = f"at most {fitting} at a time fit" if fitting else "fedpa.fit needs less"
     raise DoesNotFit(
-        f"seeds = {seeds}: their runs side by side need {needed / 2**30:.3g} GiB, "
+        f"seeds = {seeds}: their runs together need {needed / 2**30:.3g} GiB, "
         f"{free / 2**30:.3g} GiB are free. Lower clients_per_round; {remedy}"
     )
 
 
 def _report(metrics: Mapping[str, np.ndarray], seeds: Sequence[int]) -> None:
-    """Warn of rounds that went wrong; refuse runs that came to nothing."""
+    """Warn of failed rounds; refuse runs without any usable client update."""
     skipped = metrics["train/skipped"].sum(axis=1)
     rounds = metrics["train/skipped"].shape[1]
-    remedy = "lower the learning rate, or look for missing values in the data"
+    remedy = "lower the learning rate, or check the data for missing values"
     if (skipped == rounds).all():
         raise NoUsableClientError(
             f"rounds 1 to {rounds} had no usable client update with any seed, the model is "

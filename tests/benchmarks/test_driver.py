@@ -122,9 +122,9 @@ def test_a_process_that_fails_or_hangs_is_a_line_not_a_crash(tmp_path):
 
 def test_unknown_works_and_peers_are_refused():
     with pytest.raises(FedpaError, match="'mnist' is not known"):
-        run.chosen(run.Options(works="mnist"))
+        run.choose_works(run.Options(works="mnist"))
     with pytest.raises(FedpaError, match="'tff' is not known"):
-        run.chosen(run.Options(peers="tff"))
+        run.choose_works(run.Options(peers="tff"))
 
 
 def test_systems_take_every_variant():

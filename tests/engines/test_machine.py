@@ -67,7 +67,7 @@ def train_wide(**options):
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
-    monkeypatch.setattr(machine, "available", lambda device: 2_500_000)
+    monkeypatch.setattr(machine, "count_free_bytes", lambda device: 2_500_000)
     with pytest.raises(FedpaError, match=r"GiB free; clients_in_flight = [1-9]") as caught:
         train_wide(clients_in_flight=8, workers=2)
     lanes, workers = map(int, re.findall(r" = (\d+)", str(caught.value)))
@@ -76,18 +76,18 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
 
 
 def test_left_alone_the_engine_takes_fewer_clients_at_a_time(monkeypatch):
-    monkeypatch.setattr(machine, "available", lambda device: 1_000_000)
+    monkeypatch.setattr(machine, "count_free_bytes", lambda device: 1_000_000)
     assert len(train_wide().history) == 1
 
 
 def test_a_client_too_large_for_the_machine(monkeypatch):
-    monkeypatch.setattr(machine, "available", lambda device: 100)
+    monkeypatch.setattr(machine, "count_free_bytes", lambda device: 100)
     with pytest.raises(FedpaError, match=r"one client alone needs .* fewer samples"):
         train("local", "fedpa")
 
 
 def test_memory_is_read_from_the_machine():
-    free = machine.available(jax.devices()[0])
+    free = machine.count_free_bytes(jax.devices()[0])
     assert free is None or 2**20 < free < 2**50
 
 

@@ -171,7 +171,7 @@ def set_examples(content, change):
 UNREADABLE = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"abc")
 FAULTS = {
     "another shape": (lambda c: change_array(c, lambda a: a[..., :-1].copy()), "has shape"),
-    "another type": (lambda c: change_array(c, lambda a: a.astype(np.float64)), "is of type"),
+    "another type": (lambda c: change_array(c, lambda a: a.astype(np.float64)), "has type"),
     "an array less": (drop_array, "there is no array"),
     "nan": (lambda c: change_array(c, with_nan), "not finite"),
     "a negative weight": (lambda c: set_weight(c, -5.0), "weight = -5"),
@@ -297,7 +297,7 @@ def test_sums_of_clients_that_don_t_count_and_sums_too_large_are_left_out(tmp_pa
     grid = grid_of(both)
     grid.faults[102] = grid.faults[103] = huge
     _, text = capture(lambda: serve(grid, both))
-    assert "its sum is too large: with the others' it is not finite" in text
+    assert "its sum is too large" in text
 
 
 @pytest.mark.filterwarnings("ignore:round")
@@ -314,7 +314,7 @@ def test_a_round_whose_clients_all_fail_is_skipped(tmp_path):
     grid = grid_of(config)
     grid.faults[101] = lambda content: content.clear()
     strict = {**config, "out": str(tmp_path / "strict"), "min-success": 0.9, "seed": 0}
-    with pytest.raises(FedpaError, match=r"min_success = 0.9 asks for more"):
+    with pytest.raises(FedpaError, match=r"min_success = 0.9"):
         serve(grid, strict)
 
 
@@ -496,7 +496,7 @@ def test_with_a_state_directory_a_run_goes_on_exactly(tmp_path, every):
     grid = grid_of(config, few)
     fit, text = capture(lambda: serve(grid, config))
     assert "start again" not in text
-    assert "resumes the run in that directory after round 3" in text
+    assert "resuming the run in that directory after round 3" in text
     assert len(fit.history) == 6
     assert_close(fit.params, whole.params, 0)
     assert not any(len(context.state) for context in grid.contexts.values())
@@ -552,12 +552,12 @@ REFUSED = {
             {"clients": "client-000,client-001"},
             {"clients": "client-002"},
         ],
-        "both hold client 'client-000'",
+        "both have client 'client-000'",
     ),
     "all clients on two nodes": (
         {"start-timeout": 30.0},
         [*THIRDS, {**THIRDS[1], "name": "dup"}],
-        "both hold client 'client-001'",
+        "both have client 'client-001'",
     ),
     "a client of a node that has more": (
         {},
@@ -594,7 +594,7 @@ REFUSED = {
     "an option that is none": ({"round": 3}, THIRDS, "did you mean rounds?"),
     "another type": ({"rounds": "many"}, THIRDS, "rounds = 'many'"),
     "a relative directory": ({"out": "here"}, THIRDS, "must be an absolute path"),
-    "a method that pools data": ({"method": "centralized"}, THIRDS, "stay on nodes"),
+    "a method that pools data": ({"method": "centralized"}, THIRDS, "method = 'centralized'"),
     "no time at all": ({"round-timeout": 0.0}, THIRDS, "round-timeout = 0.0"),
 }
 

@@ -136,7 +136,7 @@ def own_method(objective):
         (fedpa.fedprox(LOCAL, SIDE, proximal=0.2), "FedProx, proximal = 0.2"),
         (fedpa.global_precision(METHOD), "global precision"),
         (own_method, "own_method"),
-        (lambda objective: METHOD(objective), "a method of your own"),
+        (lambda objective: METHOD(objective), "your own method"),
         (fedpa.fedpa(LOCAL, SIDE, delta=fedpa.deltas.mean()), "FedPA, own delta"),
     ],
 )

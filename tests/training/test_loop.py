@@ -85,7 +85,7 @@ def test_a_cohort_larger_than_the_population_warns_once():
         warnings.simplefilter("always")
         result = fit(clients_per_round=100)
     assert len(caught) == 1
-    assert "exceeds the 6 clients" in str(caught[0].message)
+    assert "clients_per_round = 100" in str(caught[0].message)
     per_client = 3 * 4 + 4  # θ in float32 and a number
     assert result.history[0]["comm/bytes_down"] == 6 * per_client
     assert result.history[0]["comm/bytes_up"] == 6 * per_client
@@ -147,7 +147,7 @@ def test_a_run_whose_clients_have_no_examples_fails():
     empty = {name: jax.tree.map(lambda a: a[:0], client) for name, client in CLIENTS.items()}
     with (
         pytest.warns(UserWarning, match="round 1"),
-        pytest.raises(NoUsableClientError, match=r"'client-000[345]' has no examples"),
+        pytest.raises(NoUsableClientError, match=r"'client-000[345]' .*no examples"),
     ):
         fit(empty | {"client-0000": CLIENTS["client-0000"]}, rounds=1)  # not of the cohort
 

@@ -138,7 +138,7 @@ def test_runs_and_comparisons_do_not_mix(tmp_path):
     begun(comparison / "fedavg-0")
     (comparison / "fedavg-0" / "notes.txt").write_text("mine")
     (comparison / "table.csv").write_text("old")
-    with pytest.raises(FedpaError, match="already holds a comparison"):
+    with pytest.raises(FedpaError, match=r"comparison': "):
         run_directory.check_free(comparison, overwrite=False)
     begun(comparison / "fedpa-0")
     run_directory.clear(comparison)
@@ -148,19 +148,19 @@ def test_runs_and_comparisons_do_not_mix(tmp_path):
 
 def test_loading_what_is_no_run_is_refused(finished, tmp_path):
     out, _ = finished
-    with pytest.raises(FedpaError, match=r"holds no run: config\.toml is missing"):
+    with pytest.raises(FedpaError, match=r"config\.toml is missing"):
         fedpa.load(tmp_path)
     for name in ("config.toml", "metrics.jsonl", "summary.json"):
         (tmp_path / name).write_bytes((out / name).read_bytes())
     np.savez(tmp_path / "params.npz", other=np.zeros(3))
-    with pytest.raises(FedpaError, match=r"is of another model: it has other; .*are needed"):
+    with pytest.raises(FedpaError, match=r"it has other; "):
         fedpa.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("metrics.jsonl", "line 2 is cut"),
+        ("metrics.jsonl", "line 2 "),
         ("config.toml", "TOML"),
     ],
 )
@@ -180,7 +180,7 @@ def test_cut_parameters_are_taken_from_the_last_checkpoint(finished, tmp_path):
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     whole = (out / "params.npz").read_bytes()
     (tmp_path / "params.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.warns(UserWarning, match=r"params\.npz is cut.*; the last checkpoint is taken"):
+    with pytest.warns(UserWarning, match=r"params\.npz is truncated.*; the last checkpoint"):
         loaded = fedpa.load(tmp_path)
     assert trees_equal(loaded.params.layers[0].weight, fit.params.layers[0].weight)
 

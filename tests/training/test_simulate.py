@@ -155,6 +155,6 @@ def test_bad_settings_are_refused(changes, field):
 
 @pytest.mark.parametrize(("free", "field"), [(100, "clients = 5"), (100_000, "seeds = 2")])
 def test_what_does_not_fit_in_memory_is_refused(free, field, monkeypatch):
-    monkeypatch.setattr(module, "available", lambda device: free)
+    monkeypatch.setattr(module, "count_free_bytes", lambda device: free)
     with pytest.raises(DoesNotFit, match=f"^{field}"):
         run(evaluate=lambda params: {"many": jnp.full(100_000, params[0])})

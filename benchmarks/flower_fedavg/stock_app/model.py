@@ -45,7 +45,7 @@ def loss(params, x, y):
 
 
 @jax.jit
-def trained(params, x, y, orders):
+def train_locally(params, x, y, orders):
     """SGD in the orders given, batches of five."""
 
     def step(params, rows):

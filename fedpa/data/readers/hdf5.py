@@ -174,7 +174,7 @@ class _Clients(NamedTuple):
 
 def _open_clients(path: Path) -> _Clients:
     h5py = _h5py()
-    with refuse_damaged(f"{path} can't be opened, it is cut or no HDF5 file", *BROKEN):
+    with refuse_damaged(f"{path} can't be opened, it is truncated or not an HDF5 file", *BROKEN):
         # Read-only: locks would only stop those who read from places that can't be written.
         file = h5py.File(path, "r", locking=False)
     root = None

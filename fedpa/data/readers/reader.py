@@ -1,4 +1,4 @@
-"""What every reader shares: sizes and damage are checked, clients indexed once, features chosen."""
+"""Shared code of readers: checks of sizes and damage, index of clients, choice of features."""
 
 import contextlib
 import importlib
@@ -34,13 +34,13 @@ VARIABLE = "FEDPA_MAX_BYTES"
 def find_limit(
     stored: int, *, ratio: int = MAX_RATIO, most: int = MAX_BYTES, least: int = 0
 ) -> int:
-    """The bytes that `stored` bytes may become. What is stored as it is, is never too much.
+    """Limit the bytes that `stored` bytes may expand to. Uncompressed data has no limit.
 
     Args:
         stored: Bytes of the file, or of the part of it that holds the data.
         ratio: Bytes that one of them may become.
-        most: The limit for what is compressed, whatever its ratio.
-        least: Bytes that are harmless, whatever their ratio.
+        most: The limit for compressed data of any ratio.
+        least: Bytes that are always allowed.
     """
     own = os.environ.get(VARIABLE)
     if own:
@@ -81,7 +81,7 @@ def read_json(path: Path, **options: Any) -> Any:
     """Read a JSON file. options: of `json.loads`."""
     with (
         refuse_damaged(f"{path} can't be read", OSError),
-        refuse_damaged(f"{path} is cut or no JSON", ValueError, RecursionError),
+        refuse_damaged(f"{path} is truncated or not JSON", ValueError, RecursionError),
     ):
         return json.loads(path.read_bytes(), **options)
 

@@ -279,7 +279,7 @@ def _open_tables(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise DataError(f"{path} is not there")
     with (
-        refuse_damaged(f"{path} can't be read, it is cut or no SQLite file", *BROKEN),
+        refuse_damaged(f"{path} can't be read, it is truncated or not an SQLite file", *BROKEN),
         contextlib.closing(_Connection(path)) as connection,
     ):
         kinds = dict(

@@ -1,1 +1,1 @@
-"""Commands: thin, no logic of their own."""
+"""The `fedpa` command: parses arguments and calls the library."""

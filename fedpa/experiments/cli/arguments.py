@@ -1,14 +1,14 @@
-"""From words to a command's dataclass, and its help: both follow from the dataclass's fields.
+"""Parse arguments into a command's dataclass, and print its help, both from its fields.
 
-A field is an option `--field-name VALUE`, a boolean one a flag with its opposite `--no-field-name`.
-Fields of dataclasses in it are options of the command, too. A field's metadata may say:
+A field is an option `--field-name VALUE`; a boolean field is a flag, with `--no-field-name` as its
+opposite. Fields of nested dataclasses are options, too. A field's metadata may have:
 
 positional: it is an argument without a name; messages call it this
 help: what the docstring below the field, or Args of the class's, would say
 value: what help calls its value; its type says it otherwise
 without: of a dataclass, those of its fields that are no options here
 
-Nothing here imports JAX: commands that only list things are ready at once.
+This module does not import JAX, so that commands that only list things start fast.
 """
 
 import ast
@@ -34,11 +34,11 @@ C = TypeVar("C")
 HELP_ALL = "--help-all"
 HELP = ("-h", "--help", HELP_ALL)
 INDENT = 30
-"""Columns of help that options and their values have; their descriptions are beside them."""
+"""Columns of help for options and their values; descriptions follow to the right."""
 
 
 class Help(NamedTuple):
-    """What `--help` shows of a command; `--help-all` shows all of its options."""
+    """The options that `--help` shows; `--help-all` shows all."""
 
     common: tuple[str, ...] = ()
     """The fields that most users need, in the order in which they are shown; () for all."""
@@ -47,7 +47,7 @@ class Help(NamedTuple):
 
 
 class Option(NamedTuple):
-    """One field of a command's dataclass, or of a dataclass in it."""
+    """One field of a command's dataclass, or of a nested one."""
 
     field: str
     type: Any
@@ -57,7 +57,7 @@ class Option(NamedTuple):
     owner: Any
     """The dataclass."""
     value: str | None = None
-    """What help calls its value; its type says it otherwise."""
+    """Name of the value in help; default: from its type."""
 
     @property
     def name(self) -> str:
@@ -65,17 +65,17 @@ class Option(NamedTuple):
 
     @property
     def opposite(self) -> str:
-        """Of a flag."""
+        """Whether it is a flag."""
         return f"--no{self.name[1:]}"
 
 
 def parse_words(command: type[C], argv: Sequence[str], prog: str) -> C:
-    """The command that the words describe; `--help` among them shows its options and exits.
+    """Parse arguments into a command; `--help` prints its options and exits.
 
     Args:
         command: A dataclass.
-        argv: The words after the command's name.
-        prog: What messages call the command.
+        argv: The arguments after the command's name.
+        prog: The command's name in messages.
     """
     given = read_words(command, argv, prog)
     if asks_for_help(argv) is not None:
@@ -84,12 +84,12 @@ def parse_words(command: type[C], argv: Sequence[str], prog: str) -> C:
 
 
 def asks_for_help(argv: Sequence[str]) -> str | None:
-    """The word that asks for help, if one does: `--help-all` before others."""
+    """Return the help option among the arguments, if any; `--help-all` before others."""
     return max((word for word in argv if word in HELP), default=None, key=len)
 
 
 def read_words(command: type, argv: Sequence[str], prog: str) -> dict[str, Any]:
-    """Each field that the words set → its value, of the field's type."""
+    """Parse arguments: field → value of the field's type."""
     options = list_options(command).values()
     expected = [option for option in options if option.positional]
     named = {option.name: option for option in options if not option.positional}
@@ -128,7 +128,7 @@ def read_words(command: type, argv: Sequence[str], prog: str) -> dict[str, Any]:
 
 
 def write_words(command: type, given: Mapping[str, Any]) -> list[str]:
-    """The words from which `read_words` reads these fields."""
+    """Format fields as the arguments from which `read_words` reads them."""
     options = list_options(command)
     words = []
     for option in (options[field] for field in given):
@@ -143,7 +143,7 @@ def write_words(command: type, given: Mapping[str, Any]) -> list[str]:
 
 
 def make_command(command: type[C], given: Mapping[str, Any], prog: str, **parts: Any) -> C:
-    """The command with the given fields, and dataclasses in it, `parts`, changed by them."""
+    """Make the command from the given fields and nested dataclasses `parts`."""
     options = list_options(command).values()
     needed = [option for option in options if option.default is dataclasses.MISSING]
     if not {option.field for option in needed} <= set(given):
@@ -155,9 +155,9 @@ def make_command(command: type[C], given: Mapping[str, Any], prog: str, **parts:
 
 
 def list_options(command: Any, **parts: Any) -> dict[str, Option]:
-    """The options of a dataclass (or of a value of one, with its defaults), by field.
+    """List the options of a dataclass, or of an instance, whose values are then the defaults.
 
-    parts: values of dataclasses in it, whose fields have their defaults from there.
+    parts: instances of nested dataclasses, whose values are the defaults of their fields.
     """
     found = dict[str, Option]()
     kind = command if isinstance(command, type) else type(command)
@@ -175,7 +175,7 @@ def list_options(command: Any, **parts: Any) -> dict[str, Option]:
 
 
 def convert_text(hint: Any, text: str, field: str) -> Any:
-    """The text as a value of the type; choices are known whatever their case and hyphens."""
+    """Parse text as a value of the type; case and hyphens of choices are ignored."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = typing.get_args(hint) if is_union else (hint,)
     if types.NoneType in kinds and text == "None":
@@ -204,9 +204,9 @@ def show_help(command: Any, prog: str, shown: Help = Help(), **parts: Any) -> No
     """Print a command's options and exit.
 
     Args:
-        command: Its dataclass; the docstring is shown above the options.
-        prog: What the command is called.
-        shown: Which of them, and under which titles.
+        command: Its dataclass; its docstring is printed above the options.
+        prog: The command's name.
+        shown: Which options, and under which titles.
         parts: As in `list_options`.
     """
     options = list_options(command, **parts)
@@ -233,7 +233,7 @@ def show_help(command: Any, prog: str, shown: Help = Help(), **parts: Any) -> No
 
 
 def _lay_out(option: Option, width: int) -> list[str]:
-    """The lines of an option: its name and value, beside them what it is."""
+    """Format an option: its name and value, and its description to the right."""
     name = f"  {option.name}{_describe_value(option)}"
     text = textwrap.wrap(_describe(option), max(width - INDENT, 20), break_on_hyphens=False)
     beside = [" " * INDENT + line for line in text]
@@ -248,7 +248,7 @@ def _describe(option: Option) -> str:
         return f"{text} (required)"
     if option.default is False or option.default in (None, (), ""):
         return text
-    text = re.sub(r" \(default: [^()]*\)$", "", text)  # a task's own is in its place
+    text = re.sub(r" \(default: [^()]*\)$", "", text)  # replaced by the task's default
     return f"{text} (default: {'yes' if option.default is True else option.default})"
 
 
@@ -271,7 +271,7 @@ def _describe_fields(owner: Any) -> dict[str, str]:
 
 
 def _describe_value(option: Option) -> str:
-    """What follows an option: N, PATH, sgd|adam."""
+    """Format the value of an option: N, PATH, sgd|adam."""
     if option.type is bool:
         return f", {option.opposite}" if option.default is True else ""
     if option.positional:
@@ -280,7 +280,7 @@ def _describe_value(option: Option) -> str:
 
 
 def _name_values(hint: Any) -> list[str]:
-    """The values a type has: each choice, or a word that stands for them."""
+    """Name the values of a type: each choice, or a placeholder."""
     if typing.get_origin(hint) is Literal:
         return list(typing.get_args(hint))
     if typing.get_args(hint):
@@ -289,24 +289,24 @@ def _name_values(hint: Any) -> list[str]:
 
 
 def format_path(path: Path) -> str:
-    """A path as a person would type it from here."""
+    """Format a path relative to the working directory, if it is below it."""
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is, however long."""
+    """Print a line without wrapping or markup."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 @contextlib.contextmanager
 def remove_if_empty(directory: Path) -> Iterator[None]:
-    """Remove a directory that is made inside, and its parents, if nothing came to be in them."""
+    """Remove a directory that the block creates, and its parents, if they are still empty."""
     fresh = [path for path in [directory, *directory.absolute().parents] if not path.exists()]
     try:
         yield
     finally:
-        for path in fresh:  # the innermost first; what holds something stays
+        for path in fresh:  # the innermost first; a directory that is not empty stays
             with contextlib.suppress(OSError):
                 path.rmdir()

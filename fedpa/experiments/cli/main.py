@@ -1,4 +1,4 @@
-"""The `fedpa` command: finds the subcommand and turns errors into one line."""
+"""The `fedpa` command: find the subcommand, run it, and print errors as one line."""
 
 import importlib
 import io
@@ -20,7 +20,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; exit 2 on bad input, 130 on Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # θ where the terminal has no Greek letters: ?
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # prints ? for θ if the terminal has no Greek letters
             stream.reconfigure(errors="replace")
     console = _Console()
     try:
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except FedpaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+    except BrokenPipeError:  # the reader of the output (head, less) closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class _Console(Console):
-    """Its reader (head, less) may have seen enough: work continues without output."""
+    """Continue without output if its reader (head, less) closed it."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -48,7 +50,7 @@ class _Console(Console):
 
 
 def _run_command(words: Sequence[str], console: Console) -> None:
-    """Find the command that the first words name, and run it with the others."""
+    """Find the command named by the first arguments, and run it with the others."""
     prog, command = "fedpa", FEDPA
     while command.commands:
         if not words or words[0] in HELP:

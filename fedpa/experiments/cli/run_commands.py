@@ -1,4 +1,4 @@
-"""What the commands that train have in common: their data and their end."""
+"""Shared code of the commands that train: data and signals."""
 
 import contextlib
 import os
@@ -20,30 +20,30 @@ from fedpa.training.problem import Problem
 
 C = TypeVar("C")
 ALARM: signal.Signals | None = getattr(signal, "SIGALRM", None)
-"""A timer's; not on Windows."""
+"""A timer's signal; not on Windows."""
 GRACE = 2.0
-"""Seconds that a round has to end in peace."""
+"""Seconds that a round may take to end after a signal."""
 
 
 def load_problem(config: RunConfig) -> Problem:
-    """The task's data and model; unpacking and indexing are shown on standard error."""
+    """Load the task's data and model; show unpacking and indexing on standard error."""
     with show_file_progress(Console(stderr=True)):
         problem = task_named(config.task).load(config.task_options)
-    curve_split(problem, config.task_options)  # refuses a split that is not there
+    curve_split(problem, config.task_options)  # refuses a missing split
     return problem
 
 
 @contextlib.contextmanager
 def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Callback]:
-    """Ctrl-C, SIGTERM and SIGHUP save the last round, say how to resume, and end the command.
+    """On Ctrl-C, SIGTERM and SIGHUP save the last round, print how to resume, and end the command.
 
-    how_far: what is said behind "interrupted".
-    going_on: what to do once an error is mended.
+    how_far: text after "interrupted".
+    going_on: what to do once the cause of an error is removed.
 
-    Gives a callback for the run, which ends it after its round. An exception that a signal raises
-    anywhere may come between taking a lock and knowing it, and then threads wait for ever; or where
-    Python can't pass it on (in JAX's part of garbage collection), and is lost. So that is done only
-    to a round that takes long, or when the signal comes again.
+    Yields a callback that ends the run after its round. Raising from the signal handler is not
+    safe: an exception between taking a lock and recording that can deadlock threads, and one in
+    JAX's garbage collection is lost. So it is raised only if the round takes long or the signal
+    comes again.
     """
     received: list[int] = []
     begun = False
@@ -51,7 +51,7 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
         if len(received) > 2:
-            os._exit(128 + number)  # files are whole at any time
+            os._exit(128 + number)  # files are complete at any time
         if len(received) == 2 or ALARM is None:
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, GRACE)
@@ -65,7 +65,7 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
         if received:
             raise KeyboardInterrupt
 
-    # A signal that is ignored (`nohup`) stays so.
+    # An ignored signal (`nohup`) stays ignored.
     kept = {
         number: signal.signal(number, interrupt)
         for number in WAITING
@@ -75,15 +75,15 @@ def handle_interrupts(how_far: Callable[[], str], going_on: str) -> Iterator[Cal
         kept[ALARM] = signal.signal(ALARM, too_long)
     try:
         yield look
-    except KeyboardInterrupt:  # by now the run has saved what it has
+    except KeyboardInterrupt:  # the run has saved its state by now
         print(f"interrupted{how_far()}", file=sys.stderr)
-        while kept:  # the process ends: one more Ctrl-C has nothing left to say
+        while kept:  # the process is ending: ignore another Ctrl-C
             signal.signal(kept.popitem()[0], signal.SIG_IGN)
         sys.exit(128 + (received[0] if received else signal.SIGINT))
     except FedpaError as error:
         if not begun or isinstance(error, NoUsableClientError):  # resumed, it would fail again
             raise
-        raise FedpaError(f"{error}; once that is mended, {going_on}") from None
+        raise FedpaError(f"{error}; once that is resolved, {going_on}") from None
     finally:
         if ALARM is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -1,1 +1,1 @@
-"""Comparisons of methods: of a task's (`fedpa compare`), on one's own model (`fedpa.compare`)."""
+"""Comparisons of methods: on a task (`fedpa compare`), or on your own model (`fedpa.compare`)."""

@@ -1,15 +1,15 @@
-"""A comparison: several methods, the same cohorts for all, each at settings of its own if asked.
+"""A comparison: several methods on the same cohorts, each with its own settings if tuned.
 
-What the command does on tasks and `fedpa.compare` on a model of one's own. Here nothing is known of
-either: a `Run` can be carried out in a directory, an `Entry` makes the runs of one method.
+`fedpa compare` uses it for tasks, `fedpa.compare` for the user's model. This module depends on
+neither: a `Run` can be carried out in a directory, an `Entry` makes the runs of one method.
 
-Settings are chosen on validation clients from a grid, by a seed that the comparison does not have.
-Where a single setting is chosen and the best value is at an end of what was tried, the next one
-beyond it is tried, too, up to `MOST_BEYOND` times: no method should lose by where its grid ended.
-Where none gives a number, lower ones are tried.
+Settings are chosen from a grid on validation clients, with a seed that is not compared. If a single
+setting is tuned and its best value is at an end of the grid, the grid is extended beyond it, up to
+`MOST_BEYOND` times, so that no method loses because its grid was too short. If no value gives a
+number, lower ones are tried.
 
-FedPA and its controls begin as FedAvg: with one seed and the same settings their first rounds are
-the same numbers, bit for bit. One run makes them, the others start from its last checkpoint.
+FedPA and its controls start as FedAvg: with one seed and the same settings their first rounds are
+equal, bit for bit. One run computes them, and the others start from its last checkpoint.
 """
 
 import abc
@@ -37,13 +37,13 @@ from fedpa.training.provenance import differences
 from fedpa.training.run_directory import BURN_IN, TUNING
 
 SEED = 1_000_000
-"""Added to the comparison's first seed: the seed by which settings are chosen."""
+"""Added to the comparison's first seed to give the seed of tuning."""
 MOST_BEYOND = 3
 Settings = Mapping[str, Any]
 
 
 class Run(abc.ABC):
-    """One run of a method: all that decides its numbers, and how it is carried out."""
+    """One run of a method: all settings that determine its numbers, and how it is carried out."""
 
     @property
     @abc.abstractmethod
@@ -56,10 +56,10 @@ class Run(abc.ABC):
     @property
     @abc.abstractmethod
     def key(self) -> str:
-        """What decides its numbers, as a text."""
+        """The settings that determine its numbers, as text."""
 
     def is_same(self, other: "Run") -> bool:
-        """Whether both have the same numbers, for certain."""
+        """Whether both certainly have the same numbers."""
         return self.key == other.key
 
     @abc.abstractmethod
@@ -83,23 +83,23 @@ class Run(abc.ABC):
 
 
 class Entry(NamedTuple):
-    """A method that takes part."""
+    """A method of the comparison."""
 
     name: str
-    """Its directories begin with it: fedpa-0."""
+    """Prefix of its directories: fedpa-0."""
     label: str
-    """What tables call it."""
+    """Its name in tables."""
     make: Callable[[Settings, int | None], Run]
-    """(chosen settings, seed) → its run; without a seed, the run by which settings are chosen."""
+    """(chosen settings, seed) → its run; without a seed, a tuning run."""
     grid: Mapping[str, Sequence[Any]] = {}
-    """What is to be chosen → the values that are tried."""
+    """Setting to tune → values to try."""
 
 
 class Deciding(NamedTuple):
-    """By what settings are chosen."""
+    """The metric by which settings are chosen."""
 
     metric: str
-    """As records name it: valid/accuracy."""
+    """Its name in records: valid/accuracy."""
     lower: bool
     """Whether lower is better."""
     last: int
@@ -113,33 +113,33 @@ class Plan(NamedTuple):
     entries: Sequence[Entry]
     seeds: Sequence[int]
     deciding: Deciding | None
-    """None: nothing is chosen."""
+    """None: nothing is tuned."""
     made_by: str
     """`fedpa compare` or `fedpa.compare`."""
 
     def place(self, name: str, seed: int) -> Path:
-        """Where an entry's run is."""
+        """Return the directory of an entry's run."""
         return self.out / f"{name}-{seed}"
 
     def list_places(self) -> list[Path]:
-        """Where the runs are, in the order of the table."""
+        """List the runs' directories, in the order of the table."""
         return [self.place(entry.name, seed) for entry in self.entries for seed in self.seeds]
 
 
 class Planned(NamedTuple):
-    """A run, and where it is carried out."""
+    """A run and its directory."""
 
     label: str
     run: Run
     out: Path
     branch: Path | None = None
-    """The run that makes its first rounds, where others begin with the same."""
+    """The run of its first rounds, if other runs share them."""
     is_trial: bool = False
-    """Whether it chooses settings: then it may fail."""
+    """Whether it is a tuning run, which may fail."""
 
 
 Carry = Callable[[Sequence[Planned]], None]
-"""Carry out runs of which none needs another."""
+"""Carry out runs that do not depend on each other."""
 Show = Callable[[Planned, int], contextlib.AbstractContextManager[Sequence[Callback]]]
 """(a run, the longest label) → a context with callbacks for its rounds."""
 
@@ -148,30 +148,30 @@ Show = Callable[[Planned, int], contextlib.AbstractContextManager[Sequence[Callb
 
 
 class Trial(NamedTuple):
-    """Settings that were tried."""
+    """One setting of the grid and its value."""
 
     number: int
     """From 0."""
     settings: Settings
     value: float | None
-    """The mean of the last evaluations; None if that is no number, or the run failed."""
+    """The mean of the last evaluations; None if it is not a number or the run failed."""
 
 
 class Choice(NamedTuple):
-    """What was tried to choose an entry's settings."""
+    """The trials of an entry's tuning."""
 
     trials: Sequence[Trial]
-    """By value of the setting, if there is one; else in the order of the grid."""
+    """Sorted by value if one setting is tuned; otherwise in the order of the grid."""
     best: Trial
     metric: str
-    """By which they were chosen: valid/accuracy."""
+    """The metric of the choice: valid/accuracy."""
 
 
 def choose_settings(plan: Plan, carry: Carry) -> dict[str, Choice]:
-    """Run the trials of all entries; those that are done are not done again.
+    """Run the trials of all entries; finished trials are kept.
 
     Returns:
-        Entry's name → what was tried, for those that have something to choose.
+        Entry's name → its trials, for entries with settings to tune.
     """
     tried: dict[str, list[Trial]] = {}
     if plan.deciding is None:
@@ -198,23 +198,22 @@ def choose_settings(plan: Plan, carry: Carry) -> dict[str, Choice]:
 
 
 def list_points(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
-    """All combinations of the values."""
+    """List all combinations of the values."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def find_best(trials: Sequence[Trial], lower: bool) -> Trial | None:
-    """The trial of the best value; of several the first that was tried."""
+    """Find the trial with the best value; of equal ones the first."""
     sign = -1 if lower else 1
     valued = [(sign * t.value, -t.number, t) for t in trials if t.value is not None]
     return max(valued, key=lambda entry: entry[:2])[2] if valued else None
 
 
 def find_next(trials: Sequence[Trial], lower: bool) -> Settings | None:
-    """The next value after the best, if that is at an end: as far from it as it is from the last.
+    """Extend the grid by the next value beyond the best, by the same factor, if it is at an end.
 
-    Where none is best, since all diverged, the next below the lowest. None where the best is
-    between others, and where more than one setting is chosen, or one that is not above 0. Whole
-    numbers stay whole.
+    If all diverged, the next value below the lowest. None if the best is between others, if more
+    than one setting is tuned, or if values are not positive. Whole numbers stay whole.
     """
     (name, *others) = trials[0].settings
     values = [trial.settings[name] for trial in trials]
@@ -232,7 +231,7 @@ def find_next(trials: Sequence[Trial], lower: bool) -> Settings | None:
 
 
 def sort_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """By the value of the setting, if it is one and numbers; else as they are."""
+    """Sort trials by value if one numeric setting is tuned; otherwise keep their order."""
     if any(len(t.settings) > 1 or not _is_number(*t.settings.values()) for t in trials):
         return list(trials)
     return sorted(trials, key=lambda trial: next(iter(trial.settings.values())))
@@ -257,7 +256,7 @@ def _plan_trial(plan: Plan, entry: Entry, trial: Trial) -> Planned:
 
 
 def _can_run(entry: Entry, settings: Settings) -> bool:
-    """Whether the method takes a value beyond its grid."""
+    """Check whether the method accepts a value beyond its grid."""
     try:
         entry.make(settings, None)
     except FedpaError:
@@ -269,7 +268,7 @@ def _measure_trial(out: Path, deciding: Deciding) -> float | None:
     summary = run_directory.read_summary(out)
     if summary is None:  # its clients failed
         return None
-    # Many trials, which are seldom resumed: what that needs, and the best round, is kept.
+    # There are many trials: keep only the last checkpoint and the best round.
     best = summary.get("best")
     prune_checkpoints(out, 1, [] if best is None else [best["round"]])
     curve = read_curve(run_directory.read_metrics(out), deciding.metric)
@@ -280,9 +279,7 @@ def _measure_trial(out: Path, deciding: Deciding) -> float | None:
 def _make_choice(name: str, trials: Sequence[Trial], deciding: Deciding) -> Choice:
     best = find_best(trials, deciding.lower)
     if best is None:
-        raise FedpaError(
-            f"tune: nothing that was tried for {name} gave a number. Give other values"
-        )
+        raise FedpaError(f"tune: no value tried for {name} gave a number. Give other values")
     return Choice(sort_trials(trials), best, deciding.metric)
 
 
@@ -290,19 +287,19 @@ def _make_choice(name: str, trials: Sequence[Trial], deciding: Deciding) -> Choi
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse a directory with a comparison of other settings, before anything is written."""
+    """Refuse a directory that contains a comparison with other settings."""
     path = plan.out / run_directory.COMPARISON
     if path.is_file():
         then, now = table_of("out", path), _make_record(plan)
         common = set(then.get("tuning", {})) & set(now.get("tuning", {}))
         changed = differences(_keep_tuning(then, common), _keep_tuning(now, common), ["words"])
         is_ours = then.get("made_by") == plan.made_by
-        if is_ours and ("by" in then) != ("by" in now):  # by what is chosen, where anything is
+        if is_ours and ("by" in then) != ("by" in now):  # `by` is present only with tuning
             given = ("was given and is not", "was not given and is")
             changed = [f"tune {given['by' in now]}"]
         if changed:
             raise FedpaError(
-                f"out = {str(plan.out)!r}: contains a comparison of other settings: "
+                f"out = {str(plan.out)!r}: contains a comparison with other settings: "
                 f"{'; '.join(changed)}. Give another directory"
             )
     trials = [
@@ -316,7 +313,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def remember(plan: Plan, words: Sequence[str] = ()) -> None:
-    """Write down what the directory is for; words: the command's, which continue it."""
+    """Write the comparison's settings; words: the command's arguments, with which it continues."""
     content = {"words": words} if words else {}
     text = tomli_w.dumps(content | _make_record(plan))
     with run_directory.writing(plan.out):
@@ -335,7 +332,7 @@ def _make_record(plan: Plan) -> dict[str, Any]:
 
 
 def _keep_tuning(table: Mapping[str, Any], entries: set[str]) -> dict[str, Any]:
-    """Without the entries that only one of two comparisons has: others may join."""
+    """Keep the tuning of entries that both comparisons have, since methods may be added."""
     kept = {name: grid for name, grid in table.get("tuning", {}).items() if name in entries}
     return {**table, "tuning": kept}
 
@@ -345,14 +342,14 @@ def carry_out(
     carry: Carry,
     tell: Callable[[Mapping[str, Choice]], None] = lambda chosen: None,
 ) -> tuple[dict[tuple[str, int], Run], dict[str, Choice]]:
-    """Choose settings, if there are any to choose, and run what is not finished yet.
+    """Tune settings if asked to, and carry out the runs that are not finished.
 
     Args:
         plan: What is compared.
         carry: How runs are carried out.
-        tell: Called with what was chosen.
+        tell: Called with the chosen settings.
     Returns:
-        The runs by entry's name and seed, and what was chosen.
+        The runs by entry's name and seed, and the chosen settings.
     """
     chosen = choose_settings(plan, carry)
     if chosen:
@@ -376,7 +373,7 @@ def _plan_runs(plan: Plan, chosen: Mapping[str, Choice]) -> list[Planned]:
 
 
 def _check(planned: Sequence[Planned], place: Path) -> None:
-    """Refuse directories that contain runs of other settings."""
+    """Refuse directories that contain runs with other settings."""
     for own in itertools.chain(*share_burn_in(planned, place)):
         own.run.check(own.out)
 
@@ -393,9 +390,9 @@ def _is_finished(planned: Planned) -> bool:
 
 
 def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned], list[Planned]]:
-    """The runs, in `place`, that make the first rounds of several others; and the others.
+    """Plan the runs, in `place`, of first rounds that several runs share; and these runs.
 
-    The first are those that others which have not begun yet need.
+    Only shared runs that some run still needs are planned.
     """
     wanted = [own.run.find_burn_in() for own in planned]
     lengths = {first.rounds for first in wanted if first is not None}
@@ -415,7 +412,7 @@ def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned
     for key, own in members.items():
         if len(own) > 1 and not all(list_checkpoints(planned[k].out) for k in own):
             first, is_trial = same[key], planned[own[0]].is_trial
-            # By its settings: other methods, or another burn-in, leave it as it is.
+            # Named by its settings, so that other methods or another burn-in do not change it.
             out = place / f"{first.seed}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
             label = f"first {first.rounds} rounds"
             label += f" for {planned[own[0]].label}" if is_trial else f", seed {first.seed}"
@@ -426,7 +423,7 @@ def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned
 
 
 def run_in_turn(planned: Sequence[Planned], show: Show) -> None:
-    """Carry out one after the other, in this process."""
+    """Carry out runs one after the other, in this process."""
     width = max((len(own.label) for own in planned), default=0)
     for own in planned:
         with show(own, width) as callbacks:
@@ -434,16 +431,18 @@ def run_in_turn(planned: Sequence[Planned], show: Show) -> None:
 
 
 def perform(planned: Planned, callbacks: Sequence[Callback]) -> bool:
-    """Carry a run out; whether it came to its end.
+    """Carry out a run; return whether it finished.
 
-    Settings under which clients fail have no value, and the choice is made without them.
+    Settings with which clients fail have no value and are not chosen.
     """
     run_directory.wait_for_lock(planned.out)
     branch = planned.branch
     if branch is not None and run_directory.read_summary(branch) is None:
         branch = None  # it failed, as this one will
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "all .* rounds are burn-in")  # said for all runs at once
+        warnings.filterwarnings(
+            "ignore", "all .* rounds are burn-in"
+        )  # warned of once for all runs
         try:
             return planned.run.perform(planned.out, callbacks, branch).finished
         except TooFewClientsError:

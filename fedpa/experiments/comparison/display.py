@@ -1,4 +1,4 @@
-"""What a person sees of a comparison: its progress, the settings it chose, its files."""
+"""The output of a comparison: progress, chosen settings, files."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +30,14 @@ def show_runs(
     callbacks: Sequence[Callback] = (),
     lines: int = LINES,
 ) -> Show:
-    """Make what shows a run's rounds; of one that chooses settings, that it begins.
+    """Make the progress display of a run; a tuning run shows only that it starts.
 
     Args:
         console: Where.
-        metric: Whose best value is shown, higher being better.
+        metric: The metric whose best value is shown; higher is better.
         quiet: Show nothing.
-        callbacks: Others that each run has.
-        lines: About how many lines a run has where there is no terminal.
+        callbacks: Further callbacks of each run.
+        lines: About how many lines a run prints without a terminal.
     """
 
     @contextlib.contextmanager
@@ -62,13 +62,13 @@ def show_runs(
 
 
 def make_choices_table(chosen: Mapping[str, Choice]) -> Table:
-    """Make the table of what was tried, by entry's label."""
+    """Make the table of trials, by entry's label."""
     names = {name for own in chosen.values() for name in own.best.settings}
     what = "rates" if all(name.endswith(RATE) for name in names) else "settings"
     view = Table(
         title=f"{what}, by {next(iter(chosen.values())).metric}",
         title_justify="left",
-        caption="* chosen; ! at the end of what was tried",
+        caption="* chosen; ! chosen, at an end of the grid",
         caption_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
@@ -91,7 +91,7 @@ def make_choices_table(chosen: Mapping[str, Choice]) -> Table:
 
 
 def _join(settings: Mapping[str, Any]) -> str:
-    """Of several settings the values alone, in the order of the names beside them."""
+    """Format one setting with its name; of several only the values, in the order of the names."""
     return "(" + ", ".join(map(format_value, settings.values())) + ")"
 
 

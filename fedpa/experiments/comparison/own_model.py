@@ -1,4 +1,4 @@
-"""`fedpa.compare`: methods on a model and data of one's own, as the command compares tasks'."""
+"""`fedpa.compare`: compare methods on your own model and data, as `fedpa compare` on a task."""
 
 import contextlib
 import dataclasses
@@ -55,7 +55,7 @@ from fedpa.types import Loss
 
 MADE_BY = "fedpa.compare"
 OBJECTIVE = "objective"
-"""The parameter by which a method of one's own is told from a function of settings."""
+"""The parameter that distinguishes a user's method from a function of settings."""
 Builder = Callable[..., Method]
 """Tuned settings → the method."""
 
@@ -63,24 +63,24 @@ Builder = Callable[..., Method]
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """What came of a comparison; printed, it is the command's table."""
+    """The result of a comparison; `print` shows its table."""
 
     table: Sequence[Mapping[str, Any]]
     """One record per method, as in `table.csv`: the metric's mean over seeds with the ends of its
     interval (`accuracy`, `accuracy_low`, `accuracy_high`), the difference from the reference,
-    paired by seed (`difference`, …), rounds to each target, seconds, bytes. None where there is
-    no such number."""
+    paired by seed (`difference`, …), rounds to each target, seconds, bytes. None if there is no
+    number."""
     fits: Mapping[str, Mapping[int, Fit]]
-    """Label → seed → the run's outcome."""
+    """Label → seed → the run's result."""
     chosen: Mapping[str, Choice]
-    """Label → the tuned settings (`chosen[label].best.settings`) and all that were tried."""
+    """Label → the tuned settings (`chosen[label].best.settings`) and all trials."""
     out: Path | None
-    """The directory that records it; None if there is none."""
+    """The directory that records it, or None."""
     results: report.Comparison
-    """What the table, the curves and the page are made of."""
+    """The numbers behind table, curves and page."""
 
     def __repr__(self) -> str:
-        """The settings that were chosen, and the table."""
+        """Format the chosen settings and the table."""
         console = Console(color_system=None, force_jupyter=False)
         with console.capture() as capture:
             if self.chosen:
@@ -115,55 +115,55 @@ def compare(
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Compare methods on a model and data of one's own, as `fedpa compare` does on a task.
+    """Compare methods on your own model and data, as `fedpa compare` does on a task.
 
-    The methods of a seed meet the same cohorts with the same randomness, so differences are paired
-    by seed. Burn-in rounds that several methods share (those of FedPA and its controls, and FedAvg
-    itself) are run once, and change no number. With `tune`, each method runs at the settings that
-    are best on the validation clients, chosen by a run of as many rounds with a seed that is not
-    compared. Where one setting is tuned and its best value is at an end of the list, the next one
-    beyond it, as far from it again, is tried as well, up to three times; of several settings the
-    full grid is tried.
+    With one seed all methods use the same cohorts and the same randomness, so differences are
+    paired by seed. Burn-in rounds that several methods share (those of FedPA and its controls, and
+    of FedAvg) are run once; this changes no number. With `tune`, each method runs with the settings
+    that are best on the validation clients, found by runs of as many rounds with a seed that is not
+    compared. If one setting is tuned and its best value is at an end of the list, the list is
+    extended by the same factor, up to three times; for several settings the full grid is tried.
 
     Args:
         methods: Label → a method (`fedpa.fedavg(local, server)`, or a function of one argument
-            named `objective`), or a function of tuned settings that returns one: its parameters'
-            names say which of `tune` it takes, and those without a default must be in `tune`.
+            named `objective`), or a function of tuned settings that returns one: the names of its
+            parameters select settings of `tune`; those without a default must be in `tune`.
         loss: `loss(params, batch, key)`, one number per example, or a `fedpa.Objective`.
-        params: The initial parameters, of all runs: any pytree.
+        params: The initial parameters of all runs: any pytree.
         clients: Client id → arrays (first axis = examples), or a `FederatedData`.
         rounds: Rounds of each run.
-        clients_per_round: Clients that take part in each.
-        seeds: How many runs each method has, of seeds `seed`, `seed` + 1, …; or the seeds
-            themselves, `[0, 3, 7]`.
-        seed: The first seed, where `seeds` is a number.
-        tune: Setting → at least two values to try: numbers or texts.
-        validation: Whose examples settings are chosen on: a share of the clients, which then do not
-            train (drawn by NumPy's generator with seed 0 from the sorted ids, so the same for every
-            seed), or clients of their own. The loss and `metrics` are recorded as `valid/<name>`.
-        test: Clients whose examples the curves and the table show. Default: the validation clients.
+        clients_per_round: Clients in each round.
+        seeds: Number of runs per method, with seeds `seed`, `seed` + 1, …; or a list of seeds,
+            `[0, 3, 7]`.
+        seed: The first seed, if `seeds` is a number.
+        tune: Setting → at least two values to try: numbers or strings.
+        validation: The clients on which settings are chosen: a share of `clients`, which then do
+            not train (drawn by NumPy's generator with seed 0 from the sorted ids, so the same for
+            every seed), or separate clients. Loss and `metrics` are recorded as `valid/<name>`.
+        test: Clients that the curves and the table show. Default: the validation clients.
         metrics: Name → `f(params, batch)`, one number per example; means over examples are shown.
         evaluate: A function of the parameters that returns further metrics by name.
-        eval_every: Rounds from one evaluation to the next.
-        by: The metric that decides and that the table shows. Default: the first of `metrics`, else
-            the loss. Lower is better for names like loss, error, mse; `fedpa.Best(name, lower=…)`
-            says it of others.
-        reference: The label that differences are from. Default: the first FedAvg, else the first.
-        targets: Values of that metric: the table has the rounds until the average over the last 10
-            rounds, or over all so far before round 10, gets there.
+        eval_every: Rounds between evaluations.
+        by: The metric for tuning and for the table. Default: the first of `metrics`, otherwise the
+            loss. Lower is better for names like loss, error, mse; for others use
+            `fedpa.Best(name, lower=…)`.
+        reference: The label that differences refer to. Default: the first FedAvg, otherwise the
+            first method.
+        targets: Values of that metric. The table shows the rounds until the average over the last
+            10 rounds (before round 10, over all so far) reaches them.
         engine: Where clients run. Default: `fedpa.engines.local()`.
         min_success: The share of a round's clients that must succeed for a run to continue.
         out: The directory that records it: `table.csv`, `table.tex`, `curves.png`, `report.html`,
             a directory per run. If it contains this comparison, that is continued: finished runs
             are kept, interrupted runs resumed, missing runs started. Other settings are refused
             before anything is written; `evaluate` and `metrics` are compared by name only. Default:
-            none.
-        progress: Whether runs are shown on stderr: a bar each on a terminal, else about ten lines,
-            at least one per run.
+            nothing is recorded.
+        progress: Whether to show runs on stderr: a bar each on a terminal, elsewhere about ten
+            lines, at least one per run.
     Returns:
         A `Comparison`: `print(comparison)` shows the table.
     Raises:
-        FedpaError: What was asked for can't be done, or the directory contains something else.
+        FedpaError: An argument is invalid, or the directory contains something else.
 
     Example:
         >>> import numpy as np, fedpa
@@ -192,7 +192,7 @@ def compare(
     grid = _check_grid(tune or {})
     tuning_seed = chosen_seeds[0] + SEED
     if grid and tuning_seed in chosen_seeds:
-        raise refuse("seeds", tuning_seed, "is the seed that settings are chosen by: leave it out")
+        raise refuse("seeds", tuning_seed, "is the seed of tuning: leave it out")
     splits = split_clients(clients, validation, test)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     names = ["loss", *(metrics or ())]
@@ -239,7 +239,7 @@ def compare(
 
 
 def _check_kinds(metrics: Any, evaluate: Any, targets: Any, out: Any) -> None:
-    """Refuse what is of another kind."""
+    """Check the types of the arguments."""
     if metrics is not None and not isinstance(metrics, Mapping):
         raise refuse("metrics", metrics, 'must be functions by name: {"accuracy": f}')
     if evaluate is not None and not callable(evaluate):
@@ -253,7 +253,7 @@ def _check_kinds(metrics: Any, evaluate: Any, targets: Any, out: Any) -> None:
 
 
 def _list_seeds(seeds: Any, first: int) -> list[int]:
-    """The seeds that were given, or as many from the first on."""
+    """List the given seeds, or this many from the first on."""
     if isinstance(seeds, int | np.integer):
         check_integer("seeds", seeds, 1)
         return list(range(first, first + int(seeds)))
@@ -266,7 +266,7 @@ def _list_seeds(seeds: Any, first: int) -> list[int]:
     if not listed or len(set(listed)) < len(listed):
         raise refuse("seeds", seeds, expected)
     if first:
-        raise refuse("seed", first, "needs a number of seeds, not a list of them: leave it out")
+        raise refuse("seed", first, "applies if seeds is a number, not a list: leave it out")
     return [int(seed) for seed in listed]
 
 
@@ -286,7 +286,7 @@ def _open_directory(out: str | Path | None) -> Iterator[Path]:
 def _run(
     plan: Plan, deciding: Best | None, progress: bool, is_kept: bool
 ) -> tuple[dict[str, dict[int, Fit]], dict[str, Choice]]:
-    """Carry the plan out: the runs' outcomes and the chosen settings, by label."""
+    """Carry out the plan; return the runs' results and the chosen settings, by label."""
     quiet = not progress or sys.stderr is None
     console = Console(stderr=True, quiet=quiet)
     shown = None if deciding is None or is_lower(deciding) else deciding.metric
@@ -303,7 +303,7 @@ def _run(
             lambda stage: run_in_turn(stage, show),
             lambda chosen: console.print(make_choices_table(by_label(chosen))),
         )
-    except KeyboardInterrupt:  # what is done is saved by now
+    except KeyboardInterrupt:  # finished rounds are saved by now
         continues = f"the same call, with out={str(plan.out)!r}, continues it"
         kept = continues if is_kept else "nothing is kept without out=DIR"
         raise KeyboardInterrupt(kept) from None
@@ -320,17 +320,17 @@ def make_entries(
     grid: Mapping[str, Sequence[Any]],
     tuning_seed: int,
 ) -> list[Entry]:
-    """The methods that take part; refuses what is none, and settings that none takes."""
+    """Make the entries; refuses values that are not methods, and settings that no method takes."""
     if not isinstance(methods, Mapping) or not methods:
         raise refuse("methods", methods, 'must be methods by label: {"FedAvg": fedpa.fedavg(…)}')
     entries: list[Entry] = []
     for label, item in methods.items():
         if not isinstance(label, str) or not label.strip():
-            raise refuse("methods", label, "a label must be a text")
+            raise refuse("methods", label, "a label must be a string")
         entries.append(_make_entry(setup, label, item, grid, tuning_seed, entries))
     for name in grid:
         if not any(name in entry.grid for entry in entries):
-            raise refuse("tune", name, "no function among the methods takes it")
+            raise refuse("tune", name, "no method takes it")
     return entries
 
 
@@ -365,7 +365,7 @@ def _make_entry(
     own = {name: grid[name] for name in taken or ()}
     assemblies = [assemble(settings) for settings in list_points(own)]
     try:
-        _ = assemblies[0].prepared  # refuses what is no method for this problem
+        _ = assemblies[0].prepared  # refuses a method that does not fit the problem
     except FedpaError as error:
         raise FedpaError(f"methods[{label!r}]: {error}") from None
     stem = re.sub(r"[^\w+.=]+", "-", label).strip("-.") or "method"
@@ -375,16 +375,16 @@ def _make_entry(
 
 
 def _find_taken(label: str, item: Any, grid: Mapping[str, Sequence[Any]]) -> list[str] | None:
-    """Which settings a function of settings takes; None if it is a method itself.
+    """Find the settings that a function of settings takes; None if it is a method itself.
 
-    A method of one's own is called by position: the one parameter that it needs is `objective`, or
-    its parameters can't be given by name. The parameters of any other function are settings.
+    A user's method has one required parameter, which is named `objective` or positional-only. The
+    parameters of any other function are settings.
     """
     if isinstance(item, Described) or not callable(item):
         return None
     try:
         parameters = inspect.signature(item).parameters.values()
-    except ValueError:  # what is not written in Python does not tell
+    except ValueError:  # functions not written in Python have no signature
         return None
     named = [own for own in parameters if own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY)]
     takes_all = any(own.kind is own.VAR_KEYWORD for own in parameters)
@@ -399,13 +399,13 @@ def _find_taken(label: str, item: Any, grid: Mapping[str, Sequence[Any]]) -> lis
             f"methods[{label!r}]'s parameter",
             missing[0],
             f"is not in tune ({', '.join(grid) or 'which is empty'}). A function of settings takes "
-            f"names of tune; a method of your own takes one argument, `{OBJECTIVE}`",
+            f"names of tune; your own method takes one argument, `{OBJECTIVE}`",
         )
     return taken
 
 
 def _check_grid(tune: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """Refuse what is not at least two different values that can be written down."""
+    """Check that each setting has at least two different values that can be stored."""
     if not isinstance(tune, Mapping):
         raise refuse(
             "tune", tune, 'must be values by setting: {"server_learning_rate": [0.3, 1, 3]}'
@@ -418,7 +418,7 @@ def _check_grid(tune: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         for value in grid[name]:
             is_plain = isinstance(value, bool | int | float | str)
             if not is_plain or (isinstance(value, float) and not math.isfinite(value)):
-                raise refuse(f"tune[{name!r}]", value, "must be finite numbers or texts")
+                raise refuse(f"tune[{name!r}]", value, "must be finite numbers or strings")
         if len(set(grid[name])) < max(len(grid[name]), 2):
             raise refuse(f"tune[{name!r}]", grid[name], "must be at least two different values")
     return grid

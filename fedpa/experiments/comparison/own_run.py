@@ -1,4 +1,4 @@
-"""The runs of `fedpa.compare`: a model of one's own, as `fedpa.fit` trains and records it."""
+"""The runs of `fedpa.compare`: the user's model, trained and recorded as by `fedpa.fit`."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ class Setup:
 
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
-        """What runs are made with and of."""
+        """Versions, devices and fingerprints, as in `config.toml`."""
         train, validation, test = self.splits
         data = data_fingerprint({"clients": train, "validation": validation, "test": test})
         _, theta, _ = bind(self.objective, self.params)
@@ -69,7 +69,7 @@ class Setup:
 
     @functools.cached_property
     def loss(self) -> str:
-        """What the loss gives on examples made up."""
+        """Values of the loss on synthetic examples."""
         objective, theta, _ = bind(self.objective, self.params)
         like = some_examples(self.splits.train)
         return probe_objective(objective._replace(like=like), theta)
@@ -77,7 +77,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """A method made for the problem, once for all seeds: what is compiled for one serves all."""
+    """A method built for the problem, once for all seeds, which share its compiled programs."""
 
     setup: Setup
     method: Method
@@ -94,7 +94,7 @@ class Assembly:
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """What decides the numbers beside seed and rounds."""
+        """All that determines the numbers, except seed and rounds."""
         setup, engine = self.setup, self.connected[1]
         best, name = setup.best, getattr(engine, "__qualname__", type(engine).__name__)
         described: dict[str, Any] = {}
@@ -113,9 +113,9 @@ class Assembly:
 
     @functools.cached_property
     def burn_in(self) -> "Assembly | None":
-        """FedAvg as this method's burn-in runs it; None if it has none.
+        """FedAvg as in this method's burn-in; None if it has no burn-in.
 
-        Methods of fedpa's that take `burn_in_rounds` begin as `fedavg` with the same arguments.
+        Methods of fedpa that take `burn_in_rounds` start as `fedavg` with the same arguments.
         """
         method = self.method
         if not _is_ours(method) or not method.arguments.get("burn_in_rounds"):
@@ -134,7 +134,7 @@ def _is_ours(method: Any) -> TypeGuard[Described]:
 @final
 @dataclasses.dataclass(frozen=True)
 class OwnRun(Run):
-    """A run of a model of one's own."""
+    """A run of the user's model."""
 
     assembly: Assembly
     num_rounds: int
@@ -163,7 +163,7 @@ class OwnRun(Run):
         return json.dumps(self.settings, sort_keys=True)
 
     def is_same(self, other: Run) -> bool:
-        """Whether both have the same numbers: a text can't hold all that functions do."""
+        """Whether both have the same numbers; also compares functions, which `key` can't."""
         if not isinstance(other, OwnRun) or self.key != other.key:
             return False
         one, two = self.assembly.method, other.assembly.method
@@ -191,7 +191,7 @@ class OwnRun(Run):
         then, now = (
             {k: e.get(k) for k in ("data", "params")} for e in (recorded.environment, made_of)
         )
-        # What a method computes depends on both: where they differ, that says nothing of it.
+        # The probe of a method depends on loss and params: it is compared only if these are equal.
         changed = differences(then, now) or differences(
             recorded.settings, self.settings, NOT_COMPARED
         )
@@ -199,7 +199,7 @@ class OwnRun(Run):
             raise FedpaError(f"out = {str(out)!r}: {'; '.join(changed)}. Give another directory")
         if recorded.summary is not None and recorded.summary["round"] > self.rounds:
             done = recorded.summary["round"]
-            raise refuse("rounds", self.rounds, f"{str(out)!r} has done {done} already")
+            raise refuse("rounds", self.rounds, f"{str(out)!r} already has {done} rounds")
 
     def perform(self, out: Path, callbacks: Sequence[Callback], branch: Path | None) -> Fit:
         setup = self.assembly.setup
@@ -240,14 +240,14 @@ class OwnRun(Run):
 _ENDS = ("", *(f"_p{p}" for p in PERCENTILES))
 
 
-# Whether two methods begin with the same rounds
+# Whether two methods have the same first rounds
 
 
 def is_same(one: Any, other: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Whether two settings are the same for certain, by value.
+    """Whether two settings are certainly the same, by value.
 
-    Functions are the same if their code and all values that it closes over are. In doubt the answer
-    is no.
+    Functions are the same if their code and all values that they close over are. In doubt the
+    answer is no.
 
     Example:
         >>> import optax
@@ -292,11 +292,11 @@ def is_same(one: Any, other: Any, seen: frozenset[tuple[int, int]] = frozenset()
 
 
 def _list_values(function: FunctionType) -> tuple[Any, ...]:
-    """All that a function's code works with beside its arguments and its module."""
+    """List what a function's code uses, except its arguments and its module."""
     cells = []
     for cell in function.__closure__ or ():
         try:
             cells.append(cell.cell_contents)
-        except ValueError:  # not filled yet: the same as nothing else
+        except ValueError:  # an empty cell equals nothing else
             cells.append(cell)
     return (function.__defaults__, function.__kwdefaults__, cells)

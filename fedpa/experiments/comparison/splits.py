@@ -1,4 +1,4 @@
-"""Who trains, who decides and whose examples are shown; and what is measured on them."""
+"""Training, validation and test clients of `fedpa.compare`, and the metrics measured on them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from fedpa.training.problem import bind, some_examples
 from fedpa.types import Examples
 
 EVALUATED = 100
-"""Examples of a batch that is evaluated."""
+"""Number of examples of a batch in evaluation."""
 Measure = Callable[[Any, Examples], Any]
 """(params, batch) → one number per example."""
 
 
 class Splits(NamedTuple):
-    """Who trains, who decides, and whose examples are shown."""
+    """Training clients, validation clients, and the clients that are shown."""
 
     train: FederatedData
     validation: FederatedData | None
@@ -41,22 +41,20 @@ def split_clients(clients: Any, validation: Any, test: Any) -> Splits:
         return Splits(train, judges, shown)
     is_number = isinstance(validation, int | float | np.number) and not isinstance(validation, bool)
     if not is_number or not 0 < validation < 1:
-        expected = "must be a share of the clients between 0 and 1, or clients of their own"
+        expected = "must be a share of the clients between 0 and 1, or separate clients"
         raise refuse("validation", validation, expected)
     others, judges = hold_out(train, float(validation))
     if judges is None:
-        raise refuse(
-            "validation", validation, "there is one client only: give clients of their own"
-        )
+        raise refuse("validation", validation, "there is only one client: give separate clients")
     return Splits(others, judges, shown)
 
 
 def choose_metric(
     by: Any, names: Sequence[str], splits: Splits, evaluates: bool, tunes: bool
 ) -> Best | None:
-    """The metric that decides, without its split; None if `evaluate` is to tell its name.
+    """Choose the metric for tuning and the table, without its split; None if `evaluate` names it.
 
-    names: what is measured on clients: the loss, then the user's metrics.
+    names: the metrics measured on clients: the loss, then the user's.
     """
     if tunes and splits.validation is None:
         raise refuse("validation", None, "tune needs validation clients: give a share, as 0.2")
@@ -66,7 +64,9 @@ def choose_metric(
         if len(names) > 1:
             raise refuse("metrics", names[1:], "need validation or test clients to measure on")
         if not evaluates:
-            raise refuse("validation", None, "there is nothing to compare by: give validation=0.2")
+            raise refuse(
+                "validation", None, "there is no metric to compare by: give validation=0.2"
+            )
     if by is None:
         return Best(known[:2][-1]) if known else None
     best = by if isinstance(by, Best) else Best(by)
@@ -85,16 +85,16 @@ def make_evaluation(
     evaluate: Evaluate | None,
     deciding: Best | None,
 ) -> Evaluate:
-    """Build params → `valid/…` on the validation clients and `eval/…` on those that are shown.
+    """Build params → `valid/…` on the validation clients and `eval/…` on the shown clients.
 
-    What is shown are the test clients, else the validation clients, and what `evaluate` gives.
+    Shown are the test clients, otherwise the validation clients, and the metrics of `evaluate`.
     """
     measured = {"valid": splits.validation, "eval": splits.test}
     given = {split: data for split, data in measured.items() if data is not None}
     metric = _make_metric(objective, metrics)
     for data in given.values():
         _check_metrics(objective, params, metrics, data)
-    # All of a split, and kept for the next evaluation.
+    # All of a split, cached for the next evaluation.
     sizes = {split: sum(map(data.num_examples, data.ids)) for split, data in given.items()}
     evaluators = {
         split: make_evaluator(metric, data, EVALUATED, sizes[split])
@@ -113,7 +113,7 @@ def make_evaluation(
                 found |= {f"eval/{name}": value for name, value in numbers.items()}
         for name, value in ({} if own is None else own(params)).items():
             if name in found:
-                raise refuse("evaluate's answer", name, "is measured already: give another name")
+                raise refuse("evaluate's answer", name, "is already measured: give another name")
             found[name] = value
         return found
 
@@ -121,7 +121,7 @@ def make_evaluation(
 
 
 def _make_metric(objective: Objective, metrics: Mapping[str, Measure]) -> Metric:
-    """The mean loss, weighted as in training, and the means of `metrics` over examples."""
+    """Build a metric of the mean loss, weighted as in training, and the means of `metrics`."""
 
     def measure(params: Any, batch: Examples) -> Counts:
         losses = _as_numbers(objective.loss(params, batch, jax.random.key(0)))
@@ -147,7 +147,7 @@ def _check_metrics(
     metrics: Mapping[str, Measure],
     data: FederatedData,
 ) -> None:
-    """Refuse metrics that are no functions (params, batch) → one number per example."""
+    """Check that metrics are functions (params, batch) → one number per example."""
     _, theta, assemble = bind(objective, params)
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
@@ -162,7 +162,7 @@ def _check_metrics(
             inspect.signature(function).bind(params, batch)
         except TypeError:
             raise refuse(field, function, "must take (params, batch)") from None
-        except ValueError:  # what is not written in Python does not tell
+        except ValueError:  # functions not written in Python have no signature
             pass
         try:
             value = trace(

@@ -1,7 +1,7 @@
 """The methods of `fedpa compare`: runs of a task by their configurations.
 
-Rates are chosen from multiples of each method's own. The same multiples for each, of the server's
-rate, or of the client's where the method fixes the server's.
+Tuning tries the same multiples of each method's server rate, or of its client rate if the method
+fixes the server's.
 """
 
 import concurrent.futures
@@ -44,7 +44,7 @@ class TaskRun(Run):
     config: RunConfig
     """Resolved."""
     problem: Problem | None
-    """None on its way to another process, which has its own."""
+    """None while it is sent to another process, which loads its own."""
 
     @property
     def rounds(self) -> int:
@@ -83,7 +83,7 @@ class TaskRun(Run):
 
 
 def find_burn_in(config: RunConfig) -> RunConfig | None:
-    """The run that is this one's burn-in; None if it has none, or nothing after it."""
+    """The run of its burn-in; None if it has no burn-in, or nothing after it."""
     rounds = config.hyperparameters.burn_in_rounds
     method = METHODS[config.method]
     if not (method.samples and method.begins_as_fedavg and 0 < rounds < config.rounds):
@@ -92,7 +92,7 @@ def find_burn_in(config: RunConfig) -> RunConfig | None:
 
 
 def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
-    """`rounds` rounds of FedAvg with these settings."""
+    """Configure `rounds` rounds of FedAvg with these settings."""
     h = drop_others(BEGINS_AS, config.hyperparameters, among=[config.method])
     return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 
@@ -104,34 +104,34 @@ class Tuning(NamedTuple):
     """How each method's rate is chosen."""
 
     multiples: Sequence[float]
-    """What its rate is multiplied with."""
+    """Multiples of its rate."""
     rounds: int | None = None
-    """Of the runs that choose; default: as many as are compared."""
+    """Rounds of tuning runs; default: as many as are compared."""
     by: str | None = None
-    """The metric that decides; default: the task's."""
+    """The metric of the choice; default: the task's."""
 
 
 class Search(NamedTuple):
-    """What is tried to choose a method's rate."""
+    """The grid for a method's rate."""
 
     base: RunConfig
-    """What the runs have in common; not resolved, since a field may follow from the rate."""
+    """Settings of all runs; not resolved, since a field may depend on the rate."""
     grid: Mapping[str, Sequence[float]]
 
 
 def read_multiples(text: str) -> tuple[float, ...]:
-    """`0.3,1,3` as numbers."""
+    """Parse `0.3,1,3` as numbers."""
     try:
         found = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise refuse("tune", text, "must be numbers with commas, as 0.3,1,3") from None
+        raise refuse("tune", text, "must be numbers separated by commas, as 0.3,1,3") from None
     if len(found) < 2 or len(set(found)) < len(found) or not all(0 < x < 1e9 for x in found):
         raise refuse("tune", text, "must be at least two different multiples > 0, as 0.3,1,3")
     return tuple(sorted(found))
 
 
 def choose_deciding(task: str, preset: str | None, tuning: Tuning) -> Deciding:
-    """By what rates are chosen, on the task's validation clients."""
+    """Choose the metric of tuning, on the task's validation clients."""
     own = task_named(task).metric
     if tuning.by not in (None, own, "loss"):
         raise refuse("tune_by", tuning.by, suggest(tuning.by, sorted({own, "loss"})))
@@ -140,31 +140,33 @@ def choose_deciding(task: str, preset: str | None, tuning: Tuning) -> Deciding:
 
 
 def check_validation(task: str, problem: Problem) -> None:
-    """Refuse to choose on the test split."""
+    """Refuse to tune on the test split."""
     if problem.validation is None:
         takes = "validation_share" in task_named(task).takes
         hint = "give --validation-share 0.1" if takes else f"task {task} has none"
-        raise FedpaError(f"tune: there are no validation clients to choose on: {hint}")
+        raise FedpaError(f"tune: there are no validation clients: {hint}")
 
 
 def plan_search(config: RunConfig, tuning: Tuning) -> Search:
-    """Plan what is tried to choose a method's rate; refuses what can't be run.
+    """Plan the grid for a method's rate; refuses values that can't be run.
 
     Args:
         config: The method's run, not resolved.
-        tuning: What is the same for all methods.
+        tuning: Settings of tuning, the same for all methods.
     """
     own, rounds = resolve(config).hyperparameters, tuning.rounds
     free = [name for name in RATES if reads_setting(config.method, own, name, [1.2345])]
     if not free:
-        raise refuse("tune", config.method, f"method {config.method} has no rate to choose")
-    # Three digits are enough for a rate, and 0.30000000000000004 is none.
+        raise refuse("tune", config.method, f"method {config.method} has no rate to tune")
+    # Rounded to three digits, to avoid 0.30000000000000004.
     grid = {free[0]: tuple(float(f"{getattr(own, free[0]) * x:.3g}") for x in tuning.multiples)}
-    # What is chosen on validation does not see the test split, which takes a while to see.
+    # Tuning does not evaluate the test split, which would take time.
     base = replace_fields(
         config, seed=config.seed + SEED, eval_split="validation", test_at_end=False
     )
-    if rounds is not None:  # the same share of them is burn-in: a rate is chosen for sampling, too
+    if (
+        rounds is not None
+    ):  # the same share of rounds is burn-in, so that the rate also suits sampling
         share = round(own.burn_in_rounds * rounds / config.rounds)
         base = replace_fields(base, rounds=rounds, burn_in_rounds=share)
     if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
@@ -178,13 +180,13 @@ def plan_search(config: RunConfig, tuning: Tuning) -> Search:
 def make_entry(
     config: RunConfig, label: str, problem: Problem, search: Search | None = None
 ) -> Entry:
-    """A method of the comparison.
+    """Make the entry of a method.
 
     Args:
         config: Its run, not resolved, with any seed.
-        label: What tables call it.
+        label: Its name in tables.
         problem: The task.
-        search: How its rate is chosen.
+        search: The grid for its rate.
     """
 
     def make(settings: Settings, seed: int | None) -> TaskRun:
@@ -201,9 +203,9 @@ def make_entry(
 
 
 def run_side_by_side(stage: Sequence[Planned], jobs: int, tell: Callable[[Planned], None]) -> None:
-    """Carry out `jobs` at a time, in processes that load the task for themselves.
+    """Carry out `jobs` runs at a time, in processes that load the task themselves.
 
-    tell: called with each run that ended.
+    tell: called with each run that ends.
     """
     with workers(jobs) as submit:
         pending = {}

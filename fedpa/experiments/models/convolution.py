@@ -53,12 +53,12 @@ def _forward(
 def _backward(
     stride: int, padding: Padding, kept: tuple[Images, Kernel], dy: Smaller
 ) -> tuple[Images, Kernel]:
-    def transposed(form: Callable[..., Smaller]) -> Callable[..., tuple[Images, Kernel]]:
+    def transpose_form(form: Callable[..., Smaller]) -> Callable[..., tuple[Images, Kernel]]:
         form = functools.partial(form, stride=stride, padding=padding)
         return lambda x, kernel, dy: jax.vjp(form, x, kernel)[1](dy)
 
     dx, dkernel = jax.lax.platform_dependent(
-        *kept, dy, cpu=transposed(by_patches), default=transposed(by_xla)
+        *kept, dy, cpu=transpose_form(by_patches), default=transpose_form(by_xla)
     )
     return dx, dkernel
 

@@ -1,1 +1,1 @@
-"""Tables, curves and progress: what people look at."""
+"""Tables, figures, report pages and progress displays."""

@@ -1,15 +1,15 @@
-"""Intervals over seeds: the bootstrap, widened for how few seeds there are.
+"""Intervals over seeds: the bootstrap, corrected for few seeds.
 
-The percentile bootstrap takes the seeds at hand for all there are, so its intervals are too narrow
-where they are few: for normal numbers 95 % by name cover 50 % of the time for 2 seeds, 75 % for 3,
-83 % for 5, 90 % for 10. Two known errors make most of that, and are taken back: resampled values
-spread by the variance over n, not over n − 1, a factor √(n / (n − 1)); and the spread itself is
-only estimated, the ratio of Student's quantile with n − 1 degrees of freedom to the normal one.
+The percentile bootstrap is too narrow for few seeds: for normal data its 95 % intervals cover 50 %
+of the time for 2 seeds, 75 % for 3, 83 % for 5, 90 % for 10. Two known errors cause most of that,
+and are corrected: resampled values have the variance divided by n, not by n − 1, a factor
+√(n / (n − 1)); and the spread is only estimated, a factor of Student's quantile with n − 1 degrees
+of freedom over the normal one.
 
-Tables print ±, so the interval is symmetric: it reaches as far to both sides as the longer tail
-does. Normal numbers are then covered 93 % of the time for 2 seeds, 95 to 96 % for more; skewed
-ones (exponential) 88 to 91 %, for which no small sample has a remedy. Two seeds make an interval
-about nine times as wide as they are apart: it says that two seeds hardly say anything.
+Tables print ±, so the interval is symmetric, with the longer tail on both sides. Then it covers
+93 % of the time for 2 seeds of normal data and 95 to 96 % for more; 88 to 91 % for skewed data
+(exponential), which no small sample can correct. The interval of two seeds is about nine times as
+wide as their distance.
 """
 
 import math
@@ -29,14 +29,14 @@ class Interval(NamedTuple):
 
     @property
     def half(self) -> float:
-        """Half its width: what tables put behind a ±."""
+        """Half its width: the number after ± in tables."""
         return (self.high - self.low) / 2
 
 
 def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """The interval of the mean over seeds, symmetric; None of one seed, which says nothing.
+    """Compute the symmetric interval of the mean over seeds; None for one seed.
 
-    The same values give the same interval: the resampling has a seed of its own.
+    The same values give the same interval: the resampling has a fixed seed.
     """
     if len(values) < 2:
         return None
@@ -45,16 +45,16 @@ def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval 
 
 
 def band_of_mean(values: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
-    """The low and high ends of the intervals of the means over axis 0, one per column.
+    """Compute the low and high ends of the intervals of means over axis 0, one per column.
 
-    One seed has no interval: NaN, which figures leave out.
+    For one seed they are NaN, which figures leave out.
     """
     n = len(values)
     mean = np.mean(values, axis=0)
     if n < 2:
         return np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
-    # How often each seed is drawn: the means of all resamples are then one product.
+    # Counts of each seed in each resample, so that all means are one product.
     counts = (drawn[:, :, None] == np.arange(n)).sum(axis=1)
     tail = (1 - level) / 2
     means = np.tensordot(counts / n, values - mean, axes=1)

@@ -1,8 +1,8 @@
-"""Methods compared on one task: read from their runs once; tables, curves and pages show it.
+"""The numbers of a comparison on one task, from its runs, for tables, curves and pages.
 
-As in the paper's table 3, a method's row has means over seeds. A mean over seeds is of the same
-rounds of every seed, and a difference between methods of the same rounds of both: runs that were
-cut, or ended early, are compared as far as all of them have come.
+As in the paper's table 3, a method's row has means over seeds. A mean uses the same rounds of every
+seed, and a difference the same rounds of both methods: runs that were interrupted or ended early
+are compared at the rounds that all of them have.
 """
 
 import warnings
@@ -34,12 +34,12 @@ from fedpa.experiments.tasks.task import tasks
 from fedpa.metrics.metric import lower_is_better
 
 COHORTS = ("clients_per_round", "task_options")
-"""Settings, or tables of them, that with the seed decide which clients take part in a round and
-what is evaluated; where the data lies does not, what it is does."""
+"""Settings, or tables of them, that with the seed determine cohorts and evaluation. The content of
+the data does, its location does not."""
 
 
 class Difference(NamedTuple):
-    """From the reference, seed by seed: the same cohorts and the same rounds on both sides."""
+    """Difference from the reference, paired by seed, at the same rounds."""
 
     mean: float
     interval: Interval | None
@@ -51,59 +51,59 @@ class Row(NamedTuple):
     method: str
     seeds: int
     round: int
-    """The last that all seeds have and, if any is evaluated, evaluated; what follows is up to it,
-    but for `test` and `rounds_to`."""
+    """The last round that all seeds have and, if any is evaluated, evaluated. The fields below
+    refer to it, except `test` and `rounds_to`."""
     final: float
     """Mean over seeds."""
     interval: Interval | None
-    """Of that mean; None for one seed."""
+    """Interval of that mean; None for one seed."""
     difference: Difference | str | None
-    """Or why there is none; None for the reference itself, and without one."""
+    """Or the reason why it is missing; None for the reference itself, and without one."""
     test: float
-    """Of each run's last round, on the whole test split; mean over seeds."""
+    """Value on the whole test split after each run's last round; mean over seeds."""
     ends: tuple[int, int]
-    """The least and the greatest of those rounds."""
+    """The smallest and the largest of those rounds."""
     rounds_to: Mapping[float, Sequence[int | None]]
-    """target → one number per seed; None where it was not reached."""
+    """target → one number per seed; None if it was not reached."""
     seconds: float
     """Mean over seeds."""
     bytes_up: float
     bytes_down: float
-    """Of all clients, mean over seeds."""
+    """Bytes of all clients, mean over seeds."""
 
 
 class Contrast(NamedTuple):
-    """A method beside its control."""
+    """A method and its control."""
 
     method: str
     control: str
     difference: Difference | str
-    """From the control, or why there is none."""
+    """Difference from the control, or the reason why it is missing."""
     isolates: str
-    """What a difference is an effect of."""
+    """The cause that a difference shows."""
 
 
 class Comparison(NamedTuple):
-    """The methods of one task, in numbers."""
+    """The numbers of the methods of one task."""
 
     task: str
     groups: Sequence[Group]
     scale: Scale
     reference: str | None
-    """The label of the method that differences are from."""
+    """The label of the method that differences refer to."""
     rows: Sequence[Row]
     """One for each group."""
     curves: Panel
     diagnostics: Sequence[Panel]
     clients: Sequence[Panel]
     unequal_burn_in: str | None = None
-    """In which rounds the methods begin to sample, if not in the same."""
+    """A warning if methods start sampling in different rounds."""
     contrasts: Sequence[Contrast] = ()
-    """The methods whose controls take part."""
+    """Methods with their controls, if these are compared, too."""
 
     @property
     def rounds(self) -> int:
-        """The most rounds that a run is to have, or has."""
+        """The largest number of rounds, planned or done."""
         runs = [run for group in self.groups for run in group.runs]
         return max(max(run.rounds, len(run.history)) for run in runs)
 
@@ -118,13 +118,13 @@ class Comparison(NamedTuple):
 def compare_groups(
     groups: Sequence[Group], reference: str | None = None, scale: Scale | None = None
 ) -> list[Comparison]:
-    """Compare the methods of each task, in the order they came.
+    """Compare the methods of each task, in the given order.
 
     Args:
         groups: The runs by method.
-        reference: The name or label of the method that differences are from; default: FedAvg, else
-            the first.
-        scale: How the numbers are reported; default: as the task has it.
+        reference: The name or label of the method that differences refer to; default: FedAvg,
+            otherwise the first.
+        scale: How the numbers are reported; default: the task's.
     """
     by_task = {
         task: [group for group in groups if group.task == task]
@@ -135,9 +135,9 @@ def compare_groups(
         if not any(counts) or max(counts) > 1:
             labels = list(dict.fromkeys(group.label for group in groups))
             if any(counts):
-                expected = f"stands for several; choose from {', '.join(labels)}"
+                expected = f"matches several methods; choose from {', '.join(labels)}"
             else:
-                expected = f"does not take part; {suggest(reference, labels)}"
+                expected = f"is not compared; {suggest(reference, labels)}"
             raise refuse("reference", reference, expected)
     return [_compare(own, reference, scale or choose_scale(own)) for own in by_task.values()]
 
@@ -147,7 +147,7 @@ def _compare(groups: Sequence[Group], reference: str | None, scale: Scale) -> Co
     if unequal is not None:
         warnings.warn(unequal, stacklevel=3)
     chosen = None
-    if len(groups) > 1:  # one method alone is compared with none
+    if len(groups) > 1:  # a single method has no reference
         named = _find_groups(groups, reference or "fedavg")
         chosen = named[0] if named else groups[0] if reference is None else None
     return Comparison(
@@ -177,7 +177,7 @@ def _contrast(groups: Sequence[Group], scale: Scale) -> list[Contrast]:
 
 
 def _find_groups(groups: Sequence[Group], wanted: str) -> list[Group]:
-    """Find by label first: no two are the same, methods of other settings have one name."""
+    """Find by label, then by name: labels are unique, names are not."""
     by_label = [group for group in groups if group.label == wanted]
     methods = [str(group.runs[0].settings.get("method")) for group in groups]
     return by_label or [
@@ -186,7 +186,7 @@ def _find_groups(groups: Sequence[Group], wanted: str) -> list[Group]:
 
 
 def choose_scale(groups: Sequence[Group]) -> Scale:
-    """Choose the task's metric, targets and number of last rounds; for one's own model, guess."""
+    """Choose the task's metric, targets and number of last rounds; guess them without a task."""
     task = tasks().get(groups[0].task)
     runs = [run for group in groups for run in group.runs]
     if task is None:
@@ -236,7 +236,7 @@ def _read_curves(group: Group, scale: Scale) -> list[Curve]:
 
 
 def _subtract(group: Group, reference: Group, scale: Scale) -> Difference | str:
-    """Take the difference from the reference, or say why there is none."""
+    """Compute the difference from the reference, or return the reason why there is none."""
     ours, theirs = _list_cohort_settings(group), _list_cohort_settings(reference)
     differ = [
         name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)
@@ -265,7 +265,7 @@ def _list_cohort_settings(group: Group) -> dict[str, str]:
 
 
 def _describe_unequal_burn_in(groups: Sequence[Group]) -> str | None:
-    """Say which methods begin to sample in which round, if not all that sample in the same."""
+    """Warn if methods start sampling in different rounds."""
     starts: dict[int, dict[str, None]] = {}
     for group in groups:
         for history in group.histories:
@@ -279,6 +279,6 @@ def _describe_unequal_burn_in(groups: Sequence[Group]) -> str | None:
         more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
         parts.append(f"round {t}: {', '.join(list(labels)[:3])}{more}")
     return (
-        f"the runs begin to sample in different rounds ({'; '.join(parts)}): their differences are "
-        "of burn-in, too. Give all of them one burn_in_rounds"
+        f"the runs start sampling in different rounds ({'; '.join(parts)}), so their differences "
+        "also depend on burn-in. Give all of them the same burn_in_rounds"
     )

@@ -1,4 +1,4 @@
-"""What a comparison's numbers say, in sentences: computed from them, each with its numbers."""
+"""Conclusions of a comparison: sentences computed from its numbers."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from fedpa.experiments.report.comparison import Comparison, Difference
 from fedpa.experiments.report.runs import Group
 
 ONE_PATH = 1.5
-"""Effective sample sizes below it are those of one sample."""
+"""Effective sample sizes below it count as one sample."""
 SAME_DIRECTION = 0.99
-"""Cosines above it, 8°, are of steps in the same direction."""
+"""Cosines above it, 8°, count as the same direction."""
 
 
 def conclude(comparison: Comparison) -> list[str]:
-    """Say which methods differ from the reference by more than their interval, and which do not.
+    """State which methods differ from the reference by more than their interval, and which do not.
 
     Args:
         comparison: The methods of one task.
     Returns:
-        One sentence about the reference, one for each method beside its control.
+        One sentence about the reference, and one for each method and its control.
     """
     sentences = []
     paired = [
@@ -51,10 +51,10 @@ def conclude(comparison: Comparison) -> list[str]:
         verdict, number = judge(contrast.difference, comparison.scale.lower), contrast.difference
         pair = f"{contrast.method} {{}} its control {contrast.control} ({_format(number)})"
         if verdict == "unknown":
-            text = f"Whether {pair.format('differs from')} can't be said from one seed."
+            text = f"Whether {pair.format('differs from')} cannot be decided from one seed."
         elif verdict == "same":
-            text = pair.format("does not differ beyond the interval from")
-            text += f": no effect of {contrast.isolates} is seen."
+            text = pair.format("does not differ by more than the interval from")
+            text += f": no effect of {contrast.isolates} is visible."
         else:
             text = f"{pair.format(f'is {verdict} than')}: an effect of {contrast.isolates}."
         sentences.append(text)
@@ -64,8 +64,8 @@ def conclude(comparison: Comparison) -> list[str]:
 _VERDICTS = {
     "better": "better with",
     "worse": "worse with",
-    "same": "not different beyond the interval with",
-    "unknown": "not known to differ (one seed) with",
+    "same": "within the interval with",
+    "unknown": "undecided (one seed) with",
 }
 
 
@@ -93,7 +93,7 @@ def _format(difference: Difference) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Join words as a sentence does: a, b and c."""
+    """Join words: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -111,12 +111,12 @@ def explain_controls(groups: Sequence[Group]) -> list[str]:
 
 
 def interpret_diagnostics(groups: Sequence[Group]) -> list[str]:
-    """Say what the samples' diagnostics mean, for each method that samples.
+    """Interpret the samples' diagnostics, for each method that samples.
 
     Args:
         groups: The runs by method.
     Returns:
-        A sentence per method and number; none for what was not recorded.
+        A sentence per method and number; none for numbers that were not recorded.
     """
     texts = []
     for group in groups:

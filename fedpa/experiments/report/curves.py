@@ -1,11 +1,11 @@
-"""Curves: a run's numbers by round, and the panels that a report draws of them.
+"""Curves: a run's numbers by round, and the panels of a report.
 
 As in the paper, "final" is the mean of the evaluations in the last rounds, and "rounds to x" the
-first round at which the 10-round running average reaches x. Before round 10 the average is of the
+first round at which the 10-round running average reaches x. Before round 10 the average is over the
 rounds so far.
 
-A panel's line is the mean over seeds at the rounds that all of them have; a band reaches from the
-lowest seed to the highest there. Where some seeds have gone further, each continues as a thin line.
+A panel's line is the mean over seeds at the rounds that all of them have, and a band spans the
+lowest to the highest seed. Further rounds of single seeds are thin lines.
 """
 
 import functools
@@ -27,30 +27,38 @@ DIAGNOSTICS = {
     "correction_norm": (
         "Norm of the correction",
         "‖correction‖",
-        "How far the posterior moves a delta from FedAvg's of the same chain.",
+        "Distance between a delta and FedAvg's from the same chain.",
     ),
     "correction_cosine": (
         "Direction of the correction",
         "cosine",
-        "Between a delta and FedAvg's of the same chain.",
+        "Cosine between a delta and FedAvg's from the same chain.",
     ),
     "ess": (
         "Effective sample size",
         "samples",
-        "Independent samples that a client's are worth; 0 in burn-in.",
+        "Number of independent samples with the same information; 0 in burn-in.",
     ),
     "precision_ratio": (
         "Gain of the precision",
         "‖D‖/‖Δ̄‖",
-        "What is left of the mean delta's length.",
+        "Length of D relative to the mean delta.",
     ),
-    "precision_cosine": ("Direction of the precision", "cosine", "Between D and the mean delta."),
+    "precision_cosine": (
+        "Direction of the precision",
+        "cosine",
+        "Cosine between D and the mean delta.",
+    ),
     "precision_steepest": (
         "Steepest direction",
         "eigenvalue",
-        "The largest of any layer's precision; the mean is 1.",
+        "Largest eigenvalue of any layer's precision; their mean is 1.",
     ),
-    "rejected": ("Rejected clients", "clients so far", "Whose results were not finite."),
+    "rejected": (
+        "Rejected clients",
+        "clients so far",
+        "Clients that failed or whose results were not finite.",
+    ),
 }
 """train/… → title, axis and note, in the order of the charts."""
 NO_DIAGNOSTICS = ("loss", "empty", "skipped", "rejected_clients")
@@ -61,7 +69,7 @@ class Curve(NamedTuple):
     values: np.ndarray
 
     def select(self, points: Any) -> "Curve":
-        """Select points by a mask, a slice or places."""
+        """Select points by a mask, a slice or indices."""
         return Curve(self.rounds[points], self.values[points])
 
 
@@ -71,9 +79,9 @@ class Series(NamedTuple):
     method: str
     line: Curve
     band: tuple[Curve, Curve] | None = None
-    """Low and high; None where there is none, as with one seed."""
+    """Low and high; None without a band, as with one seed."""
     rest: Sequence[tuple[str, Curve]] = ()
-    """Seeds that went on after the last round they all have."""
+    """Seeds with rounds after the last round that all have."""
     marks: Sequence[tuple[str, Curve]] = ()
     """Evaluations, by seed."""
 
@@ -86,7 +94,7 @@ class Panel(NamedTuple):
     series: Sequence[Series]
     targets: tuple[float, ...] = ()
     switches: tuple[int, ...] = ()
-    """Rounds in which sampling begins."""
+    """Rounds in which sampling starts."""
 
 
 class Scale(NamedTuple):
@@ -101,7 +109,7 @@ class Scale(NamedTuple):
 
 
 def read_curve(history: Records, key: str) -> Curve:
-    """Read the rounds that have a value of `key`, and the values; what is no number is NaN."""
+    """Read the rounds that have a value of `key`, and the values; NaN if one is not a number."""
     points = [(record["round"], record[key]) for record in history if key in record]
     rounds, values = zip(*points, strict=True) if points else ((), ())
     return Curve(np.array(rounds, int), np.array(values, float))
@@ -156,9 +164,9 @@ def find_first_sampling(history: Records) -> int | None:
 
 
 def find_split(groups: Sequence[Group], metric: str) -> str:
-    """Find whose examples the curves are of: `validation` or `test`.
+    """Find the split of the curves: `validation` or `test`.
 
-    Empty where it is not known, as for metrics of a user's own function.
+    Empty if it is not known, as for metrics of a user's function.
     """
     history = next((history for group in groups for history in group.histories if history), ())
     evaluated = [record for record in history if f"eval/{metric}" in record]
@@ -169,7 +177,7 @@ def find_split(groups: Sequence[Group], metric: str) -> str:
 
 
 def has_test(groups: Sequence[Group], metric: str) -> bool:
-    """Whether there is a test split: tasks have one, a model of one's own may."""
+    """Whether there is a test split: tasks have one, runs of `fedpa.fit` may."""
     histories = [history for group in groups for history in group.histories]
     ends = any(f"test/{metric}" in history[-1] for history in histories if history)
     return ends or groups[0].task != OWN
@@ -188,14 +196,14 @@ def make_learning_curves(groups: Sequence[Group], scale: Scale) -> Panel:
     if not any(_has_points(own) for own in series):
         note += " No run has been evaluated yet, so there is no line."
     starts = {find_first_sampling(history) for group in groups for history in group.histories}
-    # What samples from the first round on has no burn-in to switch from.
+    # A method that samples from the first round on has no burn-in.
     switches = tuple(sorted(t for t in starts if t is not None and t > 1))
     y = f"{find_split(groups, scale.metric)} {scale.metric}".strip()
     return Panel("curves", groups[0].task, y, note, series, scale.targets, switches)
 
 
 def make_diagnostics(groups: Sequence[Group]) -> list[Panel]:
-    """Make panels of the rounds' `train/…` numbers, in a known order, and what samplers add.
+    """Make panels of the rounds' `train/…` numbers: known ones first, then those of samplers.
 
     Rejected clients have a panel only if there are any.
     """
@@ -235,7 +243,7 @@ def make_client_panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def find_spread_metrics(groups: Sequence[Group], split: str) -> list[str]:
-    """Find the metrics of a split that there are percentiles over clients of."""
+    """Find the metrics of a split that have percentiles over clients."""
     end = f"_p{PERCENTILES[0]}"
     return list(
         dict.fromkeys(
@@ -250,10 +258,10 @@ def find_spread_metrics(groups: Sequence[Group], split: str) -> list[str]:
 
 
 def _make_series(groups: Sequence[Group], key: str) -> list[Series]:
-    """Make a series of each method, which may be empty; rejected clients are added up."""
+    """Make a series of each method, which may be empty; rejected clients are accumulated."""
     series = []
     for group in groups:
-        # Rounds whose number is none, as when no client counted, are left out.
+        # Rounds without a number, as when no client counted, are left out.
         curves = [(s, c.select(np.isfinite(c.values))) for s, c in _read_curves(group, key)]
         if key == "train/rejected":
             curves = [(s, Curve(c.rounds, np.cumsum(c.values))) for s, c in curves]
@@ -270,7 +278,7 @@ def _has_points(series: Series) -> bool:
 
 
 def _average_seeds(method: str, seeds: Sequence[tuple[str, Curve]]) -> Series:
-    """Average over seeds: one that has nothing yet leaves no mean, and the others thin lines."""
+    """Average over seeds; if a seed has no round yet, there is no mean, only thin lines."""
     rounds, values = align_curves([curve for _, curve in seeds])
     band = None
     if len(seeds) > 1 and len(rounds):

@@ -1,6 +1,6 @@
-"""Figures as PNG and PDF: the panels of a comparison, the picture of a partition.
+"""Figures as PNG and PDF: the panels of a comparison, the figure of a partition.
 
-Methods look as `looks` says; the same numbers give the same file.
+`looks` assigns colours and markers; the same numbers give the same file.
 """
 
 import io
@@ -24,23 +24,23 @@ MARKS = 8
 """Markers along a line."""
 KINDS: tuple[Literal["png", "pdf"], ...] = ("png", "pdf")
 FIGURES = tuple(f"{name}.{kind}" for name in ("curves", "diagnostics", "clients") for kind in KINDS)
-"""The files there may be; without numbers for it a figure is left out."""
+"""Possible files; a figure without numbers is left out."""
 NAMED = 30
-"""In a partition's picture, up to this many clients or labels each has its name beside it."""
+"""In a partition's figure, up to this many clients or labels are named."""
 NUMBERED = 16
-"""Up to this many clients and labels every cell has its number in it."""
+"""Up to this many clients and labels every cell shows its number."""
 SHADES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#9ecbe6", "#0072B2", "#001d33"])
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure, in inches, that lays itself out."""
+    """Make an empty figure, in inches, with automatic layout."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def tidy(axes: Axes, title: str, x: str, y: str) -> None:
-    """Set title and labels with their units, and no frame above and to the right."""
+    """Set title and labels with units, and remove the frame above and to the right."""
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -69,7 +69,7 @@ def draw_curves(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def draw_figures(comparisons: Sequence[Comparison]) -> dict[str, bytes]:
-    """Draw all that there is of comparisons: file name → content."""
+    """Draw all figures of comparisons: file name → content."""
     figures = {"curves": draw_curves(comparisons)}
     for name, height in (("diagnostics", 2.6), ("clients", 4.3)):
         panels = [
@@ -89,9 +89,9 @@ def draw_figures(comparisons: Sequence[Comparison]) -> dict[str, bytes]:
 def _draw_panels(
     panels: Sequence[Panel], comparisons: Sequence[Comparison], height: float, columns: int
 ) -> Figure:
-    """Draw panels side by side, each of this height in inches, and one legend below them.
+    """Draw panels next to each other, each of this height in inches, and one legend below them.
 
-    Outside: curves fill a panel from corner to corner.
+    The legend is outside, because curves fill the panels.
     """
     looks = assign_looks([group for part in comparisons for group in part.groups])
     methods = list(looks)
@@ -121,7 +121,7 @@ def _draw_panels(
 
 
 def _draw_surroundings(axes: Axes, panel: Panel) -> None:
-    """Draw all of a panel but its series."""
+    """Draw a panel without its series."""
     for target in panel.targets:
         axes.axhline(target, color="0.85", linewidth=0.8, zorder=0)
     for switch in panel.switches:
@@ -150,7 +150,7 @@ def _draw_series(axes: Axes, series: Series, look: Look) -> Any:
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
     for _, rest in series.rest:
         axes.plot(*rest, color=colour, linewidth=0.6)
-    # Of two methods that lie on one another the markers are side by side.
+    # Markers are shifted, so that those of overlapping lines stay visible.
     every = max(len(series.line.rounds) // MARKS, 1)
     (line,) = axes.plot(
         *series.line,
@@ -171,14 +171,14 @@ def draw_partition(
 ) -> Figure:
     """Draw the clients' sizes, and below them the share each label has of a client's examples.
 
-    Clients stand in the order of the label they have most of, so that skew shows as a diagonal.
+    Clients are sorted by their most frequent label, so that skew shows as a diagonal.
 
     Args:
         counts: Examples, [clients, labels].
         clients: Their names.
-        labels: Their names; None where there are none: then sizes only.
-        title: The figure's.
-        groups: Each label's group, those of a group side by side: then groups are named instead.
+        labels: Their names; None without labels: only sizes are drawn.
+        title: The figure's title.
+        groups: Each label's group, with equal groups next to each other; groups are named instead.
     """
     sizes = counts.sum(axis=1)
     shares = counts / np.maximum(sizes, 1)[:, None]
@@ -187,11 +187,11 @@ def draw_partition(
         order, by, heights = np.argsort(-sizes, kind="stable"), "by size", [3.0]
     else:
         order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
-        by = "by the label they have most of"
+        by = "sorted by most frequent label"
         heights = [5.2 if len(labels) > NAMED else 0.9 + max(1.2, 0.28 * len(labels))]
         if spread > 1:
             heights.insert(0, 1.0)
-        else:  # nothing to see: a word says it
+        else:  # no variation: stated in words
             title += f", {'about ' if spread else ''}{sizes.max():,} examples each"
     width = 8.0 if len(clients) > NAMED else max(4.5, 2.0 + 0.42 * len(clients))
     figure = new_figure(width, sum(heights))
@@ -217,7 +217,7 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray) -> None:
 
 
 def _draw_shares(figure: Figure, axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
-    """Draw shades that go by the root of the share, so that small ones are told from none."""
+    """Draw shades by the square root of the share, so that small shares differ from none."""
     image = axes.imshow(
         shares,
         aspect="auto",

@@ -1,7 +1,7 @@
-"""Runs and long work on files as a person watches them: live on a terminal, plain lines elsewhere.
+"""Progress of runs and of work on files: live on a terminal, plain lines elsewhere.
 
-A `RunView` is told of every round; what is on display is a function of what it has seen. The live
-view ends as one line, so that several runs in a row read as a table.
+A `RunView` receives every round; the display is a function of the rounds so far. The live view ends
+as one line, so that several runs look like a table.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from fedpa.metrics.streaming import PERCENTILES
 from fedpa.training.callbacks import Callback, Event
 
 LINES = 10
-"""About how many plain lines are printed where there is no terminal."""
+"""About how many plain lines are printed without a terminal."""
 RECENT = 20
-"""Time left is estimated from this many rounds: more than lie between two evaluations."""
+"""Rounds from which the time left is estimated: more than between two evaluations."""
 LONGEST_BAR, SHORTEST_BAR = 30, 6
 LAST_BAR = 12
-"""A bar that no longer moves leaves the line to its numbers."""
+"""Length of a finished run's bar, which leaves room for its numbers."""
 GAP = "  "
 IN_BYTES = ("downloading", "unpacking")
-"""First words of what is done that tell bytes; all else tells how many."""
+"""First words of work that is measured in bytes; all other work is counted."""
 DISTRIBUTION = tuple(f"_p{p}" for p in PERCENTILES)
 """Ends of metrics that are not shown: the distribution over clients is in the files."""
 
@@ -54,16 +54,16 @@ def watch_run(
     quiet: bool = False,
     lines: int = LINES,
 ) -> Iterator[Callback]:
-    """Make a callback that shows where a run of `rounds` rounds stands.
+    """Make a callback that shows the progress of a run of `rounds` rounds.
 
     Args:
-        console: Where to show it; times are of this process, by its clock, which is monotonic.
+        console: Where to show it; times are from its monotonic clock.
         label: The run's name.
-        rounds: How many it is to have.
-        metric: The name of the metric, higher being better, whose best value is shown.
-        past: The records of the rounds that were done before, if the run is resumed.
+        rounds: Its number of rounds.
+        metric: The metric whose best value is shown; higher is better.
+        past: The records of earlier rounds, if the run is resumed.
         quiet: Show nothing.
-        lines: About how many lines are printed where there is no terminal.
+        lines: About how many lines are printed without a terminal.
     """
     if quiet:
         yield lambda event: None
@@ -72,7 +72,7 @@ def watch_run(
     view = RunView(console, label, rounds, metric, len(past), now, now)
     for record in past:
         view.take(record["round"], record)
-    # A dumb terminal can't redraw a line: there, too, lines are printed.
+    # A dumb terminal can't redraw a line, so lines are printed.
     is_live = console.is_terminal and console.is_interactive
     with _show_live(view) if is_live else _print_lines(view, lines) as callback:
         yield callback
@@ -80,7 +80,7 @@ def watch_run(
 
 @dataclasses.dataclass
 class RunView:
-    """What the rounds so far have shown, and how it looks."""
+    """The state of the progress display, and how it is drawn."""
 
     console: Console
     label: str
@@ -89,25 +89,25 @@ class RunView:
     resumed_at: int
     started: float
     since: float
-    """When the present round began."""
+    """Start time of the current round."""
     round: int = 0
     phase: str = ""
     latest: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Not every round is evaluated: what the last evaluation gave stays in sight."""
+    """The last evaluation, which stays visible until the next."""
     best: tuple[float, int] | None = None
     """The highest value of the metric, and its round."""
     cohort: Sequence[str] = ()
     rejected: int = 0
     rejected_in_all: int = 0
     rejected_names: Sequence[str] = ()
-    """Of the latest round that rejected any."""
+    """Names from the latest round that rejected clients."""
     timed_phase: str | None = None
     seconds: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=RECENT))
-    """Of recent rounds of that phase."""
+    """Seconds of recent rounds of that phase."""
     is_over: bool = False
 
     def take(self, t: int, record: Mapping[str, Any]) -> None:
-        """Take a round's record."""
+        """Add a round's record."""
         self.round, self.phase = t, record["phase"]
         for key, value in record.items():
             if key.startswith("eval/") and not key.endswith(DISTRIBUTION):
@@ -120,10 +120,10 @@ class RunView:
         self.rejected_names = record.get("train/rejected_clients") or self.rejected_names
 
     def update(self, event: Event) -> None:
-        """Take one more round, and its time.
+        """Count a round and its time.
 
-        Rounds of burn-in and of sampling cost differently, and the first of each compiles: it tells
-        nothing about the others.
+        Rounds of burn-in and of sampling take different times. The first of each is not used,
+        since it includes compilation.
         """
         self.take(event.round, event.record)
         self.cohort = event.cohort
@@ -135,22 +135,22 @@ class RunView:
         self.since, self.timed_phase = now, phase
 
     def _format_left(self, now: float) -> str:
-        """Estimate how long the other rounds take, the present one among them; empty if unknown."""
+        """Estimate the time of the remaining rounds and the current one; empty if unknown."""
         rounds = self.rounds - self.round
         if not self.seconds or rounds < 1:
             return ""
         each = sum(self.seconds) / len(self.seconds)
-        # A round that takes longer than expected makes those after it no shorter.
+        # A round that takes longer than expected does not shorten later ones.
         left = max(each - (now - self.since), 0.0) + (rounds - 1) * each
         return f"{_format_seconds(left)} left"
 
     def _list_metrics(self) -> list[str]:
-        # What has no room is left out at the end, so the metric that matters is the first.
+        # Metrics without room are left out at the end, so the main metric comes first.
         names = sorted(self.latest, key=lambda name: name != self.metric)
         return [f"{name} {_format_value(self.latest[name])}" for name in names]
 
     def format_line(self) -> str:
-        """Format where the run stands, as a log has it."""
+        """Format the progress as a log line."""
         parts = [self.label, f"round {self.round}/{self.rounds}", self.phase, *self._list_metrics()]
         if self.best is not None:
             parts.append(f"best {_format_value(self.best[0])} (round {self.best[1]})")
@@ -160,7 +160,7 @@ class RunView:
         return GAP.join([*parts, left] if left else parts)
 
     def draw(self) -> RenderableType:
-        """Draw where the run stands: a few lines, none of which wraps."""
+        """Draw the progress: a few lines, without wrapping."""
         if self.is_over:
             return self._draw_end()
         now = self.console.get_time()
@@ -169,15 +169,14 @@ class RunView:
             expected = "finishing"  # the whole test split may take a while
         elif self.round == self.resumed_at:
             expected = "compiling"
-        # Each as wide as it will ever be, so that the bar keeps its length.
+        # Fixed widths, so that the bar keeps its length.
         words = [
             Text(f"round {self.round:>{len(str(self.rounds))}}/{self.rounds}"),
             Text(f"{self.phase:<8}", "cyan"),
             Text(_format_seconds(now - self.started)),
             Text(f"{expected:<12}"),
         ]
-        # The terminal writes ^C behind the view: with no room for it there, it would go on to a
-        # line that the view doesn't know of.
+        # The terminal writes ^C after the view; without room for it, the view would lose a line.
         width = max(self.console.width - len("^C"), 1)
         lines = [self._draw_bar(words, width, LONGEST_BAR)]
         room = width - len(GAP + "rejected" + GAP)
@@ -203,7 +202,7 @@ class RunView:
         return Constrain(Group(*lines), width)
 
     def _draw_end(self) -> RenderableType:
-        """Draw where the run ended; nothing if it never began, so that an error stands alone."""
+        """Draw the final line; nothing if the run never started: then only the error is shown."""
         if not self.round:
             return Group()
         digits = len(str(self.rounds))
@@ -212,7 +211,7 @@ class RunView:
         numbers = self._list_metrics()
         if self.rejected_in_all:
             numbers.insert(1, f"rejected {self.rejected_in_all:,}")
-        if self.best is not None:  # next to the metric that it is of, the first
+        if self.best is not None:  # next to its metric, the first
             best, t = self.best
             numbers.insert(1, f"best {_format_value(best)} at {t:<{digits}}")
         room = self.console.width - self._measure(words) - SHORTEST_BAR - 2 * len(GAP)
@@ -220,7 +219,7 @@ class RunView:
         return self._draw_bar(words, self.console.width, LAST_BAR)
 
     def _draw_bar(self, words: Sequence[Text], width: int, longest: int) -> RenderableType:
-        """Draw label, bar, words: with little room a shorter bar, then none, then fewer words."""
+        """Draw label, bar and text: with little room a shorter bar, then no bar, then less text."""
         fit = [word for n, word in enumerate(words, 1) if self._measure(words[:n]) <= width]
         length = min(width - self._measure(fit) - len(GAP), longest)
         cells: list[RenderableType] = [Text(self.label, "bold"), *fit]
@@ -256,7 +255,7 @@ def _print_lines(view: RunView, lines: int) -> Iterator[Callback]:
     try:
         yield callback
     finally:
-        if printed != view.round:  # it ended early: how far it came is the last line
+        if printed != view.round:  # it ended early: the last line shows the progress
             print_line()
 
 
@@ -265,7 +264,7 @@ def _show_live(view: RunView) -> Iterator[Callback]:
     live = Live(
         get_renderable=view.draw,
         console=view.console,
-        # Warnings go above the view; `2> file` still gets what it asks for.
+        # Warnings go above the view; `2> file` still receives them.
         redirect_stderr=sys.stderr.isatty(),
         vertical_overflow="crop",
     )
@@ -277,7 +276,7 @@ def _show_live(view: RunView) -> Iterator[Callback]:
 
 
 def join_fitting(pieces: Sequence[str], room: int, between: str, more: str | None = "…") -> str:
-    """Join as many whole pieces as there is room for, at least one; `more` stands for the rest."""
+    """Join as many whole pieces as fit, at least one; `more` replaces the rest."""
     kept: list[str] = []
     for piece in pieces:
         if kept and cell_len(between.join([*kept, piece])) > room:
@@ -291,7 +290,7 @@ def join_fitting(pieces: Sequence[str], room: int, between: str, more: str | Non
 
 
 def _format_value(value: float) -> str:
-    """Format a metric, of the same width from round to round where that can be."""
+    """Format a metric, with the same width in all rounds if possible."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 100 else f"{value:.4g}"
 
 
@@ -302,7 +301,7 @@ def _format_seconds(seconds: float) -> str:
 
 @contextlib.contextmanager
 def show_file_progress(console: Console) -> Iterator[None]:
-    """Show the progress of work on files that is done inside."""
+    """Show the progress of work on files inside the block."""
     if not console.is_terminal:
         with show_progress(lambda what: _print_progress(console, what)):
             yield
@@ -313,7 +312,7 @@ def show_file_progress(console: Console) -> Iterator[None]:
         TextColumn("{task.fields[amount]}"),
         TimeRemainingColumn(),
     )
-    # Gone when it is done: what came of it is for the command to say.
+    # Removed at the end: the command prints the result.
     bars = Progress(*columns, console=console, transient=True)
     with bars, show_progress(lambda what: _show_bar(bars, what)):
         yield
@@ -351,5 +350,5 @@ def _print_progress(console: Console, what: str) -> Iterator[Tell]:
 
 
 def _format_amount(what: str, number: int) -> str:
-    """Format bytes in the unit a person would use, or a number with thousands apart."""
+    """Format bytes with a unit, or a number with thousands separators."""
     return filesize.decimal(number) if what.split(" ")[0] in IN_BYTES else f"{number:,}"

@@ -1,4 +1,4 @@
-"""How methods look: one colour, dash and marker each, by name, in every figure, page and table.
+"""One colour, dash and marker per method, in every figure, page and table.
 
 Okabe and Ito's palette, whose colours differ for the colour-blind, too. Where colours repeat,
 dashes and markers differ: no two of 49 look alike.
@@ -24,7 +24,7 @@ SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross
 GLYPHS = "●■▲◆▼✚✖"
 """The same as text."""
 FIRST = ("fedavg", "fedpa", "mean-scaled", "fedavg-1", "scaffold", "mean", "centralized")
-"""The methods that are compared most: each has a colour of its own."""
+"""The most frequent methods: each has its own colour."""
 PLACES = {
     name: k for k, name in enumerate([*FIRST, *(name for name in METHODS if name not in FIRST)])
 }
@@ -35,11 +35,11 @@ class Look(NamedTuple):
     """How one method looks."""
 
     colour: int
-    """The place in `COLOURS` and `DARK`."""
+    """Index in `COLOURS` and `DARK`."""
     dash: int
-    """The place in `STYLES` and `DASHES`."""
+    """Index in `STYLES` and `DASHES`."""
     marker: int
-    """The place in `MARKERS`, `SYMBOLS` and `GLYPHS`."""
+    """Index in `MARKERS`, `SYMBOLS` and `GLYPHS`."""
 
 
 def choose_look(place: int) -> Look:

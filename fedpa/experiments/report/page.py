@@ -1,8 +1,8 @@
-"""A report as one page that needs nothing else: styles, script, plotly and numbers are in it.
+"""A report as one self-contained page, with styles, script, plotly and numbers.
 
-Whatever comes from files (labels, settings, names of directories) is text, never markup: it is
-escaped wherever it is put, also in the JSON that the script reads. The script (`page.js`) draws the
-charts: here are their numbers, and not how they look.
+Content of files (labels, settings, names of directories) is text, never markup: it is escaped
+everywhere, also in the JSON that the script reads. This module writes the numbers of the charts;
+the script (`page.js`) draws them.
 """
 
 import html
@@ -39,26 +39,26 @@ from fedpa.experiments.report.tables import (
 from fedpa.metrics.streaming import PERCENTILES
 
 MOST_BYTES = 6_000_000
-"""Of a page, of which plotly is 4.8 million: what mail and repositories take."""
+"""Largest size of a page, which mail and repositories accept; plotly takes 4.8 million."""
 MOST_MARKS = 4000
-"""In one chart: browsers get slow with more, and lines can't be distinguished."""
+"""Most lines in one chart: more are slow, and can't be distinguished."""
 MOST_POINTS = 50_000
-"""Of all lines of a page."""
+"""Most points of all lines of a page."""
 LEAST_POINTS = (50, 20, 10)
-"""Of a line, however many there are: the first with which the page is small enough."""
+"""Most points of a line: the first number with which the page is small enough."""
 
 
 def make_page(comparisons: Sequence[Comparison], columns: Sequence[str] = ()) -> str:
     """Make the whole page, as HTML.
 
-    If it gets too large, it has fewer points, then no diagnostics; what is too large even so is
+    If it is too large, it has fewer points, then no diagnostics; if it is still too large, it is
     refused.
 
     columns: those of the results, of `tables.COLUMNS`; all by default.
     """
     bare = [part._replace(diagnostics=()) for part in comparisons]
-    left_out = "Too many methods: the posterior diagnostics are left out to keep the page small"
-    left_out += ": a report of fewer runs has them."
+    left_out = "Too many methods: posterior diagnostics are left out to keep the page small"
+    left_out += ". A report of fewer runs has them."
     for shown, notices in ((comparisons, []), (bare, [left_out])):
         for least in LEAST_POINTS:
             text = _fill_page(shown, columns, least, notices)
@@ -121,7 +121,7 @@ def _fill_page(
             f'<h2 id="{name}-title">{title}</h2>{content}</section>\n'
             for name, (title, content) in sections.items()
         ),
-        thinned=f" Lines of more than {most:,} rounds skip some between." if is_thinned else "",
+        thinned=f" Lines of more than {most:,} rounds skip some of them." if is_thinned else "",
         data=dump_json({"charts": charts, "methods": methods, "looks": looks}),
         plotly=_read_file("package_data/plotly.min.js", "plotly"),
         script=_read_file("page.js"),
@@ -133,12 +133,12 @@ def _list_panels(part: Comparison) -> list[Panel]:
 
 
 def _name_chart(panel: Panel, number: int) -> str:
-    """Name a chart's place on the page: panels of two tasks share a name."""
+    """Name a chart's element: panels of two tasks may share a name."""
     return f"chart-{number}-{panel.name}"
 
 
 def dump_json(data: Any) -> str:
-    """Dump JSON that can't end the element it is in."""
+    """Dump JSON that can't end its HTML element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -156,17 +156,17 @@ def _count(number: int, what: str) -> str:
 
 
 def make_chart(panel: Panel, methods: Sequence[str], most: int) -> dict[str, Any]:
-    """Make a panel's numbers for the script, lines of at most about `most` points.
+    """Make a panel's numbers for the script, with lines of at most about `most` points.
 
-    Every trace says in `meta` which method's it is and what; plotly reads names as HTML.
+    Every trace has its method and kind in `meta`, since plotly reads names as HTML.
     """
     every = _thin_marks(panel)
     traces = []
     for series in panel.series:
         parts: list[tuple[str, str | None, Curve]] = []
-        if series.band is not None:  # first, so that it lies behind
+        if series.band is not None:  # first, so that it is in the background
             low, high = (_thin(end, most) for end in series.band)
-            # There along the top and back along the bottom: one trace, which is shown or not.
+            # Along the top and back along the bottom: one trace, which is shown or hidden.
             rounds = np.concatenate([high.rounds, low.rounds[::-1]])
             values = np.concatenate([high.values, low.values[::-1]])
             if np.all(np.isfinite(values)):
@@ -180,7 +180,7 @@ def make_chart(panel: Panel, methods: Sequence[str], most: int) -> dict[str, Any
                 {
                     "name": _escape(name),
                     "x": curve.rounds.tolist(),
-                    # As many digits as one can see; JSON has no NaN.
+                    # As many digits as are visible; JSON has no NaN.
                     "y": [float(f"{y:.5g}") if math.isfinite(y) else None for y in curve.values],
                     "meta": {"method": methods.index(series.method), "role": role},
                 }
@@ -195,19 +195,19 @@ def make_chart(panel: Panel, methods: Sequence[str], most: int) -> dict[str, Any
 
 
 def _thin(curve: Curve, most: int) -> Curve:
-    """Keep at most about `most` points, the last among them."""
+    """Keep at most about `most` points, including the last."""
     every = max(math.ceil(len(curve.rounds) / most), 1)
     return curve.select(np.arange(len(curve.rounds))[::-1][::every][::-1])
 
 
 def _thin_marks(panel: Panel) -> int:
-    """Choose every how many-th evaluation has a mark."""
+    """Choose the step between evaluations with a mark."""
     number = sum(len(curve.rounds) for series in panel.series for _, curve in series.marks)
     return max(math.ceil(number / MOST_MARKS), 1)
 
 
 def _list_notices(comparisons: Sequence[Comparison]) -> list[str]:
-    """List what a reader must know before trusting a mean."""
+    """List warnings about the means: unfinished runs, single seeds, unequal lengths."""
     groups = [group for part in comparisons for group in part.groups]
     notices = []
     unfinished = [
@@ -218,17 +218,17 @@ def _list_notices(comparisons: Sequence[Comparison]) -> list[str]:
     ]
     if unfinished:
         notices.append(
-            f"Unfinished: {', '.join(unfinished)}. Their numbers are as of the last whole round."
+            f"Unfinished: {', '.join(unfinished)}. Numbers are from the last complete round."
         )
     single = [group.label for group in groups if len(group.runs) == 1]
     if len(single) == len(groups):
-        notices.append("One seed of each method: no bands, and differences may be chance.")
+        notices.append("One seed per method: there are no bands, and differences may be chance.")
     elif single:
         notices.append(f"One seed, so no band: {', '.join(dict.fromkeys(single))}.")
     unequal = [group.label for group in groups if len(set(map(len, group.histories))) > 1]
     if unequal:
         notices.append(
-            "Seeds of unequal length: means and results are of the rounds that all of them have, "
+            "Seeds of unequal length: means and results use the rounds that all of them have; "
             f"thin lines show the rest: {', '.join(dict.fromkeys(unequal))}."
         )
     for part in comparisons:
@@ -242,8 +242,8 @@ def _list_notices(comparisons: Sequence[Comparison]) -> list[str]:
                 for n, own in sorted(by_length.items())
             )
             notices.append(
-                f"Methods of unequal length ({part.task}): final values are not of the same round, "
-                f"differences are, the last that both have. {lengths}."
+                f"Methods of unequal length ({part.task}): final values are from different rounds, "
+                f"differences from the last round that both have. {lengths}."
             )
     return notices
 
@@ -255,7 +255,7 @@ def _format_progress(run: Run) -> str:
 def _show_curves(part: Comparison, number: int, columns: Sequence[str]) -> str:
     every, panel = _thin_marks(part.curves), part.curves
     if every > 1:
-        panel = panel._replace(note=f"{panel.note} Of the evaluations, one in {every} has its ×.")
+        panel = panel._replace(note=f"{panel.note} One in {every} evaluations has a ×.")
     return _show_chart(panel, number, "chart tall")
 
 
@@ -272,7 +272,7 @@ def _show_diagnostics(part: Comparison, number: int, columns: Sequence[str]) -> 
     if not part.diagnostics:
         return ""
     several = any(len(group.runs) > 1 for group in part.groups)
-    shaded = " Shaded: from the lowest seed to the highest." if several else ""
+    shaded = " Shaded: from the lowest to the highest seed." if several else ""
     charts = "".join(_show_chart(panel, number, "chart") for panel in part.diagnostics)
     rejected = any(panel.name == "train-rejected" for panel in part.diagnostics)
     meanings = "".join(f"<li>{_escape(text)}</li>" for text in interpret_diagnostics(part.groups))
@@ -298,7 +298,7 @@ def _show_clients(part: Comparison, number: int, columns: Sequence[str]) -> str:
 
 
 def _label_with_ends(group: Group) -> str:
-    """Label a group with the runs' last rounds where they ended in different ones."""
+    """Label a group, with the runs' last rounds if they differ."""
     ends = [len(history) for history in group.histories]
     if min(ends) == max(ends):
         return group.label
@@ -308,11 +308,15 @@ def _label_with_ends(group: Group) -> str:
 def _show_settings(part: Comparison, number: int, columns: Sequence[str]) -> str:
     rows = [[name, *values] for name, values in list_differences(part.groups).items()]
     caption = (
-        f"Fields of config.toml in which the runs differ; of seeds, every value. {UNUSED}: a "
-        "setting that the method does not use."
+        f"Fields of config.toml in which the runs differ, with every seed. {UNUSED}: the method "
+        "does not use the setting."
     )
     header = ["field", *(group.label for group in part.groups)]
-    return _show_table(header, rows, caption, "left") if rows else "<p>The runs differ in none.</p>"
+    return (
+        _show_table(header, rows, caption, "left")
+        if rows
+        else "<p>The runs have the same settings.</p>"
+    )
 
 
 def _show_texts(part: Comparison, number: int, columns: Sequence[str]) -> str:
@@ -338,7 +342,7 @@ def _show_runs(part: Comparison, number: int, columns: Sequence[str]) -> str:
             progress = _format_progress(run)
             rows.append([run.directory.name, group.label, str(run.seed), progress, state])
     header = ["directory", "method", "seed", "rounds", "state"]
-    return _show_table(header, rows, "Every run that this page is made of.", "left")
+    return _show_table(header, rows, "All runs on this page.", "left")
 
 
 _SECTIONS = {
@@ -370,7 +374,7 @@ def _show_table(
     kind: str = "",
     best: Mapping[int, Sequence[int]] = {},
 ) -> str:
-    """Show a table that scrolls in a box of its own, by keyboard, too; its caption is below."""
+    """Show a table in a box that scrolls, also by keyboard, with its caption below."""
     head = "".join(f'<th scope="col">{_escape(cell)}</th>' for cell in header)
     body = ""
     for place, row in enumerate(rows):

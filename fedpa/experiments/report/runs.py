@@ -1,8 +1,8 @@
-"""The runs a report is of: read from directories as far as they have come, and put in groups.
+"""The runs of a report: read from directories, finished or not, and grouped by method.
 
-A group is what differs in nothing but the seed and in what decides no number: the seeds of one
-method. Files are read as they are, not through `RunConfig`: a run of an older version, or one that
-is being written, can be looked at, too.
+Runs of a group differ only in the seed and in settings that do not affect the numbers. Files are
+read directly, not through `RunConfig`, so that runs of an older version or runs that are still
+being written can be reported, too.
 """
 
 import itertools
@@ -21,16 +21,16 @@ from fedpa.training import run_directory
 from fedpa.training.history import History
 from fedpa.training.provenance import flatten
 
-OWN = "a model of one's own"
-"""Stands for the task of runs by `fedpa.fit`, which have none."""
+OWN = "own model"
+"""The task's name for runs of `fedpa.fit`, which have no task."""
 SAME_NUMBERS = ("seed", "rounds", "stopping", "recording", "task_options.data_dir")
 """Settings, or tables of them, in which the seeds of one method may differ."""
 PROGRAM = "program"
-"""The setting of runs by `fedpa.fit` that stands for all that is in the caller's code."""
+"""The setting of runs of `fedpa.fit` that represents the user's code."""
 UNUSED = "–"
-"""Stands for a setting that a method does not read."""
+"""Shown for a setting that a method does not read."""
 RUNS_BELOW = ("*", f"{run_directory.TRIALS}/*", f"*/{run_directory.TRIALS}/*")
-"""Where the runs of comparisons and of sweeps are."""
+"""Directories of the runs of comparisons and sweeps."""
 _HYPERPARAMETERS = "hyperparameters."
 _HINTS = typing.get_type_hints(Hyperparameters)
 
@@ -38,16 +38,16 @@ _HINTS = typing.get_type_hints(Hyperparameters)
 class Run(NamedTuple):
     directory: Path
     origin: Path
-    """The directory that was named: the run's own, or that of its comparison."""
+    """The directory given by the user: the run's, or its comparison's."""
     settings: Mapping[str, Any]
     """`config.toml`, flat: hyperparameters.rho."""
     environment: Mapping[str, Any]
     history: History
     is_finished: bool
     stopped: str | None = None
-    """Why it ended before its rounds were over, if it did."""
+    """Why it ended early, if it did."""
     hyperparameters: Hyperparameters = Hyperparameters()
-    """Of the settings, those that the command knows."""
+    """The settings that the command knows."""
 
     @property
     def task(self) -> str:
@@ -55,12 +55,12 @@ class Run(NamedTuple):
 
     @property
     def method(self) -> str | None:
-        """The name it has in `METHODS`, if it is one of them."""
+        """Its name in `METHODS`, if it is there."""
         return match_name(str(self.settings.get("method")), METHODS)
 
     @property
     def rounds(self) -> int:
-        """How many it is to have."""
+        """The planned number of rounds."""
         return int(self.settings.get("rounds", 0))
 
     @property
@@ -81,12 +81,12 @@ class Group(NamedTuple):
 
 
 def find_runs(directories: Sequence[Path]) -> list[Run]:
-    """Read the runs there, each once, in the order named; a directory without any is refused.
+    """Read the runs in directories, each once, in the given order; refuses one without runs.
 
     A damaged run among others is left out, with a warning.
     """
     if not directories:
-        raise FedpaError("no directory given: name runs, or directories that hold runs")
+        raise FedpaError("no directory given: name runs, or directories that contain runs")
     found: dict[Path, Run] = {}
     for directory in directories:
         if not directory.exists():
@@ -98,7 +98,7 @@ def find_runs(directories: Sequence[Path]) -> list[Run]:
             raise refuse(
                 "DIR",
                 str(directory),
-                "holds no runs: give a run, or a directory that fedpa compare or fedpa sweep wrote",
+                "contains no runs: give a run, or a directory of fedpa compare or fedpa sweep",
             )
         for run in runs:
             found.setdefault(run.directory.resolve(), run)
@@ -106,11 +106,11 @@ def find_runs(directories: Sequence[Path]) -> list[Run]:
 
 
 def check_tasks(runs: Sequence[Run]) -> None:
-    """Refuse runs whose numbers can't stand in one table."""
+    """Refuse runs of different tasks."""
     names = list(dict.fromkeys(run.task for run in runs))
     if len(names) > 1:
         raise FedpaError(
-            f"the runs are of different tasks ({', '.join(names)}): give those of one, or --mixed"
+            f"the runs have different tasks ({', '.join(names)}): give runs of one task, or --mixed"
         )
 
 
@@ -127,13 +127,13 @@ def _list_places(directory: Path) -> list[Path]:
 
 
 def _read_run(directory: Path, origin: Path) -> Run | None:
-    """Read a run as far as it has come; None where config.toml is another program's."""
+    """Read a run, finished or not; None if config.toml was written by another program."""
     config, metrics = directory / run_directory.CONFIG, directory / run_directory.METRICS
     try:
         recorded = run_directory.read_run(directory)
         if not recorded.environment:
             if metrics.exists():
-                raise FedpaError(f"{config} is cut, or not one of ours")
+                raise FedpaError(f"{config} is truncated, or fedpa did not write it")
             return None
         settings = flatten(recorded.settings)
         rounds = settings.get("rounds", 0)
@@ -159,12 +159,12 @@ def _read_run(directory: Path, origin: Path) -> Run | None:
 
 
 def _read_records(recorded: run_directory.Recorded) -> History:
-    """The complete lines of a run that may be writing the next; a finished one has no other."""
+    """Read the complete lines of a run that may still be writing."""
     return run_directory.read_metrics(recorded.out, torn=recorded.summary is None)
 
 
 def _read_hyperparameters(settings: Mapping[str, Any], config: Path) -> Hyperparameters:
-    """Read those that the command has: `fedpa.fit` takes others, and texts such as rho="oas"."""
+    """Read the command's settings: `fedpa.fit` takes others, and values such as rho="oas"."""
     given = {}
     for field, hint in _HINTS.items():
         value = settings.get(f"{_HYPERPARAMETERS}{field}")
@@ -178,12 +178,11 @@ def _read_hyperparameters(settings: Mapping[str, Any], config: Path) -> Hyperpar
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group the runs by method, each with a label of its own.
+    """Group the runs by method, each with a unique label.
 
-    A seed that comes twice, as in comparisons made before and after a change of the code, begins
-    another group: two of the same are not two seeds. Seeds are in order, however they were named.
-    Labels that would be the same say in which settings the groups differ, else in which of the
-    named directories they are; what is the same in spite of all is numbered.
+    A repeated seed, as in comparisons before and after a change of the code, starts another group.
+    Seeds are sorted. Equal labels are extended by the settings in which the groups differ,
+    otherwise by their directories, otherwise by numbers.
     """
     groups: dict[tuple[Any, int], list[Run]] = defaultdict(list)
     for run in runs:
@@ -209,7 +208,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _deciding(run: Run) -> dict[str, Any]:
-    """Select the settings that decide the run's numbers."""
+    """Select the settings that determine the run's numbers."""
     return {
         name: value
         for name, value in run.settings.items()
@@ -222,13 +221,13 @@ def _order_seed(run: Run) -> tuple[bool, Any]:
 
 
 def _label(run: Run) -> str:
-    """Label a run: as a person did, else by its method, else by the directory's name."""
+    """Label a run: the user's label, otherwise its method, otherwise the directory's name."""
     label, method = run.settings.get("label"), run.settings.get("method")
     if label or method is None:
         return str(label or _name_without_seed(run))
     if run.method is None:
         return str(method)
-    # What says how much local work there is may be missing: `fedpa.fit` takes any function.
+    # The number of epochs may be missing: `fedpa.fit` takes any function.
     work = (f"{_HYPERPARAMETERS}{field}" for field in ("epochs", "steps_per_sample"))
     if not any(name in run.settings for name in work):
         return METHODS[run.method].label.replace("[M]", "")
@@ -236,7 +235,7 @@ def _label(run: Run) -> str:
 
 
 def _name_without_seed(run: Run) -> str:
-    """Name the directory fedavg, of fedavg-0, fedavg_seed0, or fedavg/0."""
+    """Name a directory without its seed: fedavg for fedavg-0, fedavg_seed0 or fedavg/0."""
     places = [run.directory.resolve().name, run.directory.resolve().parent.name]
     seed = rf"(^|[-_. ]|(^|[-_. ])seed[-_=. ]?){re.escape(str(run.seed))}$"
     stems = [re.sub(seed, "", place) for place in places]
@@ -256,13 +255,13 @@ def _describe_settings(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _describe_origins(runs: Sequence[Run]) -> list[list[str]]:
-    """Describe each run by the directory that was named, where these differ."""
+    """Describe each run by its given directory, if these differ."""
     names = [run.origin.name for run in runs]
     return [[name] if len(set(names)) > 1 else [] for name in names]
 
 
 def _format_values(values: Sequence[Any]) -> list[str]:
-    """Format values as a person writes them; in full where two that differ would look alike."""
+    """Format values briefly, or in full if two different values would look alike."""
     short = {
         repr(x): "unset" if x is None else f"{x:g}" if isinstance(x, float) else str(x)
         for x in values

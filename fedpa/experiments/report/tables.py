@@ -1,8 +1,8 @@
 """Comparisons as tables: on a terminal, as `table.csv`, on the page, as Markdown and as LaTeX.
 
-The paper's own results (its table 3 and appendix D) may stand beside measured ones. They are shares
-here, percent there, and never compared with measured rows by intervals: seeds, software and
-partitions differ.
+The paper's results (its table 3 and appendix D) can be shown with measured ones. They are shares
+here and percent in the paper. No intervals compare them with measured rows, because seeds, software
+and partitions differ.
 """
 
 import csv
@@ -41,7 +41,7 @@ _LATEX: dict[str, str | int | None] = {
 class Published(NamedTuple):
     method: str
     final: float
-    """Of the task's metric at the end (mean of the last 100 rounds' evaluations)."""
+    """Final value of the task's metric (mean of the evaluations in the last 100 rounds)."""
     rounds_to: Mapping[float, int | None] = {}
 
 
@@ -88,18 +88,18 @@ COLUMNS = (
     "bytes_down",
     "rejected",
 )
-"""The names by which columns are chosen, in the order of the table."""
+"""Names of columns for `--columns`, in the order of the table."""
 
 
 class Results(NamedTuple):
-    """A table as texts in cells: a new line in one is where a terminal breaks it."""
+    """A table of text cells; a newline in a cell is a line break on a terminal."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """The first cell is the method's label, with how far it has come where that is not all."""
+    """The first cell is the method's label, with its round if it is not finished."""
     caption: str
     names: Sequence[str] = ()
-    """Of each column, the one of `COLUMNS` by which it is chosen."""
+    """For each column its name in `COLUMNS`."""
     best: Mapping[int, Sequence[int]] = {}
     """Column → the rows whose mean is the best."""
 
@@ -118,7 +118,7 @@ class Results(NamedTuple):
 
 
 def parse_columns(text: str | None) -> list[str]:
-    """Read names of `COLUMNS` with commas between them; `[]`, which stands for all, of None."""
+    """Read names of `COLUMNS` separated by commas; `[]`, which means all, for None."""
     words = [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
     if text is not None and not words:
         raise refuse("columns", text, f"name at least one of {', '.join(COLUMNS)}")
@@ -175,7 +175,7 @@ def count_rejected(group: Group) -> int:
 
 
 def _find_best(comparison: Comparison, names: Sequence[str]) -> dict[int, list[int]]:
-    """Find the rows with the best mean in each column that has a best, as its cells show it."""
+    """Find the rows with the best mean, as rounded in the cells, in each column that has one."""
     if len(comparison.rows) < 2:
         return {}
     sign = -1 if comparison.scale.lower else 1
@@ -188,7 +188,7 @@ def _find_best(comparison: Comparison, names: Sequence[str]) -> dict[int, list[i
     for k, name in enumerate(names):
         own = list(values.get(name, []))
         if name == "rounds_to":
-            # A mean over some of the seeds is not compared with one over all.
+            # A mean over some seeds is not compared with one over all seeds.
             target = next(targets)
             for row in comparison.rows:
                 reached = [t for t in row.rounds_to[target] if t is not None]
@@ -208,11 +208,11 @@ def _break_label(label: str) -> str:
 def make_table(
     comparison: Comparison, published: Sequence[Published] = (), preset: str = "paper"
 ) -> Table:
-    """Make the results as a terminal shows them, in 80 columns where that can be."""
+    """Make the results table for a terminal, in 80 columns if possible."""
     results = make_results(comparison)
     caption = _explain(comparison)
     if published:
-        caption += "; published: the paper's own, of its preset, not measured here"
+        caption += "; published: the paper's results with its settings, not measured here"
         caption += "" if preset == "paper" else f": not comparable with preset {preset}"
     table = Table(
         title=comparison.title,
@@ -225,18 +225,18 @@ def make_table(
     method, _, *numbers, up, down, _ = range(len(results.header))  # no seeds, no rejected
     table.add_column("method")
     for k in numbers:
-        name = results.header[k]  # beside "final accuracy", "test accuracy" may be short
+        name = results.header[k]  # next to "final accuracy", "test accuracy" may be shortened
         name = "test" if name.startswith("test\n") else name
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bytes\nup and\ndown", justify="right", no_wrap=True)
     looks = assign_looks(comparison.groups).values()
     for row, look in zip(results.rows, looks, strict=True):
         colour = COLOURS[look.colour]
-        # Black is the text's own colour, which a dark terminal has in white.
+        # Black means the terminal's text colour, which may be white.
         label = Text(row[method], "" if colour == "#000000" else colour)
         table.add_row(label, *(row[k] for k in numbers), f"{row[up]}\n{row[down]}")
     for other in published:
-        # Empty for a target of which the paper says nothing; – is one that was never reached.
+        # Empty for a target that is not in the paper; – for one that was never reached.
         cells = {f"rounds\nto {t:g}": str(reached or "–") for t, reached in other.rounds_to.items()}
         cells[results.header[2]] = f"{other.final:.3f}"
         shown = [cells.get(results.header[k], "") for k in numbers]
@@ -245,7 +245,7 @@ def make_table(
 
 
 def make_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Make a record per method, as `table.csv` has them; None for what there is none of."""
+    """Make a record per method, as in `table.csv`; None for missing numbers."""
     metric, records = comparison.scale.metric, []
     for row, group in zip(comparison.rows, comparison.groups, strict=True):
         gap = row.difference if isinstance(row.difference, Difference) else None
@@ -257,7 +257,7 @@ def make_records(comparison: Comparison) -> list[dict[str, Any]]:
         if has_test(comparison.groups, metric):
             record |= {f"test_{metric}": row.test}
         for target, numbers in row.rounds_to.items():
-            # The mean, none unless every seed got there, and all of them.
+            # The mean, only if every seed reached the target, and the numbers of all seeds.
             reached = [n for n in numbers if n is not None]
             mean = float(np.mean(reached)) if len(reached) == len(numbers) else None
             record |= {f"rounds_to_{target:g}": mean, f"rounds_to_{target:g}_by_seed": numbers}
@@ -273,9 +273,9 @@ def _list_ends(name: str, interval: Interval | None) -> dict[str, float | None]:
 
 
 def format_csv(*comparisons: Comparison, columns: Sequence[str] = ()) -> str:
-    """Format comparisons as `table.csv`; of several tasks the first column is the task.
+    """Format comparisons as `table.csv`; with several tasks the first column is the task.
 
-    columns: of `COLUMNS`; all by default.
+    columns: names of `COLUMNS`; default: all.
     """
     records = []
     for part in comparisons:
@@ -292,7 +292,7 @@ def format_csv(*comparisons: Comparison, columns: Sequence[str] = ()) -> str:
 
 
 def name_column(field: str, comparison: Comparison) -> str:
-    """Name the column of the table that a field of `table.csv` is part of."""
+    """Name the column of the table that a field of `table.csv` belongs to."""
     if field.removesuffix("_low").removesuffix("_high") == comparison.scale.metric:
         return "final"
     return next(
@@ -323,7 +323,7 @@ def _explain(comparison: Comparison) -> str:
     else:
         final += f" ± half a {LEVEL:.0%} bootstrap interval over seeds"
         if 2 in seeds:
-            final += " (two seeds make a very wide one: they hardly tell how far seeds are apart)"
+            final += " (very wide for two seeds)"
     parts = [final]
     if any(isinstance(row.difference, Difference) for row in rows):
         parts.append(f"Δ vs {comparison.reference}: paired by seed, at the same rounds")
@@ -332,15 +332,11 @@ def _explain(comparison: Comparison) -> str:
     if scale.targets:
         parts.append(
             f"rounds to: until the average of the last {WINDOW} rounds (at first, of all so far) "
-            "gets there, – if it has not"
+            "reaches the target, – if it does not"
         )
-    parts.append(
-        "seconds (compiling included) and bytes (of all clients): of a run, mean over seeds"
-    )
+    parts.append("seconds (with compilation) and bytes (of all clients): per run, mean over seeds")
     if any(row.round < rounds for row in rows):
-        parts.append(
-            "at round: the last that all seeds have, up to which final, seconds, bytes are"
-        )
+        parts.append("at round: the last that all seeds have; final, seconds and bytes refer to it")
     if comparison.unequal_burn_in is not None:
         parts.append(comparison.unequal_burn_in)
     unpaired: dict[str, list[str]] = {}
@@ -355,7 +351,7 @@ def _explain(comparison: Comparison) -> str:
 
 
 def format_number(value: float, form: str) -> str:
-    """Format a number; – for what is none."""
+    """Format a number; – if it is missing."""
     return format(value, form) if math.isfinite(value) else "–"
 
 
@@ -367,7 +363,7 @@ def _format_interval(value: float, form: str, interval: Interval | None) -> str:
 
 
 def format_difference(row: Row) -> str:
-    """Format the difference, with the round it is of where that is not the row's."""
+    """Format the difference, with its round if that is not the row's."""
     gap = row.difference
     if not isinstance(gap, Difference):
         return "–" if gap else ""
@@ -376,13 +372,13 @@ def format_difference(row: Row) -> str:
 
 
 def format_test(row: Row) -> str:
-    """Format the test split's value, with the runs' last rounds where these differ."""
+    """Format the test split's value, with the runs' last rounds if these differ."""
     text, (first, last) = format_number(row.test, ".4f"), row.ends
     return text if first == last or text == "–" else f"{text}\n(rounds {first:,}\nto {last:,})"
 
 
 def _format_reached(numbers: Sequence[int | None]) -> str:
-    """Format the mean over seeds that reached the target, and how many did if not all."""
+    """Format the mean over seeds that reached the target, and their number if not all did."""
     got = [n for n in numbers if n is not None]
     if not got:
         return "–"
@@ -431,13 +427,13 @@ def format_markdown(results: Results) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Escape what ends a cell, a row, or begins HTML."""
+    """Escape characters that end a cell or a row, or start HTML."""
     plain = " ".join(text.split()).replace("\\", "\\\\")
     return plain.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 def format_latex(results: Results) -> str:
-    """Format a tabular with booktabs' rules; what the numbers are is a comment, for a caption.
+    """Format a tabular with booktabs' rules; the caption's text is a comment.
 
     The best mean of a column is in bold.
     """
@@ -453,7 +449,7 @@ def format_latex(results: Results) -> str:
             r"\toprule",
             header,
             r"\midrule",
-            # A row that begins with [ would be read as an argument of the \\ before it.
+            # LaTeX would read a row that begins with [ as an argument of the \\ before it.
             *(f"{{}}{row}" if row.startswith("[") else row for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
@@ -463,5 +459,5 @@ def format_latex(results: Results) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Escape characters that LaTeX would take for commands."""
+    """Escape characters that are commands in LaTeX."""
     return " ".join(text.split()).translate(str.maketrans(_LATEX))

@@ -1,1 +1,1 @@
-"""Hyperparameters searched for: which there are to try, in which order, and what came of each."""
+"""Search for hyperparameters: the space, the order of trials, and their results."""

@@ -1,9 +1,8 @@
-"""Which trial comes next, which is given up early, and the memory of it all: Optuna's part.
+"""Proposals, pruning and the journal of trials, with Optuna.
 
-What is proposed is a function of the settings, the trial's number and the trials before it; and a
-trial is written whole, before it begins, in one line of a journal. So a search that was killed
-continues as if nothing had happened. Optuna is imported where it is used: other commands should not
-wait for it.
+A proposal is a function of the settings, the trial's number and the trials before it, and a trial
+is written to one line of a journal before it starts. So a search that was killed continues exactly.
+Optuna is imported on first use, so that other commands do not wait for it.
 """
 
 import math
@@ -35,15 +34,15 @@ State = Literal["running", "finished", "pruned", "failed"]
 JOURNAL = "optuna.journal"
 STUDY = "sweep"
 GRACE = 3
-"""Seconds after which the journal's lock is known to be of a process that was killed."""
+"""Seconds after which the journal's lock counts as left by a killed process."""
 TRIALS = 20
-"""Of random search and TPE, if not said."""
+"""Default number of trials of random search and TPE."""
 MOST = 100_000
-"""Points of a grid: more are a mistake."""
+"""Largest number of points of a grid."""
 PRUNED = "pruned: "
-"""How the reason begins for which a run was given up."""
+"""Start of the reason of a pruned run."""
 BEFORE_PRUNING = 4
-"""Trials that come to their end before one may be given up."""
+"""Finished trials needed before one may be pruned."""
 
 
 class Search(NamedTuple):
@@ -61,15 +60,15 @@ class Trial(NamedTuple):
     params: Params
     state: State
     value: float | None
-    """What is to be as high as possible; None unless the trial is finished."""
+    """The value to maximize; None unless the trial is finished."""
     curve: Mapping[int, float]
-    """Round → the metric, as far as it went."""
+    """Round → the metric."""
     about: Mapping[str, Any] = {}
-    """What else is worth a column."""
+    """Further columns of trials.csv."""
 
 
 class Outcome(NamedTuple):
-    """What came of a trial's run."""
+    """The result of a trial's run."""
 
     value: float
     curve: Mapping[int, float]
@@ -81,7 +80,7 @@ class Outcome(NamedTuple):
 def choose_search(
     kind: str, space: Space, trials: int | None, seed: int, prune: bool = False
 ) -> Search:
-    """The search as asked for; what does not go together is refused."""
+    """Make the search; refuses contradictory options."""
     points = size(space)
     kind = find_name("search", kind, get_args(Kind))
     check_integer("search_seed", seed, 0)
@@ -91,10 +90,10 @@ def choose_search(
         if points is None:
             names = [name for name, values in space.items() if isinstance(values, Interval)]
             raise refuse(
-                "search", kind, f"{names[0]} is an interval: list its values, or take random or tpe"
+                "search", kind, f"{names[0]} is an interval: list its values, or use random or tpe"
             )
         if points > MOST:
-            raise refuse("search", kind, f"the grid has {points:,} points: take random or tpe")
+            raise refuse("search", kind, f"the grid has {points:,} points: use random or tpe")
         if trials not in (None, points):
             raise refuse("trials", trials, f"the grid has {points} points: leave it out")
         return Search("grid", points, seed, prune)
@@ -107,7 +106,7 @@ def choose_search(
 
 
 def load_optuna() -> Any:
-    """Import Optuna without its log: what is worth saying is said by us."""
+    """Import Optuna without its log."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -115,7 +114,7 @@ def load_optuna() -> Any:
 
 
 def open_journal(out: Path) -> "optuna.Study":
-    """The journal of the sweep in `out`, created if there is none; the process holds `out`.
+    """Open or create the journal of the sweep in `out`, whose lock the process holds.
 
     A journal, not a database: a line that a kill cut short can be removed. Optuna's lock on it, if
     a kill left it behind, is released after the grace period.
@@ -141,7 +140,7 @@ def drop_cut_line(path: Path) -> None:
 
 
 def read_trials(study: "optuna.Study") -> list[Trial]:
-    """All trials so far, by number."""
+    """List all trials so far, by number."""
     return [
         Trial(
             trial.number,
@@ -156,7 +155,7 @@ def read_trials(study: "optuna.Study") -> list[Trial]:
 
 
 def begin_trial(study: "optuna.Study", space: Space, search: Search) -> Trial:
-    """The next trial, written down."""
+    """Propose the next trial and write it to the journal."""
     past = read_trials(study)
     trial = Trial(len(past), propose(space, search, past), "running", None, {})
     study.add_trial(_freeze(space, trial))
@@ -164,7 +163,7 @@ def begin_trial(study: "optuna.Study", space: Space, search: Search) -> Trial:
 
 
 def end_trial(study: "optuna.Study", number: int, outcome: Outcome) -> Trial:
-    """What came of a trial, written down; whatever a kill left of an earlier attempt is kept."""
+    """Write a trial's result to the journal; reports of an earlier attempt are kept."""
     optuna = load_optuna()
     frozen = study.get_trials(deepcopy=False)[number]
     trial = optuna.Trial(study, frozen._trial_id)
@@ -199,11 +198,11 @@ def propose(space: Space, search: Search, past: Sequence[Trial]) -> Params:
 
 
 def make_pruning(past: Sequence[Trial], metric: str, rounds: int) -> Remembering:
-    """End a run whose best value so far is below the median of the trials that came to their end.
+    """Make a callback that ends a run whose best value is below the median of finished trials.
 
-    Not in the first quarter of the rounds, in which much is still open. It compares with the trials
-    that had ended when this one began, and remembers its own values: a run that was cut and resumed
-    is judged as one that was not.
+    It does not prune in the first quarter of the rounds. It compares with the trials that had
+    finished when this one started, and keeps its own values in checkpoints, so that a resumed run
+    is pruned like an uninterrupted one.
     """
     optuna = load_optuna()
     study = _make_study([_freeze({}, trial) for trial in past if trial.state == "finished"])

@@ -1,8 +1,8 @@
-"""What each hyperparameter does: the values of the trials at each of its choices, the others' any.
+"""The effect of each hyperparameter: the values of the trials at each of its choices.
 
-A mean over the trials that share a choice says how forgiving it is, the best of them what can be
-had with it. Under random search and TPE the others are not the same at each choice; then the best
-says more than the mean.
+The mean over trials with the same choice shows how robust the choice is, the best of them what it
+can reach. With random search and TPE the other settings differ between choices, so the best is more
+informative than the mean.
 """
 
 import bisect
@@ -107,7 +107,7 @@ def sensitivity_table(space: Space, trials: Sequence[Trial], metric: str) -> Tab
     view = Table(
         title=f"{metric} by hyperparameter",
         title_justify="left",
-        caption="over the finished trials with this value, whatever the others were; * the best",
+        caption="over all finished trials with this value; * the best",
         caption_justify="left",
     )
     view.add_column("hyperparameter", no_wrap=True)

@@ -70,7 +70,7 @@ def order_space(space: Space) -> Space:
 
 def _values(name: str, value: Any, where: str) -> Choices | Interval:
     if name not in _HINTS:
-        raise FedpaError(f"{where}: {name} can't be swept: {_known(name)}")
+        raise FedpaError(f"{where}: {name} can't be swept: {_explain_fixed(name)}")
     field = f"{where}: {name}"
     if isinstance(value, Mapping):
         return _interval(name, value, field)
@@ -85,7 +85,7 @@ def _values(name: str, value: Any, where: str) -> Choices | Interval:
     return choices
 
 
-def _known(name: str) -> str:
+def _explain_fixed(name: str) -> str:
     if name in {field.name for field in dataclasses.fields(RunConfig)}:
         return "it is the same for all trials; give it as an option"
     return suggest(name, _HINTS)

@@ -1,6 +1,6 @@
 """A sweep: the trials of a search, one after another or side by side, in a directory.
 
-sweep.toml        everything that decides the trials
+sweep.toml        all settings of the sweep
 optuna.journal    the trials, as Optuna keeps them
 trials/<number>/  each an ordinary run
 trials.csv        one row each: parameters, value
@@ -9,7 +9,7 @@ sensitivity.png   the value against each hyperparameter
 
 As the paper chose its hyperparameters, a sweep has two stages: first the rates and the number of
 local epochs, on FedAvg; then, with those fixed, burn-in rounds and ρ, on FedPA. Each stage is a
-sweep in a directory of its own; stages.toml above them says what both are.
+sweep in its own directory; stages.toml above them describes both.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ SAMPLING = ("burn_in_rounds", "rho")
 NOT_COMPARED = ("run.recording", "run.task_options.data_dir")
 """What changes no number, as in runs."""
 MOST_NAMED = 5
-"""Differences that are told one by one."""
+"""Largest number of differences that a message lists."""
 
 
 class Sweep(NamedTuple):
@@ -136,11 +136,11 @@ def check_place(out: Path, settings: Sweep | Stages) -> None:
     if isinstance(settings, Stages):
         if (out / SWEEP).is_file():
             raise FedpaError(
-                f"out = {str(out)!r}: holds a sweep without stages: leave --paper out, or give "
+                f"out = {str(out)!r}: contains a sweep without stages: leave --paper out, or give "
                 "another directory"
             )
     elif (out / STAGES).is_file():
-        raise FedpaError(f"out = {str(out)!r}: holds a sweep in stages: {resumes}")
+        raise FedpaError(f"out = {str(out)!r}: contains a sweep in stages: {resumes}")
     path = _settings_path(out, settings)
     if not path.is_file():
         check_free(out, overwrite=False)
@@ -158,7 +158,7 @@ def check_place(out: Path, settings: Sweep | Stages) -> None:
     if changed:
         more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         raise FedpaError(
-            f"out = {str(out)!r}: holds a sweep of other settings: "
+            f"out = {str(out)!r}: contains a sweep with other settings: "
             f"{'; '.join(changed[:MOST_NAMED])}{more}; {resumes}"
         )
 
@@ -176,7 +176,7 @@ def write_settings(out: Path, settings: Sweep | Stages) -> None:
 
 @contextlib.contextmanager
 def hold_directory(out: Path, settings: Sweep | Stages) -> Iterator[None]:
-    """One process at a time sweeps in a directory, which says what it is for."""
+    """Lock the directory and write the sweep's settings."""
     check_place(out, settings)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def hold_directory(out: Path, settings: Sweep | Stages) -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """All that a process needs to know of a trial."""
+    """What a process needs to run a trial."""
 
     out: Path
     config: RunConfig
@@ -208,12 +208,12 @@ def find_metric(task: str, problem: Problem) -> str:
 
 
 def goal(metric: str) -> str:
-    """What is to be as high as possible, by name: of a loss, what is below zero."""
+    """Return the value to maximize: the metric, or minus a loss."""
     return f"−{metric}" if lower_is_better(metric) else metric
 
 
 def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | None:
-    """Train to the end, from wherever it is; None if a callback broke it off, to be resumed.
+    """Train or resume a trial to its end; None if it was stopped and can be resumed.
 
     Settings under which clients fail have no value, and the search continues without them.
     """
@@ -254,7 +254,7 @@ def run_trial(job: Job, problem: Problem, *callbacks: Callback) -> Outcome | Non
 
 
 class Watch(NamedTuple):
-    """Who is told of the trials."""
+    """Callbacks for the progress of trials."""
 
     begin: Callable[[Trial, bool], Sequence[Callback]] = lambda trial, again: ()
     """A trial begins, perhaps again; gives callbacks for rounds run in this process."""
@@ -275,10 +275,9 @@ def sweep(
     watch: Watch = Watch(),
     force: bool = False,
 ) -> list[Trial]:
-    """Begin a sweep in `out`, or continue the one that is there; all its trials.
+    """Start a sweep in `out`, or continue the one that it contains; return all trials.
 
-    However often it was killed, finished trials are not run again and a cut one is resumed from its
-    last checkpoint.
+    Finished trials are not run again, and an interrupted one is resumed from its last checkpoint.
     """
     check_integer("jobs", jobs, 1)
     metric = find_metric(settings.base.task, problem)
@@ -303,7 +302,7 @@ def sweep(
 def run_trials(
     settings: Sweep, out: Path, submit: Submit, jobs: int = 1, watch: Watch = Watch()
 ) -> list[Trial]:
-    """Run the trials that are missing, `jobs` at a time, and write down what came of each."""
+    """Run the missing trials, `jobs` at a time, and write their results."""
     with writing(out):
         study = open_journal(out)
         cut = [trial for trial in read_trials(study) if trial.state == "running"]
@@ -335,7 +334,7 @@ def run_trials(
 
 
 def write_results(out: Path, settings: Sweep, trials: Sequence[Trial]) -> None:
-    """What is known so far, after every trial."""
+    """Write trials.csv, best.toml and the figure, after every trial."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = ("rounds", "seconds", "stopped")
@@ -368,7 +367,7 @@ def split_space(space: Space) -> tuple[Space, Space]:
 def run_stages(
     stages: Stages, out: Path, perform: Callable[[Sweep, Path], Sequence[Trial]]
 ) -> None:
-    """Perform both sweeps, the second with what the first found; its best is that of `out`."""
+    """Run both sweeps, the second with the best of the first; its best is that of `out`."""
     first, second = (out / name for name in STAGE_DIRECTORIES)
     with hold_directory(out, stages):
         top = find_best(perform(stages.training, first))

@@ -1,4 +1,4 @@
-"""CIFAR-100 dealt to 500 clients by the Pachinko allocation (section 5, appendix D).
+"""CIFAR-100 with 500 clients by Pachinko allocation (section 5, appendix D).
 
 Every image is cropped to 24×24 at random and flipped, each by its own draw, then standardised,
 inside the compiled step; evaluation takes the centre. The model is ResNet-18 with group norm, or a
@@ -55,7 +55,7 @@ def load(options: TaskOptions) -> "Problem":
 
 
 def _dataset(options: TaskOptions) -> str:
-    """The federation as published, where it is found, or CIFAR-100 itself, which is dealt."""
+    """Open the published federation if it is available; otherwise partition CIFAR-100."""
     central = find_dataset("cifar-100-binary", options.data_dir)
     there = find_dataset("fed_cifar100", options.data_dir)
     dataset = "cifar-100-binary" if there is None or there == central else "fed_cifar100"
@@ -63,7 +63,7 @@ def _dataset(options: TaskOptions) -> str:
         raise refuse("dataset", options.dataset, f"{dataset} is what would be opened")
     if dataset == "fed_cifar100" and options.partition_seed is not None:
         raise refuse(
-            "partition_seed", options.partition_seed, f"{there} is dealt already: leave it out"
+            "partition_seed", options.partition_seed, f"{there} already has clients: leave it out"
         )
     return dataset
 

@@ -1,9 +1,9 @@
-"""Handwritten digits: scikit-learn's embedded data set, dealt to 100 clients with label skew.
+"""Handwritten digits: scikit-learn's bundled data set, 100 clients with label skew.
 
 1,797 real 8×8 images (the test set of UCI's optical digits). A fifth is held out; the rest is
-dealt to 100 clients of 14 or 15 images whose label proportions are Dirichlet(0.1) draws, so that
-most clients hold one to three digits. The federation is the same for every seed. The model is a
-small perceptron.
+divided among 100 clients of 14 or 15 images whose label proportions are Dirichlet(0.1) draws, so
+that most clients have one to three digits. The federation is the same for every seed. The model is
+a small perceptron.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ LAPTOP = Preset(
 )
 
 TASK = Task(
-    summary="scikit-learn's 8×8 digits, 100 clients with Dirichlet(0.1) label skew (embedded)",
+    summary="scikit-learn's 8×8 digits, 100 clients with Dirichlet(0.1) label skew (bundled)",
     load=load,
     presets={"laptop": LAPTOP},
     takes=("validation_share",),

@@ -1,7 +1,7 @@
 """EMNIST-62: handwritten characters by writer (section 5, appendix D).
 
 28×28 pixels in [0, 1], the background 1.0, used as given; Reddi et al.'s convolutional network.
-Where only the digits are there (`fed_emnist_digitsonly`), there are ten classes.
+If only the digits are available (`fed_emnist_digitsonly`), there are ten classes.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ LAPTOP = Preset(
 )
 
 TASK = Task(
-    summary="handwritten characters by writer (digits only, if that is all there is)",
+    summary="handwritten characters by writer (digits only, if only those are available)",
     load=load,
     presets={"laptop": LAPTOP, "paper": PAPER},
     takes=(

@@ -22,7 +22,7 @@ Choices = Mapping[str, tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
-    """What a task lets its users choose beside the algorithm: data, model, evaluation.
+    """Options of a task, besides the algorithm's: data, model, evaluation.
 
     What is not given (None) is the task's own choice; each task says which it takes.
     """
@@ -127,19 +127,19 @@ def own_task(
     metric: str = "accuracy",
     takes: tuple[str, ...] = ("data_dir",),
 ) -> Task:
-    """Make a task of your own, with one preset; a module names it `TASK`.
+    """Make your own task, with one preset; a module names it `TASK`.
 
     load: options → data and model. metric: what tables show, higher being better. takes: which of
     the options it reads.
     """
     methods = ("fedavg", "fedpa")
-    return Task("a task of your own", load, {"own": preset}, methods, metric, takes)
+    return Task("your own task", load, {"own": preset}, methods, metric, takes)
 
 
 def tasks() -> dict[str, Task]:
     """All tasks of fedpa: every file of this package that defines `TASK`, by its name with dashes.
 
-    A task of your own is not listed: its name is its module's (`task_named`).
+    Your own task is not listed: its name is that of its module (`task_named`).
     """
     return find_components("fedpa.experiments.tasks", "TASK")
 
@@ -156,7 +156,7 @@ def task_named(name: str) -> Task:
     known = tasks()
     found = match_name(name, known)
     if found is None:
-        own = "a module of your own that defines TASK is named as package.module"
+        own = "your own module that defines TASK is named as package.module"
         raise refuse("task", name, f"unknown task; {suggest(name, known)} ({own})")
     return known[found]
 

@@ -67,7 +67,7 @@ def test_an_unfinished_run_is_resumed_to_the_same_end(finished, unfinished, caps
     for a, b in zip(left(finished)[:2], left(unfinished)[:2], strict=True):
         assert a == b
     again = said(capsys, "resume", unfinished)
-    assert "finished already, nothing was changed" in again
+    assert "already finished, nothing was changed" in again
     assert said(capsys, "resume", unfinished, "--rounds", "5").count("round 5/5") == 1
     assert len((unfinished / "metrics.jsonl").read_text().splitlines()) == 5
     assert "rounds = 5" in (unfinished / "config.toml").read_text()
@@ -78,7 +78,7 @@ def test_an_unfinished_run_is_resumed_to_the_same_end(finished, unfinished, caps
     [
         (("seed = 0", "seed = 3"), "seed was 0 and is 3"),
         (("rho = 1.0", "rho = 2.0"), r"hyperparameters\.rho was 1\.0 and is 2\.0"),
-        (('data = "', 'data = "0'), "the data is not what it was"),
+        (('data = "', 'data = "0'), "the data has changed"),
         (('optax = "', 'optax = "9.'), r"versions\.optax was '9\."),
     ],
 )
@@ -104,8 +104,8 @@ def test_force_resumes_under_other_versions_but_not_other_settings(unfinished, c
 def test_further_refusals(finished, unfinished, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for words, complaint in [
-        (["resume", tmp_path / "empty"], "holds no run: config.toml is missing"),
-        (["resume", finished, "--rounds", "2"], "rounds = 2: .* has done 4 already"),
+        (["resume", tmp_path / "empty"], "config.toml is missing"),
+        (["resume", finished, "--rounds", "2"], "rounds = 2: .* has 4"),
         (["resume", unfinished, "--max-minutes", "0"], "max_minutes = 0.0: must be above 0"),
         (["resume", unfinished, "--round", "9"], "unknown option --round\\b.*--rounds"),
         (["eval", finished, "--split", "validation"], "split = 'validation': the task has no"),
@@ -162,7 +162,7 @@ def test_export_and_warm_start(finished, tmp_path, capsys, ending):
         assert stored[name].dtype == np.float32
         assert np.array_equal(stored[name], array)
     complaint = said(capsys, "export", finished, path, code=2)
-    assert "exists already" in complaint
+    assert path.name in complaint
     out = tmp_path / "warm"
     said(capsys, "run", *QUICK, "--rounds", "2", "--init", path, "--quiet", "--out", out)
     assert np.array_equal(np.load(out / "init.npz")["layers/0/bias"], stored["layers/0/bias"])
@@ -180,10 +180,10 @@ def test_a_warm_start_of_other_shapes_is_refused(finished, tmp_path, capsys):
     del wrong["layers/0/weight"]
     np.savez(tmp_path / "less.npz", **wrong)
     complaint = said(capsys, "run", *QUICK, "--init", tmp_path / "less.npz", code=2)
-    assert re.search(r"is of another model: it has .*; .*layers/0/weight.* are needed", complaint)
+    assert re.search(r"less.npz: .*; .*layers/0/weight", complaint)
     np.savez(tmp_path / "nan.npz", **arrays | {"layers/0/bias": arrays["layers/0/bias"] * np.nan})
     complaint = said(capsys, "run", *QUICK, "--init", tmp_path / "nan.npz", code=2)
-    assert "layers/0/bias holds a value that is not finite" in complaint
+    assert "layers/0/bias has a value that is not finite" in complaint
 
 
 def test_a_target_ends_a_run(finished, tmp_path, capsys):
@@ -193,7 +193,7 @@ def test_a_target_ends_a_run(finished, tmp_path, capsys):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped"].startswith("target reached")
     assert summary["round"] == 2
-    assert "finished already" in said(capsys, "resume", tmp_path / "run")
+    assert "already finished" in said(capsys, "resume", tmp_path / "run")
 
 
 def test_config_toml_says_what_the_run_was_made_with(finished):

@@ -118,7 +118,7 @@ def test_curves_are_those_of_the_paper():
 
 def test_one_seed_has_no_band_and_the_page_says_so():
     text, data = reported(made_run(Path("a-run")))
-    assert "One seed of each method: no bands" in shown(text)
+    assert "One seed per method" in shown(text)
     assert all(t["meta"]["role"] != "band" for c in data["charts"] for t in c["data"])
     assert "±" not in shown(text)
 
@@ -186,7 +186,7 @@ def test_a_cut_run_is_compared_at_the_rounds_all_have():
     for written in (format_latex(make_results(part)), format_markdown(make_results(part))):
         assert "FedPA[5] (at round 8 of 12, 1 unfinished)" in written
         assert "the last that all seeds have" in written
-        assert "two seeds make a very wide one" in written
+        assert "very wide for two seeds" in written
     words = shown(text)
     assert "Methods of unequal length (digits)" in words
     assert "8 rounds: FedPA[5]; 12 rounds: FedAvg[5]." in words
@@ -210,11 +210,11 @@ def test_runs_that_begin_to_sample_in_different_rounds_are_warned_of(tmp_path):
     """A control without the burn-in of FedPA is none."""
     directories = [made_run(tmp_path / "fedavg", "fedavg"), made_run(tmp_path / "fedpa", "fedpa")]
     (part,) = compare_groups(group_runs(find_runs(directories)))
-    assert "begin to sample" not in make_results(part).caption
+    assert "start sampling" not in make_results(part).caption
     directories.append(made_run(tmp_path / "mean", "mean", more={"phase": "sampling"}))
     with pytest.warns(UserWarning, match=r"round 1: mean\[5\]; round 16: FedPA\[5\]"):
         (part,) = compare_groups(group_runs(find_runs(directories)))
-    assert "begin to sample in different rounds" in make_results(part).caption
+    assert "start sampling in different rounds" in make_results(part).caption
 
 
 def test_the_reference_can_be_chosen(capsys):
@@ -225,7 +225,8 @@ def test_the_reference_can_be_chosen(capsys):
         assert "Δ vs FedPA[5]" in words
         assert "Δ vs FedAvg[5]" not in words
     error = refused("cmp", "--reference", "sgd", capsys=capsys)
-    assert "does not take part; choose from FedAvg[5], FedPA[5], mean-scaled[5]" in error
+    assert "reference = 'sgd'" in error
+    assert "choose from FedAvg[5], FedPA[5], mean-scaled[5]" in error
     made_run(Path("cmp/other"), "fedpa", settings={"hyperparameters": {"rho": 0.5}})
     error = refused("cmp", "--reference", "fedpa", capsys=capsys)
     assert "stands for several; choose from FedAvg[5], FedPA[5] (rho=" in error
@@ -403,7 +404,7 @@ def test_long_runs_stay_within_the_size():
     assert sum(len(t["x"]) for t in marks) <= MOST_MARKS + len(marks)
     lines = [t for t in data["charts"][0]["data"] if t["meta"]["role"] == "line"]
     assert {t["x"][-1] for t in lines} == {1500}
-    assert f"one in {16 * 1500 // MOST_MARKS} has its ×" in shown(text)
+    assert f"One in {16 * 1500 // MOST_MARKS} evaluations has a ×" in shown(text)
 
 
 def test_a_page_that_gets_too_large_has_less_in_it_or_is_refused(monkeypatch):
@@ -427,7 +428,7 @@ def test_a_page_that_gets_too_large_has_less_in_it_or_is_refused(monkeypatch):
     assert (points, number) == (10, 6)
     text, points, number = within(len(text.encode()) - 1)
     assert (points, number) == (30, 1)
-    assert "the posterior diagnostics are left out" in shown(text)
+    assert "posterior diagnostics are left out" in shown(text)
     with pytest.raises(
         FedpaError, match=r"page of these 3 runs would have 4\.\d* MB, .*fewer runs"
     ):
@@ -468,7 +469,7 @@ def test_a_run_whose_configuration_was_cut_is_named():
         made_run(Path("cmp") / name)
     config = Path("cmp/a/config.toml")
     config.write_text(config.read_text().partition("[environment]")[0])
-    with pytest.warns(UserWarning, match=r"cmp/a is left out: .*config.toml is cut"):
+    with pytest.warns(UserWarning, match=r"cmp/a is left out: .*config.toml is truncated"):
         assert [run.directory.name for run in find_runs([Path("cmp")])] == ["b"]
 
 
@@ -506,11 +507,11 @@ def test_refusals(capsys):
     Path("other").mkdir()
     Path("other/config.toml").write_text("name = 'of another program'\n")
     assert "no directory given" in refused(capsys=capsys)
-    assert "holds no runs" in refused("empty", capsys=capsys)
-    assert "holds no runs" in refused("other", capsys=capsys)
+    assert "contains no runs" in refused("empty", capsys=capsys)
+    assert "contains no runs" in refused("other", capsys=capsys)
     assert "does not exist" in refused("a-rum", capsys=capsys)
     assert "is a file" in refused("file", capsys=capsys)
-    assert "holds no runs" in refused("a-run", "empty", capsys=capsys)
+    assert "contains no runs" in refused("a-run", "empty", capsys=capsys)
     assert "must end in .html" in refused("a-run", "--out", "report.pdf", capsys=capsys)
     assert "is a file" in refused("a-run", "--out", "file/report.html", capsys=capsys)
     Path("report-curves.png").touch()

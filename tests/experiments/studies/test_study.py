@@ -173,7 +173,7 @@ def test_an_interrupted_study_leaves_nothing(monkeypatch, tmp_path):
         (["ess", "--out", "x", "--seeds", "3"], "seeds = 3: does not apply to ess"),
         (["toy", "--out", "x", "--seed", "-1"], "seed = -1: must be a whole number, at least 0"),
         (["toy", "--out", "x", "--resume"], "resume = True: applies to `all`"),
-        (["toy", "--out", "x", "--redraw", "no.csv"], "redraw = 'no.csv': is no file"),
+        (["toy", "--out", "x", "--redraw", "no.csv"], "redraw = 'no.csv'"),
         (["toy", "--out", "x", "--fast"], "unknown option --fast"),
     ],
 )
@@ -214,7 +214,7 @@ def test_every_option_has_a_help():
 def test_what_resume_keeps_must_be_what_was_asked_for(only_tiny, capsys, tmp_path):
     run("tiny", "--out", str(tmp_path / "all" / "tiny"), "--quick")
     message = refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
-    assert "is not of seed 0 and full size" in message
+    assert "seed 0 and full size" in message
     (tmp_path / "all" / "tiny" / "tiny.csv").write_text("x")
     assert "remove it" in refused(capsys, "all", "--out", str(tmp_path / "all"), "--resume")
 
@@ -224,7 +224,7 @@ def test_redrawing_a_cut_file(capsys, tmp_path):
     rows = [{"method": "client 1", "quantity": "x", "value": 1.0}]
     (tmp_path / "cut.csv").write_text(as_csv(studies()["toy"], rows, seed=0, quick=False))
     words = ["toy", "--redraw", str(tmp_path / "cut.csv"), "--out", str(tmp_path / "out")]
-    assert "has not all rows of the study" in refused(capsys, *words)
+    assert "rows of the study" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
 
 
@@ -235,7 +235,7 @@ def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     out = str(tmp_path / "out")
     for path in (other, binary):
-        assert "is no CSV of" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
+        assert "CSV of the study toy" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
     words = ["toy", "--out", out, "--redraw", str(other), "--quick"]
     assert "quick = True: nothing is measured" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()

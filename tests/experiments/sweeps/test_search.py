@@ -253,7 +253,7 @@ REFUSED = [
     (("random", LISTS, 10, 0), "trials = 10: the space has only 9 points"),
     (("random", LISTS, 0, 0), "trials = 0"),
     (("tpe", LISTS, 3, -1), "search_seed = -1"),
-    (("grid", {"epochs": tuple(range(1, MOST + 2))}, None, 0), "take random or tpe"),
+    (("grid", {"epochs": tuple(range(1, MOST + 2))}, None, 0), "random or tpe"),
 ]
 
 

@@ -67,7 +67,7 @@ def test_stackoverflow_lr_across_the_switch_with_empty_and_single_clients(tmp_pa
     said = capsys.readouterr()
     assert "has 10 words, fewer than the 10000 asked for" in said.err
     assert "has 4 tags, fewer than the 500 asked for" in said.err
-    assert "exceeds the 4 clients there are" in said.err
+    assert "there are only 4 clients" in said.err
     record = last_record(tmp_path / "out")
     assert (record["phase"], record["train/empty"], record["train/rejected"]) == ("sampling", 1, 0)
     for split in ("eval", "valid", "test"):

@@ -1,6 +1,6 @@
-"""The commands: what they do, for `fedpa --help`, and which function does it.
+"""The table of commands: their summaries for `fedpa --help`, and the functions that run them.
 
-The summaries are here and not in the commands' files: showing them imports none.
+The summaries are here, so that `fedpa --help` imports none of the commands.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ class Command(NamedTuple):
     options: str = ""
     """Its dataclass in `training_commands`, if that is where it is: help needs no more."""
     computes: bool = False
-    """Whether it runs compiled programs, for which `fedpa.configure` sets JAX up."""
+    """Whether it runs compiled programs; then `fedpa.configure` is called first."""
     commands: "Mapping[str, Command]" = {}
-    """Those that it consists of, if any."""
+    """Its subcommands, if any."""
     note: str = ""
-    """What its help says below those."""
+    """Text below them in its help."""
 
 
 DATA = {
     "list": Command("list data sets, and where each was found", "data.list_data_sets"),
     "get": Command("download data sets; interrupted downloads are resumed", "data.get"),
-    "info": Command("describe a data set, beside the paper's table 2", "data.info"),
-    "partition": Command("deal a data set without clients to clients", "partition.main"),
+    "info": Command("describe a data set, with the numbers of the paper's table 2", "data.info"),
+    "partition": Command("partition a data set into clients", "partition.main"),
 }
 DATA_NOTE = (
-    "Data sets are looked for in --data-dir if it is given, else in the directory that\n"
-    "FEDPA_DATA (of the environment) names and in your own data directory."
+    "Data sets are searched for in --data-dir if it is given, otherwise in the directory of\n"
+    "the environment variable FEDPA_DATA, then in your data directory."
 )
 COMMANDS = {
     "compare": Command(
@@ -48,9 +48,9 @@ COMMANDS = {
         "write a run's parameters to a .npz or .safetensors file", "model.export_params"
     ),
     "methods": Command("list methods: what they send, keep and cost", "listing.list_methods"),
-    "report": Command("make a page of runs: curves, tables, diagnostics", "report.main"),
+    "report": Command("make a report page of runs: curves, tables, diagnostics", "report.main"),
     "resume": Command(
-        "resume a run that was interrupted, or give it more rounds", "run.resume", computes=True
+        "resume an interrupted run, or extend a finished one", "run.resume", computes=True
     ),
     "run": Command("train one method on one task", "run.start", "RunCommand", True),
     "study": Command("measure and draw the paper's synthetic studies", "study.main", computes=True),

@@ -52,7 +52,7 @@ from fedpa.training import run_directory
 
 PROG = "fedpa compare"
 ELSEWHERE = {"out", "jobs", "quiet", "overwrite"}
-"""Fields that say nothing of what is compared."""
+"""Fields that do not affect the results."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 
 def _run(plan: Plan, metric: str, jobs: int, quiet: bool, console: Console) -> None:
-    """Choose rates, if there are any to choose, and train."""
+    """Tune rates if asked to, and train."""
     resuming = f"`fedpa compare --out {shlex.quote(format_path(plan.out))}` continues it"
     labels = {entry.name: entry.label for entry in plan.entries}
 
@@ -127,18 +127,18 @@ def _run(plan: Plan, metric: str, jobs: int, quiet: bool, console: Console) -> N
 
 
 def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
-    """Say it before the first run starts, not when their turn comes."""
+    """Warn before the first run starts, not when the method's turn comes."""
     names = ", ".join(config.method for config in configs if is_all_burn_in(config))
     if names:
         warnings.warn(
-            f"all {configs[0].rounds} rounds of {names} are burn-in: nothing is sampled, and this "
-            "is FedAvg; lower --burn-in-rounds or raise --rounds",
+            f"all {configs[0].rounds} rounds of {names} are burn-in, which is FedAvg: nothing is "
+            "sampled. Lower --burn-in-rounds or raise --rounds",
             stacklevel=2,
         )
 
 
 def _read_words(out: Path) -> list[str]:
-    """The words of the comparison in a directory."""
+    """Read the arguments of the comparison in a directory."""
     path = out / run_directory.COMPARISON
     if not path.is_file():
         raise refuse("out", str(out), "contains no comparison to resume; name a task")
@@ -163,10 +163,10 @@ def _read_tuning(command: CompareCommand) -> Tuning | None:
 
 
 def _configure(name: str, given: Mapping[str, Any], among: Sequence[str]) -> RunConfig:
-    """The run of one method; what only others of the comparison take is theirs."""
+    """Configure the run of one method, without settings that only other methods take."""
     config = configure_run(given, name)
     if given.get("tune") is not None and config.task_options.eval_split == "auto":
-        # Curves on the test split: rates are chosen on validation.
+        # Curves show the test split, since rates are chosen on validation clients.
         config = replace_fields(config, eval_split="test")
     own = drop_others(name, config.hyperparameters, among)
     return dataclasses.replace(config, hyperparameters=own)
@@ -179,7 +179,7 @@ def _report(
     labels: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Read the runs once; table, curves and page are made of that."""
+    """Read the runs, and write table, curves and page."""
     task = task_named(command.run.task)
     name, preset = preset_named(command.run.task, command.run.preset)
     groups = [
@@ -189,7 +189,7 @@ def _report(
     scale = Scale(task.metric, preset.targets, preset.last)
     (comparison,) = compare_groups(groups, reference, scale)
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
-    # Printed first: whatever becomes of the files, the numbers are seen.
+    # Printed first, in case writing the files fails.
     console.print(make_table(comparison, published, name))
     for sentence in conclude(comparison):
         console.print(sentence, markup=False, highlight=False)
@@ -200,7 +200,7 @@ def _report(
         f"{run_directory.CURVES}, {run_directory.REPORT}, one directory per run",
     )
     page = plan.out / run_directory.REPORT
-    say(console, f"to look at in a browser: {page.resolve().as_uri()}")
+    say(console, f"open in a browser: {page.resolve().as_uri()}")
 
 
 def _directory(command: CompareCommand) -> Path:
@@ -217,7 +217,7 @@ def _directory(command: CompareCommand) -> Path:
 
 
 def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
-    """The method that the others are compared with; None if there is only one."""
+    """Choose the method that the others are compared with; None if there is only one."""
     found = None if wanted is None else match_name(wanted, names)
     if wanted is not None and found is None:
         raise refuse("reference", wanted, f"does not take part; {suggest(wanted, names)}")
@@ -227,7 +227,7 @@ def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
 
 
 def _labels(configs: Sequence[RunConfig]) -> dict[str, str]:
-    """method → its label, FedPA[5]; with the method's name where two would read the same."""
+    """Label methods, as FedPA[5]; with the method's name if two labels would be equal."""
     labels = {
         config.method: label_method(config.method, config.hyperparameters) for config in configs
     }
@@ -243,5 +243,5 @@ def _names(text: str | None, default: tuple[str, ...]) -> list[str]:
         raise refuse("methods", text, f"name at least one of {', '.join(METHODS)}")
     names = [find_name("method", word, METHODS) for word in words]
     if len(set(names)) < len(names):
-        raise FedpaError(f"methods = {text!r}: each method may be named once")
+        raise FedpaError(f"methods = {text!r}: names a method twice. Name each once")
     return names

@@ -40,7 +40,7 @@ class ListCommand:
     """List the benchmarks' data sets, and where each was found."""
 
     data_dir: Path | None = None
-    """Look only in this directory (default: $FEDPA_DATA, then your own data directory)."""
+    """Look only in this directory (default: $FEDPA_DATA, then your data directory)."""
     json: bool = False
     """Print JSON."""
 
@@ -55,18 +55,18 @@ class GetCommand:
 
     names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
-    """Directory to write to (default: your own data directory)."""
+    """Directory to write to (default: your data directory)."""
     mirror: str | None = None
     """Base URL of a copy of the archives (default: $FEDPA_DATA_URL, else the original site)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InfoCommand:
-    """Describe data sets: their clients and examples, beside the paper's table 2."""
+    """Describe data sets: clients and examples, with the numbers of the paper's table 2."""
 
     names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
-    """Look only in this directory (default: $FEDPA_DATA, then your own data directory)."""
+    """Look only in this directory (default: $FEDPA_DATA, then your data directory)."""
     json: bool = False
     """Print JSON."""
 
@@ -82,7 +82,7 @@ def list_data_sets(argv: Sequence[str], console: Console) -> None:
         _print_json(listed)
         return
     view = Table(title="data sets", title_justify="left")
-    for title in ("name", "what", "found, or – what gets it"):
+    for title in ("name", "what", "where, or – how to get it"):
         view.add_column(title, overflow="fold")
     for name, path in found.items():
         where = f"– fedpa data get {name}" if path is None else format_path(path)
@@ -93,7 +93,7 @@ def list_data_sets(argv: Sequence[str], console: Console) -> None:
 def get(argv: Sequence[str], console: Console) -> None:
     command = parse_words(GetCommand, argv, "fedpa data get")
     directory = command.data_dir or places.user_data()
-    # Every name and address is right before the first byte is fetched.
+    # Check every name and address before the first download.
     wanted = [
         (archive, get_url(archive, command.mirror))
         for name in _find_names(command.names)
@@ -103,13 +103,13 @@ def get(argv: Sequence[str], console: Console) -> None:
         with remove_if_empty(directory), show_file_progress(Console(stderr=True)):
             for archive, url in wanted:
                 path = directory / archive.name
-                there = os.path.exists(path)  # False without permission to look: reported below
+                there = os.path.exists(path)  # False without permission: reported below
                 download(url, path, archive.checksum)
-                done = "there already" if there else filesize.decimal(path.stat().st_size)
-                say(console, f"{format_path(path)}: {done}, its checksum is right")
+                done = "exists" if there else filesize.decimal(path.stat().st_size)
+                say(console, f"{format_path(path)}: {done}, checksum verified")
     except KeyboardInterrupt:
         if any((directory / f"{archive.name}.part").exists() for archive, _ in wanted):
-            print("what came is kept: the same command resumes", file=sys.stderr)
+            print("the part received is kept: the same command resumes", file=sys.stderr)
         raise
 
 
@@ -128,17 +128,17 @@ def info(argv: Sequence[str], console: Console) -> None:
 
 
 def _find_names(words: Sequence[str]) -> list[str]:
-    """The data sets that are meant, each once."""
+    """Match the names of data sets, each once."""
     return list(dict.fromkeys(find_name("data set", word, DATA_SETS) for word in words))
 
 
 def _describe(name: str, data_dir: Path | None) -> dict[str, Any]:
-    """All that `info` says, as JSON would have it."""
+    """Collect the output of `info` as plain values."""
     dataset, path = get_dataset(name), find_dataset(name, data_dir)
     notes = []
     if name == CIFAR:
         splits = _central(data_dir)
-        notes.append("no clients: fedpa data partition makes some, fed_cifar100 is made of it")
+        notes.append("no clients: fedpa data partition makes clients; fed_cifar100 is made from it")
     else:
         text = "label" not in dataset.features
         opened = open_dataset(name, data_dir, features=None if text else ["label"])
@@ -151,7 +151,7 @@ def _describe(name: str, data_dir: Path | None) -> dict[str, Any]:
             if data is not None
         }
         if path == find_dataset(CIFAR, data_dir):
-            notes.append(f"dealt from {CIFAR} by Pachinko, seed 0")
+            notes.append(f"partitioned from {CIFAR} by Pachinko, seed 0")
     for split, figures in dataset.paper.items():
         splits[split]["paper"] = figures._asdict()
     facts: dict[str, Any] = {
@@ -178,7 +178,7 @@ def _central(data_dir: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _vocabulary(data_dir: Path | None, notes: list[str]) -> dict[str, int | None]:
-    """How many words and tags the counts files list."""
+    """Count the words and tags in the counts files."""
     try:
         words, tags = find_counts(data_dir)
     except FedpaError as error:
@@ -189,7 +189,7 @@ def _vocabulary(data_dir: Path | None, notes: list[str]) -> dict[str, int | None
     try:
         num_tags = len(json.loads(tags.read_bytes()))
     except (ValueError, TypeError):
-        raise FedpaError(f"{tags} is cut or no JSON: get it again") from None
+        raise FedpaError(f"{tags} is truncated or not JSON: download it again") from None
     notes.append(
         f"{num_words:,} words in {words.name}, {num_tags:,} tags in {tags.name} (the paper takes "
         "the first 10,000 and 500)"
@@ -202,7 +202,7 @@ def _print_json(value: Any) -> None:
 
 
 def splits_table(facts: Mapping[str, Any]) -> Table:
-    """A row for each split, and one beneath it with the paper's figures where it has them."""
+    """Make a row for each split, followed by the paper's numbers if it has them."""
     view = Table(
         title=f"{facts['name']}: {facts['summary']}",
         title_justify="left",
@@ -226,7 +226,7 @@ def splits_table(facts: Mapping[str, Any]) -> Table:
 
 
 def _format_spread(sizes: Mapping[str, Any]) -> str:
-    """Mean ± standard deviation; whole from 10 on, as the paper has them."""
+    """Format mean ± standard deviation; without decimals from 10 on, as in the paper."""
     if sizes["mean"] is None or sizes["std"] is None:
         return "–"
     mean, std = (

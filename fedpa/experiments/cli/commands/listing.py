@@ -1,4 +1,4 @@
-"""`fedpa methods` and `fedpa tasks`: what can be run, by which methods, and what each needs."""
+"""`fedpa methods` and `fedpa tasks`: list methods and tasks, with their costs and data."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ class TasksCommand:
     """List tasks, their models and presets, and the data they need."""
 
     data_dir: str | None = None
-    """Look for data sets only in this directory (default: $FEDPA_DATA, then your own data
+    """Look for data sets only in this directory (default: $FEDPA_DATA, then your data
     directory)."""
     json: bool = False
     """Print JSON."""
@@ -54,7 +54,7 @@ def list_methods(argv: Sequence[str], console: Console) -> None:
 
 
 def describe_method(method: NamedMethod) -> dict[str, Any]:
-    """The method as plain values."""
+    """Describe the method as plain values."""
     return {
         "label": method.label,
         "summary": method.summary,
@@ -69,7 +69,7 @@ NOTES = (
     "θ: the model; Δ: a client's update; M: local epochs; ℓ: posterior samples; ρ: shrinkage.",
     "sends: from the server to a client / from the client to the server. Each is as large as the "
     "model, except the number ‖Δ‖² and Z, which is at most that large and sent every k-th round.",
-    "keeps: what is stored from round to round, beside θ and the server optimizer's state.",
+    "keeps: state between rounds, in addition to θ and the server optimizer's state.",
     "cost: a client's computation per round, relative to FedAvg with M epochs.",
     "s: the server's momentum, or its two moments; c: a mean gradient; c_i: a client's, stored by "
     "the client; A, L: the precision of layers' inputs and its Cholesky factor, inputs² numbers "
@@ -98,7 +98,7 @@ def list_tasks(argv: Sequence[str], console: Console) -> None:
 
 
 def describe_task(task: Task, data_dir: str | None) -> dict[str, Any]:
-    """The task as plain values."""
+    """Describe the task as plain values."""
     places = {name: find_dataset(name, data_dir) for name in task.datasets}
     here = next(((name, path) for name, path in places.items() if path is not None), None)
     data: dict[str, Any] = {"found": True, "dataset": None}

@@ -27,11 +27,11 @@ class EvalCommand:
     """
 
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
-    """The run's directory, of a finished or an unfinished run."""
+    """Directory of a finished or unfinished run."""
     split: Literal["test", "validation", "train"] = "test"
     """The split to evaluate on."""
     params: str = "last"
-    """Parameters of which round: last, best, or the number of a round that has a checkpoint."""
+    """Round of the parameters: last, best, or the number of a round that has a checkpoint."""
     json: bool = False
     """Print one line of JSON instead of a table."""
 
@@ -45,11 +45,11 @@ class ExportCommand:
     """
 
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
-    """The run's directory, of a finished or an unfinished run."""
+    """Directory of a finished or unfinished run."""
     file: Path = dataclasses.field(metadata={"positional": "FILE"})
     """File to write, ending in .npz or .safetensors."""
     params: str = "last"
-    """Parameters of which round: last, best, or the number of a round that has a checkpoint."""
+    """Round of the parameters: last, best, or the number of a round that has a checkpoint."""
     overwrite: bool = False
     """Replace an existing file."""
 
@@ -62,7 +62,7 @@ def evaluate(argv: Sequence[str], console: Console) -> None:
     if found.problem is None:
         raise FedpaError(
             f"{str(command.directory)!r} was made by fedpa.fit: its data and model are in your "
-            "code; fedpa.load gives the parameters"
+            "code. fedpa.load returns the parameters"
         )
     evaluation = _evaluate(found.problem, command.split, found.params)
     if command.json:
@@ -71,7 +71,7 @@ def evaluate(argv: Sequence[str], console: Console) -> None:
         record |= evaluation.values | compute_percentiles(evaluation, list(evaluation.by_client))
         print(json.dumps(json.loads(line(record))))
         return
-    console.print(_table(evaluation, f"{format_path(command.directory)}, round {found.round}"))
+    console.print(_make_table(evaluation, f"{format_path(command.directory)}, round {found.round}"))
     console.print(
         f"{command.split}: {evaluation.examples:,} examples of {evaluation.clients:,} "
         f"{'client' if evaluation.clients == 1 else 'clients'}",
@@ -87,8 +87,8 @@ def _evaluate(problem: Problem, split: str, params: object) -> Evaluation:
     return make_evaluator(problem.metric, data, problem.eval_batch_size)(params)
 
 
-def _table(evaluation: Evaluation, title: str) -> Table:
-    """Each metric over all examples, and over clients where there are several."""
+def _make_table(evaluation: Evaluation, title: str) -> Table:
+    """Make a table of each metric over all examples, and over clients if there are several."""
     view = Table(title=title, title_justify="left")
     view.add_column("metric")
     view.add_column("all", justify="right")

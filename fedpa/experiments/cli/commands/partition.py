@@ -1,4 +1,4 @@
-"""`fedpa data partition`: a data set without clients, dealt, written in TFF's layout and drawn."""
+"""`fedpa data partition`: partition a data set, write TFF's layout and draw it."""
 
 import dataclasses
 import time
@@ -44,19 +44,19 @@ APPLY = {
         "coarse",
     },
 }
-"""scheme → the options that mean something to it."""
+"""scheme → the options that apply to it."""
 PICTURE = "clients-by-labels"
 STAGED = "partition"
-"""Names the directory in which the files are made."""
+"""Name of the directory in which the files are staged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionCommand:
-    """Partition a data set into clients; write TFF's HDF5 layout and a picture of it.
+    """Partition a data set into clients; write TFF's HDF5 layout and a figure.
 
     schemes:
       column     one client per value of a column
-      dirichlet  clients of equal size, label proportions by Dirichlet draws
+      dirichlet  clients of equal size, label proportions from a Dirichlet distribution
       quantity   clients of unequal sizes, examples drawn at random
       pachinko   coarse, then fine labels are drawn, as for the paper's CIFAR-100
 
@@ -100,7 +100,7 @@ class PartitionCommand:
     examples_per_client: int | None = None
     """pachinko: examples per client, at least 1 (default: 100)."""
     data_dir: Path | None = None
-    """Look for cifar-100-binary only in this directory (default: $FEDPA_DATA, then your own data
+    """Look for cifar-100-binary only in this directory (default: $FEDPA_DATA, then your data
     directory)."""
 
 
@@ -132,7 +132,7 @@ def main(argv: Sequence[str], console: Console) -> None:
 
 
 def _check(command: PartitionCommand) -> None:
-    """Refuse what can be refused before anything is read."""
+    """Check the options before anything is read."""
     for option in sorted(set().union(*APPLY.values())):
         value = getattr(command, option)
         if value is not None and option not in APPLY[command.scheme]:
@@ -140,14 +140,14 @@ def _check(command: PartitionCommand) -> None:
             raise refuse(option, value, f"does not apply to {command.scheme}, only to {others}")
     central = command.source == CIFAR
     if central and command.test_share is not None:
-        raise refuse("test_share", command.test_share, f"{CIFAR} has a test split of its own")
+        raise refuse("test_share", command.test_share, f"{CIFAR} has its own test split")
     for option in () if central else ("test_clients", "data_dir"):
         value = getattr(command, option)
         if value is not None:
             shown = str(value) if isinstance(value, Path) else value
             raise refuse(option, shown, f"applies to {CIFAR} only")
     if command.scheme == "column" and command.column is None:
-        raise FedpaError("column needs --column NAME: the one whose values name the clients")
+        raise FedpaError("column needs --column NAME, the column whose values name the clients")
     default = command.scheme == "pachinko" and central
     if command.clients is None and "clients" in APPLY[command.scheme] and not default:
         raise FedpaError(f"{command.scheme} needs --clients N")
@@ -159,7 +159,7 @@ def _check(command: PartitionCommand) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise refuse(option, value, "must be a finite number > 0")
     if command.sigma is not None and command.concentration is not None:
-        raise refuse("sigma", command.sigma, "sizes follow from --concentration: give one of both")
+        raise refuse("sigma", command.sigma, "give either --sigma or --concentration")
     if command.test_share is not None and not 0 <= command.test_share < 1:
         raise refuse("test_share", command.test_share, "must be from 0 to below 1")
     check_integer("seed", command.seed, 0)
@@ -170,7 +170,7 @@ def _check(command: PartitionCommand) -> None:
 
 
 def _deal_splits(command: PartitionCommand) -> dict[str, Partition]:
-    """Each split of the source, dealt to clients."""
+    """Partition each split of the source."""
     if command.source == CIFAR:
         files = find_cifar(command.data_dir)
         splits = zip(CLIENTS, read_cifar100(files["train"], files["test"]), strict=True)
@@ -216,7 +216,7 @@ def _num_clients(command: PartitionCommand, split: str) -> int:
 
 
 def _label(command: PartitionCommand, arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Which array is the label, if any: None if not given and none has the usual name."""
+    """Choose the label's array; None if it is not given and no array has the usual name."""
     if command.label is not None:
         _array(arrays, "label", command.label)
         return command.label
@@ -230,12 +230,14 @@ def _array(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> n
         expected = f"the source has {', '.join(arrays)}: give --{option} NAME"
         raise refuse(option, name or "", expected)
     if arrays[name].ndim != 1:
-        raise refuse(option, name, f"has shape {list(arrays[name].shape)}: must be one value each")
+        raise refuse(
+            option, name, f"has shape {list(arrays[name].shape)}: must be one value per example"
+        )
     return arrays[name]
 
 
 def _labels(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> np.ndarray:
-    """One for every example."""
+    """Check that every example has a value."""
     values = _array(arrays, option, name)
     row = first_missing(values)
     if row is not None:
@@ -244,7 +246,7 @@ def _labels(arrays: Mapping[str, np.ndarray], option: str, name: str | None) -> 
 
 
 def _put_aside(dealt: Partition, share: float, seed: int) -> dict[str, Partition]:
-    """So much of each client's examples, drawn at random, is its test split."""
+    """Draw a share of each client's examples at random as its test split."""
     if share == 0:
         return {"train": dealt}
     rng = np.random.default_rng(seed_split(seed, "test"))
@@ -255,7 +257,7 @@ def _put_aside(dealt: Partition, share: float, seed: int) -> dict[str, Partition
         test.append(rows[np.sort(mixed[:aside])])
         train.append(rows[np.sort(mixed[aside:])])
     if not any(map(len, test)):
-        raise refuse("test_share", share, "no client has enough examples for one to be put aside")
+        raise refuse("test_share", share, "no client has enough examples for a test split")
     some = [i for i, rows in enumerate(test) if len(rows)]
     return {
         "train": dealt._replace(rows=train),
@@ -295,7 +297,7 @@ def _figure(command: PartitionCommand, dealt: Partition, label: str | None) -> A
     coarse = dealt.arrays.get(command.coarse or "coarse_label")
     if coarse is None or not (command.scheme == "pachinko" or command.source == CIFAR):
         return draw_partition(counts, dealt.names, [str(kind) for kind in kinds], title)
-    # Labels of one coarse label side by side: that is where the skew is.
+    # Labels of one coarse label next to each other, which shows the skew.
     first = {kind: row for row, kind in reversed(list(enumerate(values.tolist())))}
     parents = np.array([coarse[first[kind]] for kind in kinds.tolist()])
     order = np.argsort(parents, kind="stable")
@@ -306,7 +308,7 @@ def _figure(command: PartitionCommand, dealt: Partition, label: str | None) -> A
 
 
 def _coarse_names(command: PartitionCommand) -> dict[str, str]:
-    """CIFAR-100's own, if they lie beside its records."""
+    """Read CIFAR-100's label names, if they are next to its records."""
     if command.source != CIFAR:
         return {}
     path = find_cifar(command.data_dir)["train"].with_name("coarse_label_names.txt")

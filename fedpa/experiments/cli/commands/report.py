@@ -1,4 +1,4 @@
-"""`fedpa report`: runs and comparisons as one page that can be sent around, and its figures."""
+"""`fedpa report`: one self-contained page of runs and comparisons, with figures."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ TABLES = ("table.csv", "table.tex")
 
 @dataclasses.dataclass(frozen=True)
 class ReportCommand:
-    """Make one self-contained page of runs and comparisons, with figures beside it.
+    """Make one self-contained page of runs and comparisons, and its figures.
 
     examples:
       fedpa report runs/c                       report.html of a comparison
@@ -41,7 +41,7 @@ class ReportCommand:
     )
     """Runs, finished or not, or directories that contain runs, as fedpa compare writes them."""
     out: Path = Path("report.html")
-    """Page to write. Beside it: report-table.csv, report-table.tex, report-curves.png, …"""
+    """Page to write; report-table.csv, report-table.tex, report-curves.png, … go next to it."""
     figures: bool = True
     """Write the figures as PNG and PDF; --no-figures writes the page alone."""
     columns: str | None = dataclasses.field(
@@ -80,7 +80,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         # The page comes last: where it is, its tables and figures are.
         write_together(command.out, {**beside, command.out.name: page.encode()})
     said = f"written {format_path(command.out)} ({len(runs)} {'run' if len(runs) == 1 else 'runs'})"
-    say(console, f"{said}, beside it {', '.join(beside)}" if beside else said)
+    say(console, f"{said}, and {', '.join(beside)}" if beside else said)
 
 
 def _format_tables(

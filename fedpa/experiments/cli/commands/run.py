@@ -1,4 +1,4 @@
-"""`fedpa run` and `fedpa resume`: train one method on one task, and resume that, exactly."""
+"""`fedpa run` and `fedpa resume`: train one method on one task, and resume it exactly."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,8 @@ class ResumeCommand:
     directory: Path = dataclasses.field(metadata={"positional": "DIR"})
     """The run's directory."""
     rounds: int | None = None
-    """Total number of rounds, at least those done; more extend the run (default: as configured)."""
+    """Total number of rounds, at least those done; a larger number extends the run (default: as
+    configured)."""
     max_minutes: float | None = None
     """Stop after this many minutes; fedpa resume continues the run (default: no limit)."""
     quiet: bool = False
@@ -59,13 +60,13 @@ def start(argv: Sequence[str], console: Console) -> None:
     refuse_unused([command.run], [config], given)
     if command.out is not None and is_first():
         run_directory.check_free(command.out, command.overwrite, "--overwrite")
-    # Before anything is made: the data may not be there, or not have what is asked for.
+    # First, since the data may be missing or unsuitable.
     problem = load_problem(config)
     check_run(config, problem)
     if command.dry_run:
         _dry_run(config, problem, console)
     elif not is_first():
-        run(config, None, problem=problem)  # works for the first process, which writes and tells
+        run(config, None, problem=problem)  # works for the first process, which writes and prints
     else:
         out = command.out or run_directory.fresh_directory(f"{config.task}-{config.method}")
         result = _train(command, config, out, problem, console, overwrite=command.overwrite)
@@ -91,10 +92,10 @@ def resume(argv: Sequence[str], console: Console) -> None:
     past = stored.history if stored else ()
     result = _train(command, config, out, problem, console, past, over, **how)
     if over and not command.quiet:
-        more = "--rounds N gives it more rounds"
+        more = "--rounds N extends it"
         if result.stopped is not None:
-            more = "it was stopped, as one of more rounds would have been"
-        say(console, f"finished already, nothing was changed: {more}")
+            more = "it stopped early, so more rounds do not apply"
+        say(console, f"already finished, nothing was changed: {more}")
     _print_outcome(console, config, out, result, command.quiet)
 
 
@@ -108,7 +109,7 @@ def _train(
     over: bool = False,
     **how: Any,
 ) -> Fit:
-    """Run as `how` says, with progress, a limit of time, and signals that save the last round."""
+    """Call `how` with progress, a time limit, and signals that save the last round."""
     limit = [] if command.max_minutes is None else [max_minutes(command.max_minutes)]
     label = label_method(config.method, config.hyperparameters)
     metric, quiet = task_named(config.task).metric, command.quiet or over
@@ -117,7 +118,7 @@ def _train(
         if not run_directory.is_run(out):
             return ""
         done = list_checkpoints(out)
-        after = f"after round {done[-1]}" if done else "before the first round was done"
+        after = f"after round {done[-1]}" if done else "before the end of the first round"
         return f" {after}: {_explain_resuming(out)}"
 
     with (
@@ -134,7 +135,7 @@ def _explain_resuming(out: Path) -> str:
 def _print_outcome(
     console: Console, config: RunConfig, out: Path, result: Fit, quiet: bool = False
 ) -> None:
-    """The numbers, why it ended, and where everything is; `quiet`: the directory alone."""
+    """Print the result, why it ended, and its directory; `quiet`: only the directory."""
     if quiet:
         say(console, format_path(out))
         return
@@ -142,12 +143,12 @@ def _print_outcome(
     if result.stopped is not None:
         say(console, f"ended after round {rounds}: {result.stopped}")
     if not result.finished:
-        say(console, f"{rounds} of {config.rounds} rounds are done: {_explain_resuming(out)}")
+        say(console, f"{rounds} of {config.rounds} rounds done: {_explain_resuming(out)}")
         return
     metric, last = task_named(config.task).metric, preset_named(config.task, config.preset)[1].last
     (value,) = compute_finals([read_curve(result.history, f"eval/{metric}")], last)
     say(console, f"{metric} {value:.4f} (mean of the last {min(last, rounds)} rounds)")
-    say(console, _tested(result.history, metric))
+    say(console, _format_test(result.history, metric))
     target = config.stopping.target
     if target is not None and result.stopped is None:
         say(console, f"the target {target:g} was not reached")
@@ -161,8 +162,8 @@ def _print_outcome(
     say(console, f"written to {format_path(out)}")
 
 
-def _tested(history: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """The model at the end on the whole test split, and who is left behind."""
+def _format_test(history: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """Format the final test result, overall and as percentiles over clients."""
     said = f"test {metric} {read_last(history, f'test/{metric}'):.4f}"
     lower, middle, upper = (read_last(history, f"test/{metric}_p{p}") for p in PERCENTILES)
     if middle == middle:

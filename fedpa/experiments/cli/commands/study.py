@@ -1,4 +1,4 @@
-"""`fedpa study`: the paper's synthetic tables and figures, each from one command."""
+"""`fedpa study`: measure and draw the paper's synthetic tables and figures."""
 
 import contextlib
 import dataclasses
@@ -50,10 +50,10 @@ class StudyCommand:
     seed: int = 0
     """Random seed, at least 0. The same seed gives the same numbers, except for times."""
     seeds: int | None = None
-    """toy, correction: number of seeds, at least 1 (default: the study's own)."""
+    """toy, correction: number of seeds, at least 1 (default: depends on the study)."""
     repeats: int | None = None
-    """bias-variance, ess: number of problems; timing: number of timings. At least 1 (default: the
-    study's own)."""
+    """bias-variance, ess: number of problems; timing: number of timings. At least 1 (default:
+    depends on the study)."""
     resume: bool = False
     """all: keep the finished studies in the directory and measure the missing ones."""
     redraw: Path | None = None
@@ -70,17 +70,17 @@ def main(argv: Sequence[str], console: Console) -> None:
     with remove_if_empty(out):
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=out).close()  # refused, if at all, before the work starts
+            tempfile.TemporaryFile(dir=out).close()  # refused before the work starts
         for name, study in chosen.items():
             directory = out / name if command.name == "all" else out
             if command.resume and (directory / f"{name}.csv").exists():
-                console.print(f"{name}: kept, it is there already", highlight=False)
+                console.print(f"{name}: kept (already measured)", highlight=False)
                 continue
             _run(name, study, command, directory, console)
 
 
 def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
-    """Refuse everything that can be refused before any work starts."""
+    """Check the options before any work starts."""
     for knob in ("seeds", "repeats"):
         value = getattr(command, knob)
         if value is None:
@@ -93,7 +93,7 @@ def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
     if command.seed >= 2**32:
         raise refuse("seed", command.seed, "must be between 0 and 2³² − 1")
     if command.resume and command.name != "all":
-        raise refuse("resume", True, "applies to `all`: a single study is measured in one go")
+        raise refuse("resume", True, "applies to `all` only: a single study is not resumed")
     if command.redraw is not None:
         _check_redraw(command, chosen)
     _check_directory(command, chosen)
@@ -105,28 +105,30 @@ def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
 def _check_redraw(command: StudyCommand, chosen: dict[str, Study]) -> None:
     path = command.redraw
     if command.name == "all":
-        raise refuse("redraw", str(path), "name the study that the file is of")
+        raise refuse("redraw", str(path), "name the study of this file")
     for option in ("quick", "seed", "seeds", "repeats"):
         if getattr(command, option):
             raise refuse(option, getattr(command, option), "nothing is measured with --redraw")
     assert path is not None
     if not path.is_file():
-        raise refuse("redraw", str(path), "is no file: give a study's CSV")
+        raise refuse("redraw", str(path), "is not a file: give a study's CSV")
     rows = read_csv(path)
     columns = {*chosen[command.name].columns, "quantity", "value", *STAMP}
     if not rows or not {name for row in rows for name in row} <= columns:
-        raise refuse("redraw", str(path), f"is no CSV of the study {command.name}")
+        raise refuse("redraw", str(path), f"is not a CSV of the study {command.name}")
 
 
 def _check_kept(command: StudyCommand, path: Path) -> None:
-    """What is kept must be what would be measured."""
+    """Check that a study to keep has the seed and size that would be measured."""
     if not path.exists():
         return
     rows = read_csv(path)
     wanted = (command.seed, size(command.quick))
     if not rows or (rows[0].get("seed"), rows[0].get("size")) != wanted:
         raise refuse(
-            "resume", str(path), f"is not of seed {wanted[0]} and {wanted[1]} size: remove it"
+            "resume",
+            str(path),
+            f"was not made with seed {wanted[0]} and {wanted[1]} size: remove it",
         )
 
 
@@ -145,22 +147,22 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
     given = getattr(command, study.knob)
     repeats = study.repeats[command.quick] if given is None else given
     if command.redraw is None:
-        with _telling(console, name) as tell:
+        with _show_progress(console, name) as tell:
             rows = study.measure(Settings(command.quick, command.seed, repeats, tell))
         content = as_csv(study, rows, command.seed, command.quick)
     else:
         content = command.redraw.read_text()
-    # Drawn from what the file will hold, as anyone could.
+    # Drawn from the rows as the file stores them.
     stored = parse_csv(content)
     try:
         figure, extras, findings = study.draw(stored), study.extras(stored), study.findings(stored)
     except (IndexError, KeyError, ValueError, StopIteration):
         if command.redraw is None:
             raise
-        raise refuse("redraw", str(command.redraw), "has not all rows of the study") from None
+        raise refuse("redraw", str(command.redraw), "does not have all rows of the study") from None
     files = {f"{name}.{kind}": render_figure(figure, kind) for kind in ("png", "pdf")}
     files |= extras
-    files[f"{name}.csv"] = content.encode()  # the last: where it is, all is
+    files[f"{name}.csv"] = content.encode()  # written last: if it exists, everything does
     with writing(out):
         write_together(out / name, files)
     for finding in findings:
@@ -170,8 +172,8 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
 
 
 @contextlib.contextmanager
-def _telling(console: Console, name: str) -> Iterator[Callable[[float, str], None]]:
-    """Progress by fraction: a bar on a terminal, plain lines elsewhere."""
+def _show_progress(console: Console, name: str) -> Iterator[Callable[[float, str], None]]:
+    """Show progress by fraction: a bar on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
         yield lambda fraction, text: say(console, f"{name}  {fraction:4.0%}  {text}")
         return

@@ -57,7 +57,7 @@ from fedpa.training.problem import Problem
 from fedpa.training.run_directory import TRIALS
 
 RESUMING = {"out", "jobs", "trials", "quiet", "force"}
-"""Fields with which a sweep is resumed."""
+"""Fields that may be given when a sweep is resumed."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     elif command.paper:
         if command.run.method != "fedpa":
             raise refuse(
-                "method", command.run.method, "--paper chooses fedavg's, then fedpa's: leave it"
+                "method", command.run.method, "--paper uses fedavg, then fedpa: leave it out"
             )
         bases = (configure_run(given, "fedavg"), command.run)
         stages = Stages(*(_plan_sweep(command, base, given, remarks) for base in bases))
@@ -86,9 +86,9 @@ def main(argv: Sequence[str], console: Console) -> None:
     problem = load_problem(settings.base)
     check_run(configure(settings.base, first_point(settings.space)), problem)
     if problem.validation is None:
-        remarks.append("there are no validation clients: this chooses on the test split")
+        remarks.append("there are no validation clients: settings are chosen on the test split")
         if "validation_share" in task_named(settings.base.task).takes:
-            remarks[-1] += "; --validation-share 0.1 holds some clients out for it"
+            remarks[-1] += "; --validation-share 0.1 holds out validation clients"
     out = command.out or run_directory.fresh_directory(f"{settings.base.task}-sweep")
     jobs = command.jobs or default_jobs(problem)
     resuming = f"`fedpa sweep --out {shlex.quote(format_path(out))}` continues it"
@@ -100,7 +100,7 @@ def main(argv: Sequence[str], console: Console) -> None:
         many = f"{settings.search.trials} trials of {settings.base.method}"
         say(talks, f"{many} ({settings.search.kind}) over {', '.join(settings.space)}")
         if "rho" in settings.space and settings.base.hyperparameters.epochs == 1:
-            say(talks, "with 1 epoch there is one sample, and rho changes nothing")
+            say(talks, "with 1 epoch there is one sample, and rho has no effect")
         with _watch(talks, settings, problem, jobs, look) as watch:
             trials = sweep(settings, place, problem, jobs=jobs, watch=watch, force=command.force)
         _report(talks, settings, place, problem, trials)
@@ -127,20 +127,20 @@ def main(argv: Sequence[str], console: Console) -> None:
 def _plan_sweep(
     command: SweepCommand, base: RunConfig, given: Mapping[str, Any], remarks: list[str]
 ) -> Sweep:
-    """The sweep of one method, `base`'s; of a stage, if `--paper` is given."""
+    """Make the sweep of the method of `base`, or of a stage of `--paper`."""
     samples = METHODS[base.method].samples
     if command.space is not None:
         space = read_space(command.space)
         for name in space:
             if name in given:
-                raise refuse(name, given[name], "is in the space, too: leave it out of one of them")
+                raise refuse(name, given[name], "is also in the space: leave it out of one of them")
         if command.paper:
             training, sampling = split_space(space)
             space = sampling if samples else training
     else:
         grid = preset_named(base.task, base.preset)[1].grid
         if grid is None:
-            raise refuse("task", base.task, "has no grid of its own: give --space FILE")
+            raise refuse("task", base.task, "has no grid: give --space FILE")
         space = _trim_grid(grid.sampling if samples else grid.training, base, given, remarks)
     trials, points = command.trials, size(space)
     if (
@@ -149,18 +149,18 @@ def _plan_sweep(
         and points is not None
         and points < (trials or 0)
     ):
-        remarks.append(f"{base.method} has {points} points to try: all of them are")
+        remarks.append(f"{base.method} has only {points} points: all are tried")
         trials = points
     search = choose_search(command.search, space, trials, command.search_seed, command.prune)
     return check_sweep(Sweep(base, space, search))
 
 
 def _read_sweep(out: Path, trials: int | None) -> tuple[Stages | None, Sweep]:
-    """The sweep in a directory, or its stages and the first of them; with `trials` trials."""
+    """Read the sweep in a directory, or its stages and the first of them; with `trials` trials."""
     settings = read_settings(out)
     if isinstance(settings, Stages):
         if trials is not None:
-            raise refuse("trials", trials, "a sweep in stages keeps the number it has")
+            raise refuse("trials", trials, "cannot change in a sweep with stages")
         return settings, settings.training
     if trials is not None:
         kind, _, seed, prune = settings.search
@@ -170,7 +170,7 @@ def _read_sweep(out: Path, trials: int | None) -> tuple[Stages | None, Sweep]:
 
 
 def _trim_grid(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: list[str]) -> Space:
-    """The task's grid without what the command line fixes, and what the runs can't have."""
+    """Read the task's grid, without settings of the command line and values that can't run."""
     wanted = {name: values for name, values in grid.items() if name not in given}
     space = trim_space(wanted, base)
     for name, values in wanted.items():
@@ -179,12 +179,12 @@ def _trim_grid(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: 
         if left_out:
             remarks.append(
                 f"left out of the grid: {name} {', '.join(left_out)}, which {base.method} can't "
-                f"have in {base.rounds} rounds"
+                f"use in {base.rounds} rounds"
             )
     if not space:
         raise FedpaError(
-            f"nothing is left to choose of task {base.task}'s grid, {', '.join(grid)}: fix less on "
-            "the command line, give more --rounds, or --space FILE"
+            f"nothing is left to sweep in task {base.task}'s grid, {', '.join(grid)}: fix fewer "
+            "settings, give more --rounds, or --space FILE"
         )
     return space
 
@@ -193,33 +193,33 @@ def _trim_grid(grid: Space, base: RunConfig, given: Mapping[str, Any], remarks: 
 def _watch(
     console: Console, settings: Sweep, problem: Problem, jobs: int, look: Callback
 ) -> Iterator[Watch]:
-    """A line for each trial that has ended; on a terminal, below them, the present one's rounds."""
+    """Print a line for each trial that ended; on a terminal, also the current trial's rounds."""
     total = settings.search.trials
     metric = find_metric(settings.base.task, problem)
     width = len(str(total))
     live = console.is_terminal and console.is_interactive and not console.quiet
     status = console.status("", spinner="dots") if live else None
 
-    def named(trial: Trial) -> str:
+    def name_trial(trial: Trial) -> str:
         place = f"({trial.number + 1:>{width}} of {total})"
         return f"trial {trial.number:>{width}} {place}  {describe_point(trial.params)}"
 
     def begin(trial: Trial, again: bool) -> Sequence[Callback]:
         if again:
-            say(console, f"{named(trial)}: was interrupted, is continued")
+            say(console, f"{name_trial(trial)}: was interrupted, resumed")
         if status is None:
             return [look]
-        status.update(f"{named(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
+        status.update(f"{name_trial(trial)}{f' and {jobs - 1} more' if jobs > 1 else ''}")
 
         def show(event: Event) -> None:
             value = event.record.get(metric)
             last = "" if value is None else f"  {metric} {value:.4f}"
-            status.update(f"{named(trial)}  round {event.round}/{event.rounds}{last}")
+            status.update(f"{name_trial(trial)}  round {event.round}/{event.rounds}{last}")
 
         return [look, show]
 
     def end(trial: Trial, all: Sequence[Trial]) -> None:
-        say(console, f"{named(trial)}  {_outcome(trial, find_best(all))}")
+        say(console, f"{name_trial(trial)}  {_outcome(trial, find_best(all))}")
 
     with status or contextlib.nullcontext():
         yield Watch(begin, end)
@@ -227,9 +227,9 @@ def _watch(
 
 def _outcome(trial: Trial, top: Trial | None) -> str:
     if trial.state == "pruned":
-        return f"given up after round {trial.about.get('rounds')}"
+        return f"pruned after round {trial.about.get('rounds')}"
     if trial.value is None:
-        return f"has no value: {trial.about.get('stopped', 'its metric is not a number')}"
+        return f"no value: {trial.about.get('stopped', 'its metric is not a number')}"
     return f"{trial.value:.4f}" + (" *" if top is not None and top.number == trial.number else "")
 
 
@@ -248,7 +248,7 @@ def _report(
         write_atomically(out / PICTURE, render_figure(picture, "png"))
     top = find_best(trials)
     if top is None:
-        say(console, "no trial has a value: there is no best")
+        say(console, "no trial has a value, so there is no best")
         return
     console.print(sensitivity_table(settings.space, trials, metric))
     last = min(preset_named(base.task, base.preset)[1].last, base.rounds)
