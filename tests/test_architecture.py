@@ -11,7 +11,7 @@ import fedpa
 PACKAGE = Path(fedpa.__file__).parent
 # A row imports only rows above it (and itself). The library comes first, then the laboratory.
 LIBRARY = [
-    {"atomic_write", "errors", "lazy", "places", "precision", "types", "watching"},
+    {"atomic_write", "errors", "lapack", "lazy", "places", "precision", "types", "watching"},
     {"objectives"},
     {"samplers"},
     {"precisions"},

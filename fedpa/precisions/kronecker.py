@@ -13,7 +13,6 @@ of [b; W]; with s = r outputs, Z has the shape of [b; W]. A_i's diagonal blocks 
 upper triangles, are sent where they are no more numbers than Z. They need no randomness and add up.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpa.lapack import cholesky, solve_lower, solve_upper
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observe
 from fedpa.objectives.minibatches import Minibatch, sum_batches
@@ -87,12 +87,12 @@ class Kronecker(NamedTuple):
     def factorize(self) -> "Cholesky":
         """L of LLᵀ = A, for A positive definite: computed once for many solves."""
         blocks = self.blocks
-        return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jnp.linalg.cholesky(blocks))
+        return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jax.vmap(cholesky)(blocks))
 
-    def add_identity(self) -> "Kronecker":
-        """Λ + I, which also makes the rows that fill up the last block harmless to `solve`."""
+    def add_identity(self, factor: float | Scalar = 1.0) -> "Kronecker":
+        """Λ + cI, which also makes the rows that fill up the last block harmless to `solve`."""
         return Kronecker(
-            self.blocks + jnp.eye(self.blocks.shape[-1], dtype=self.blocks.dtype)[None]
+            self.blocks + factor * jnp.eye(self.blocks.shape[-1], dtype=self.blocks.dtype)[None]
         )
 
     def normalize(self, features: int) -> "Kronecker":
@@ -134,16 +134,19 @@ class Cholesky(NamedTuple):
         def divide(rows: Array) -> Array:
             if lower.shape[-1] == 1:
                 return rows / lower**2
-            return _solve_lower(lower, _solve_lower(lower, rows), transpose_a=True)
+            return jax.vmap(solve_upper)(lower, jax.vmap(solve_lower)(lower, rows))
 
         return _by_blocks(divide, lower, v)
 
     def sample(self, like: Matrix, key: Key) -> Matrix:
         """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
-        noise = jax.random.normal(key, like.shape, like.dtype)
-        return _by_blocks(
-            lambda rows: _solve_lower(self.lower, rows, transpose_a=True), self.lower, noise
-        )
+        lower = self.lower
+        noise = jax.random.normal(key, like.shape, lower.dtype)
+
+        def divide(rows: Array) -> Array:
+            return rows / lower if lower.shape[-1] == 1 else jax.vmap(solve_upper)(lower, rows)
+
+        return _by_blocks(divide, lower, noise).astype(like.dtype)
 
     def logdet(self, like: Matrix) -> Scalar:
         """log det Λ over matrices of the shape of `like`."""
@@ -220,9 +223,6 @@ def _by_blocks(function: Callable[[Array], Array], blocks: Blocks, v: Matrix) ->
     """`function` of the rows of v that belong to each block, put together again."""
     rows = split_rows(v.astype(blocks.dtype), Cut(*blocks.shape[:2]))
     return function(rows).reshape(-1, v.shape[1])[: v.shape[0]].astype(v.dtype)
-
-
-_solve_lower = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
 
 
 def cut_layer(layer: Layer, largest: int) -> Cut:

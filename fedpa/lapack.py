@@ -1,0 +1,41 @@
+"""LAPACK's factorizations, vectorized as one matrix after the other.
+
+LAPACK calls on a batch, in compiled programs that run in two threads at a time, wait for each other
+for ever (jaxlib 0.10.2; `solve`, `qr`, `eigh`, Cholesky alike); calls on one matrix don't. What is
+`one_by_one` has derivatives in forward mode only.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+one_by_one: Callable[[F], F] = jax.custom_batching.sequential_vmap
+"""The function under `jax.vmap`: a loop over the batch, in which each call has one matrix."""
+
+
+@one_by_one
+def cholesky(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """L of LLᵀ = the matrix; not-a-number where it is not positive definite."""
+    factor: Array = jnp.linalg.cholesky(matrix)
+    return factor
+
+
+@one_by_one
+def solve_lower(lower: Float[Array, "d d"], columns: Float[Array, "d c"]) -> Float[Array, "d c"]:
+    """L⁻¹ times the columns."""
+    return _solve(lower, columns)
+
+
+@one_by_one
+def solve_upper(lower: Float[Array, "d d"], columns: Float[Array, "d c"]) -> Float[Array, "d c"]:
+    """L⁻ᵀ times the columns."""
+    return _solve(lower, columns, transpose_a=True)
+
+
+_solve = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
