@@ -12,12 +12,15 @@ from fedpa.objectives.layer_inputs import (
 )
 from fedpa.objectives.least_squares import Federation, make_regression
 from fedpa.objectives.objective import Objective, SparseTable, client_loss, log_posterior
+from fedpa.objectives.prior import NormalPrior, Prior, normal_prior
 from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
 
 __all__ = [
     "ClientData",
     "Federation",
+    "NormalPrior",
     "Objective",
+    "Prior",
     "Quadratic",
     "SparseTable",
     "client_data",
@@ -29,6 +32,7 @@ __all__ = [
     "least_squares",
     "log_posterior",
     "make_regression",
+    "normal_prior",
     "observing",
     "over_examples",
     "per_example",
