@@ -39,3 +39,9 @@ def solve_upper(lower: Float[Array, "d d"], columns: Float[Array, "d c"]) -> Flo
 
 
 _solve = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
+
+
+@one_by_one
+def eigenvalues(matrix: Float[Array, "d d"]) -> Float[Array, " d"]:
+    """Of a symmetric matrix, the smallest first."""
+    return jnp.linalg.eigvalsh(matrix)

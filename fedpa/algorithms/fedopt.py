@@ -13,7 +13,8 @@ it runs.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,21 @@ class Inquiry(NamedTuple):
     """(server state, what the clients answered, aggregated) → server state."""
 
 
+class Reading(NamedTuple):
+    """How a person reads an algorithm's infos, where a mean over clients does not say it.
+
+    Example:
+        >>> Reading(reduce={"rhat": "max"}, reasons={"indefinite": "its precision is not definite"})
+        Reading(reduce={'rhat': 'max'}, reasons={'indefinite': 'its precision is not definite'})
+    """
+
+    reduce: Mapping[str, Literal["max", "min", "sum"]] = MappingProxyType({})
+    """A client info's name → what its records are over a round's clients; default: the mean."""
+    reasons: Mapping[str, str] = MappingProxyType({})
+    """A client info's name → why a client was rejected, if that info is not 0; "skipped" → why the
+    server skipped a round."""
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm as functions: the steps of Algorithm 1.
 
@@ -146,6 +162,8 @@ class Algorithm(NamedTuple):
     """server state → the θ to evaluate and to return."""
     inquiry: Inquiry | None = None
     """What clients are asked before they begin, if anything: MIME's gradients."""
+    reading: Reading = Reading()
+    """How its infos are read."""
 
 
 class Cohort(NamedTuple):

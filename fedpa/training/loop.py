@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm, ClientState, State
+from fedpa.algorithms.fedopt import Algorithm, ClientState, Reading, State
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.views import read_ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
@@ -301,14 +301,14 @@ def train(
             asked, state = _inquire(algorithm, engine, now.state, cohort)
             message = broadcast(state, jnp.asarray(t))
             result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
-            _check_success(result, ids, t, min_success)
+            _check_success(result, ids, t, min_success, algorithm.reading)
             state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
-            record |= _train_metrics(result, ids) | _traffic(message, result, asked)
+            record |= _train_metrics(result, ids, algorithm.reading) | _traffic(message, result, asked)
             record |= _server_metrics(info)
-            _report(record, result.failures, warned)
-            _check_progress(record, now.history, rounds, result, ids)
+            _report(record, result, ids, warned, algorithm.reading)
+            _check_progress(record, now.history, rounds, result, ids, algorithm.reading)
             record["seconds"] = time.perf_counter() - started
             # Clients continue as the server does: from where they were, if it skipped the round.
             states = {} if info.skipped else result.states
@@ -384,12 +384,14 @@ def check_share(field: str, value: Any) -> None:
         raise refuse(field, value, "must be a share between 0 and 1")
 
 
-def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float) -> None:
+def _check_success(
+    result: RoundResult, ids: Sequence[str], t: int, least: float, reading: Reading
+) -> None:
     succeeded = int(result.accepted.sum())
     if succeeded / len(ids) < least:
         raise TooFewClientsError(
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
-            f"asks for more; {_explain(result, _rejected(result, ids)[0])}"
+            f"asks for more; {_explain(result, ids, _rejected(result, ids)[0], reading)}"
         )
 
 
@@ -397,12 +399,30 @@ def _rejected(result: RoundResult, ids: Sequence[str]) -> list[str]:
     return [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
 
 
-def _explain(result: RoundResult, client: str) -> str:
-    return f"client {client!r}: {result.failures.get(client, NOT_FINITE)}"
+def _explain(result: RoundResult, ids: Sequence[str], client: str, reading: Reading) -> str:
+    return f"client {client!r}: {_find_reason(result, ids, client, reading) or NOT_FINITE}"
+
+
+def _find_reason(
+    result: RoundResult, ids: Sequence[str], client: str, reading: Reading
+) -> str | None:
+    """What went wrong with a client, if more is known than that its result is not finite."""
+    if client in result.failures:
+        return result.failures[client]
+    place = list(ids).index(client)
+    for name, reason in reading.reasons.items():
+        if name in result.infos and result.infos[name][place]:
+            return reason
+    return None
 
 
 def _check_progress(
-    record: Record, history: History, rounds: int, result: RoundResult, ids: Sequence[str]
+    record: Record,
+    history: History,
+    rounds: int,
+    result: RoundResult,
+    ids: Sequence[str],
+    reading: Reading,
 ) -> None:
     """End a run none of whose rounds has changed the model, for want of a usable client."""
     t = record["round"]
@@ -412,11 +432,11 @@ def _check_progress(
     rejected = record.get("train/rejected_clients", ())
     if rejected:
         failed = next((name for name in rejected if name in result.failures), rejected[0])
-        reason = _explain(result, failed)
+        reason = _explain(result, ids, failed, reading)
     elif not result.examples.any():
         reason = f"client {ids[0]!r} has no examples, nor has any other of round {t}"
     else:
-        reason = "the server's update is not finite: lower the learning rate"
+        reason = reading.reasons.get("skipped", SKIPPED)
     since = "round 1 had" if t == 1 else f"rounds 1 to {t} had"
     raise NoUsableClientError(f"{since} no usable client update, the model is unchanged; {reason}")
 
@@ -424,16 +444,20 @@ def _check_progress(
 FRUITLESS = 5
 """Rounds without a usable client update, from the first on, after which a run ends as failed; a
 shorter run after its last."""
+SKIPPED = "the server's update is not finite: lower the learning rate"
 NOT_FINITE = (
     "its update is not finite. Lower the learning rate, or look for missing values in its data"
 )
 
 
-def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
+def _train_metrics(result: RoundResult, ids: Sequence[str], reading: Reading) -> dict[str, Any]:
     """Means over the clients that counted; the number and the names of those rejected."""
+    reductions = {"mean": np.mean, "max": np.max, "min": np.min, "sum": np.sum}
     counted = result.accepted & (result.examples > 0)
     metrics: dict[str, Any] = {
-        f"train/{name}": float(np.mean(values[counted].astype(np.float64)))
+        f"train/{name}": float(
+            reductions[reading.reduce.get(name, "mean")](values[counted].astype(np.float64))
+        )
         if counted.any()
         else float("nan")
         for name, values in result.infos.items()
@@ -479,11 +503,18 @@ def _traffic(message: Any, result: RoundResult, asked: RoundResult | None) -> di
     return {"comm/bytes_up": up, "comm/bytes_down": down}
 
 
-def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str]) -> None:
+def _report(
+    record: dict[str, Any],
+    result: RoundResult,
+    ids: Sequence[str],
+    warned: set[str],
+    reading: Reading,
+) -> None:
     """Warn of what went wrong: once for each client, once for the server. Records have it all."""
     news = [name for name in record.get("train/rejected_clients", ()) if name not in warned]
     later = "(later rejections of the same clients are counted only)"
-    not_finite = [name for name in news if name not in failures]
+    reasons = {name: _find_reason(result, ids, name, reading) for name in news}
+    not_finite = [name for name in news if reasons[name] is None]
     if not_finite:
         warnings.warn(
             f"round {record['round']}: rejected, for a result that is not finite: "
@@ -491,9 +522,9 @@ def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str
             stacklevel=3,
         )
     for name in news:
-        if name in failures:
+        if reasons[name] is not None:
             warnings.warn(
-                f"round {record['round']}: rejected, client {name}: {failures[name]} {later}",
+                f"round {record['round']}: rejected, client {name}: {reasons[name]} {later}",
                 stacklevel=3,
             )
     warned.update(news)
