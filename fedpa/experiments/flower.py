@@ -106,6 +106,10 @@ def run_settings(table: Mapping[str, Any]) -> RunConfig:
     config = resolve(from_table(values, "run config", of_run=False))
     if METHODS[config.method].pooled:
         raise refuse("method", config.method, "puts clients' examples together: they stay on nodes")
+    prior_sd = config.task_options.prior_sd
+    if prior_sd is not None:
+        expected = "does not work over Flower: a node does not know how many examples all have"
+        raise refuse("prior_sd", prior_sd, expected)
     return config
 
 

@@ -64,11 +64,13 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
         penalty = trace("regularizer", objective.regularizer, theta)
         _check_shape("regularizer", penalty, (), "for the parameters: it must return one number")
     if objective.prior is not None:
-        _check_prior(objective.prior, theta)
+        _check_prior(objective.prior, objective.num_examples, theta)
 
 
-def _check_prior(prior: Any, theta: Params) -> None:
-    """Refuse what is no prior of parameters like θ."""
+def _check_prior(prior: Any, num_examples: Any, theta: Params) -> None:
+    """Refuse what is no prior of parameters like θ, and no number of examples."""
+    if num_examples is not None and not (np.shape(num_examples) == () and num_examples > 0):
+        raise refuse("num_examples", num_examples, "must be the examples of all clients, > 0")
     if not isinstance(prior, Prior) or isinstance(prior, type):
         raise refuse("prior", prior, "must be a prior, for example fedpa.normal_prior(sd=2.0)")
     if isinstance(prior, NormalPrior):

@@ -97,7 +97,8 @@ class NormalPrior(NamedTuple):
         """The prior of the leaves that are trained, if it was given for all leaves of params."""
 
         def trained(tree: Any) -> Any:
-            if jax.tree.structure(tree) != jax.tree.structure(params):
+            structures: list[Any] = [jax.tree.structure(one) for one in (tree, params)]
+            if structures[0] != structures[1]:
                 return tree  # a number for all of them, or of trained leaves alone
             return jax.tree.map(
                 lambda leaf, value: value if is_trained(leaf) else None, params, tree

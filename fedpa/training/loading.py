@@ -23,6 +23,7 @@ from fedpa.data.federated import Clients
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective
+from fedpa.objectives.prior import Prior
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Evaluate, best_round
 from fedpa.training.checkpoint import (
@@ -233,6 +234,7 @@ def resume(
     method: Method | None = None,
     *,
     rounds: int | None = None,
+    prior: Prior | None = None,
     evaluate: Evaluate | None = None,
     callbacks: Sequence[Callback] = (),
     engine: Engine | OfAlgorithm | None = None,
@@ -243,8 +245,8 @@ def resume(
 
     Settings (clients per round, seed, evaluations, recording) are those of `config.toml`. What no
     file can hold must be given again for a run by `fedpa.fit`, and must not for a run by the
-    command: `loss`, `params`, `clients`, `method`; also `evaluate` and `callbacks`, if there were
-    any.
+    command: `loss`, `params`, `clients`, `method`; also `prior`, `evaluate` and `callbacks`, if
+    there were any.
 
     Args:
         directory: The run's directory. A finished run is returned as it is.
@@ -253,6 +255,7 @@ def resume(
         clients: As `fedpa.fit` was given it.
         method: As `fedpa.fit` was given it.
         rounds: The total number of rounds, if other than configured.
+        prior: As `fedpa.fit` was given it.
         evaluate: As `fedpa.fit` was given it.
         callbacks: Called after every round.
         engine: As `fedpa.fit` was given it; default: the engine of the recorded name, with its
@@ -291,13 +294,14 @@ def resume(
             clients,
             method,
             rounds=rounds,
+            prior=prior,
             evaluate=evaluate,
             callbacks=callbacks,
             engine=engine,
             force=force,
             progress=progress,
         )
-    own |= {"evaluate": evaluate, "engine": engine}
+    own |= {"prior": prior, "evaluate": evaluate, "engine": engine}
     given = [name for name, value in own.items() if value is not None]
     if given:
         raise FedpaError(

@@ -138,9 +138,13 @@ def some_examples(data: FederatedData) -> Any:
 def complete(objective: Objective, data: FederatedData) -> Objective:
     """Tell an objective what methods and priors have to know of the clients that train."""
     if objective.prior is not None and objective.num_examples is None:
-        num_examples = sum(map(data.num_examples, data.ids))
-        objective = objective._replace(num_examples=max(num_examples, 1))
+        objective = objective._replace(num_examples=count_examples(data))
     return objective._replace(like=some_examples(data))
+
+
+def count_examples(data: FederatedData) -> int:
+    """n, of all clients together; at least 1, to divide by."""
+    return max(sum(map(data.num_examples, data.ids)), 1)
 
 
 def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable[[Params], Any]]:

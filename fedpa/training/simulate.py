@@ -82,7 +82,7 @@ def simulate(
 
     Args:
         loss: `loss(params, batch, key)`, one number per example of the batch; or a
-            `fedpa.Objective`, which has a regularizer and more.
+            `fedpa.Objective`, which has a prior, a regularizer and more.
         params: Any pytree; floating-point arrays are trained. Where each seed starts.
         clients: As for `fedpa.fit`: client id → arrays, or a federation, which is read whole.
         method: An algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.

@@ -62,6 +62,7 @@ GROUPS = {
         "tags",
         "words",
         "groups",
+        "prior_sd",
         "label_skew",
         "partition_seed",
     ),
