@@ -42,6 +42,23 @@ _solve = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lowe
 
 
 @one_by_one
-def eigenvalues(matrix: Float[Array, "d d"]) -> Float[Array, " d"]:
-    """Of a symmetric matrix, the smallest first."""
-    return jnp.linalg.eigvalsh(matrix)
+def qr(matrix: Float[Array, "d r"]) -> tuple[Float[Array, "d k"], Float[Array, "k r"]]:
+    """Q of orthonormal columns, k = min(d, r), and R of QR = the matrix."""
+    q, r = jnp.linalg.qr(matrix)
+    return q, r
+
+
+@one_by_one
+def svd(
+    matrix: Float[Array, "d r"],
+) -> tuple[Float[Array, "d k"], Float[Array, " k"], Float[Array, "k r"]]:
+    """U, σ and Vᵀ of U diag(σ) Vᵀ = the matrix, k = min(d, r)."""
+    u, sigma, vt = jnp.linalg.svd(matrix, full_matrices=False)
+    return u, sigma, vt
+
+
+@one_by_one
+def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """Eigenvalues, and eigenvectors as columns, of a symmetric matrix."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors

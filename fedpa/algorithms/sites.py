@@ -39,7 +39,7 @@ from fedpa.algorithms.fedopt import (
     Reading,
 )
 from fedpa.errors import FedpaError, refuse
-from fedpa.lapack import eigenvalues
+from fedpa.lapack import eigh
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.prior import NormalPrior
@@ -297,7 +297,7 @@ def is_indefinite(gaussian: Gaussian) -> Bool[Array, ""]:
     if isinstance(gaussian.precision, Diagonal):
         values = gaussian.precision.values
     else:
-        values = eigenvalues(gaussian.precision.matrix)
+        values, _ = eigh(gaussian.precision.matrix)
     return ~(jnp.min(values) >= -LEAST * jnp.max(jnp.abs(values)))
 
 

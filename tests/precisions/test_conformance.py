@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedpa
 from fedpa import precisions
-from fedpa.precisions import Dense, Diagonal, Kronecker, Scalar, kronecker
+from fedpa.precisions import Dense, Diagonal, Kronecker, LowRank, Scalar, kronecker
 from tests.compiling import QUICK, run_in_two_threads
 
 FEATURES, OUTPUTS = 7, 3
@@ -75,6 +75,16 @@ def dense(size: int = 5) -> Structure:
     )
 
 
+def low_rank(size: int, rank: int) -> Structure:
+    return Structure(
+        make=lambda rng: LowRank(rng.uniform(0.5, 4, size), rng.standard_normal((size, rank))),
+        dense=lambda one: np.diag(one.diagonal) + one.columns @ one.columns.T,
+        like=np.zeros(size),
+        num_numbers=size + rank * size,
+        sums_arrays=False,
+    )
+
+
 def block_diagonal(blocks: np.ndarray, features: int) -> np.ndarray:
     count, size, _ = blocks.shape
     whole = np.zeros((count * size,) * 2)
@@ -110,6 +120,8 @@ STRUCTURES = {
     "scalar": scalar(),
     "diagonal": diagonal(),
     "dense": dense(),
+    "low rank": low_rank(6, 2),
+    "low rank of more columns than rows": low_rank(3, 5),
     "kronecker": in_kronecker_blocks(FEATURES),
     "kronecker in blocks": in_kronecker_blocks(4),
     "kronecker's diagonal": in_kronecker_blocks(1),
