@@ -99,7 +99,8 @@ class SiteServerInfo(NamedTuple):
     skipped: Bool[Array, ""]
     """Whether q stayed as it was: the new one would be no density."""
     mean_change: Scalar
-    """How far q's mean moved, in its standard deviations: the largest coordinate's, undamped."""
+    """How far q's mean moved, in its standard deviations: the largest coordinate's, as without
+    damping (unless that falls from round to round)."""
     sd_change: Scalar
     """By which share its standard deviations changed: the same."""
     damping: Scalar
@@ -252,7 +253,8 @@ def infer_by_sites(
         moved = jnp.max(jnp.abs(mean - at) / q.sd)
         old_sd = state.q.sd
         spread_by = jnp.max(jnp.abs(jnp.where(jnp.isfinite(old_sd), q.sd / old_sd, jnp.inf) - 1))
-        undamped = jnp.where(is_newton, 1, damping_at(state, t))
+        # Where damping falls to 0, what matters is what a round still changes.
+        undamped = 1 if decay else jnp.where(is_newton, 1, damping_at(state, t))
         new = SiteState(
             narrow(unravel(mean), state.theta),
             q,

@@ -72,6 +72,7 @@ REMEDIES = Remedies(
 LINES = 10
 """How many lines of progress a run has where there is no terminal."""
 NAMES = {
+    "ep": "EP",
     "fedavg": "FedAvg",
     "fedexp": "FedExP",
     "fedpa": "FedPA",
@@ -79,10 +80,12 @@ NAMES = {
     "mb-sgd": "MB-SGD",
     "mime": "MIME",
     "mime-lite": "MimeLite",
+    "pvi": "PVI",
     "scaffold": "SCAFFOLD",
+    "sep": "SEP",
 }
 """How methods are written in papers."""
-_SHOWN = ("train/loss", "eval/", "valid/")
+_SHOWN = ("train/loss", "train/mean_change", "eval/", "valid/")
 _SETTINGS = {
     "rounds": int,
     "clients_per_round": int,

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +70,9 @@ class Fit(NamedTuple):
     """What the run is called."""
     out: Path | None = None
     """The directory that records it."""
+    client_states: Mapping[str, ClientState] = MappingProxyType({})
+    """What each client keeps, by its id, where the method has clients keep something and they are
+    in this process."""
 
     def __repr__(self) -> str:
         """At most ten lines; parameters and records are in the fields."""
@@ -343,9 +347,17 @@ def train(
             now, stop = tell(compute(now) if now.untold is None else now)
             keep(now)
             if stop is not None:
-                params = assemble(now.params)
-                return Fit(params, now.history, now.state, stop.reason, stop.finished)
-    return Fit(assemble(now.params), now.history, now.state, now.stopped)
+                return _make_fit(now, assemble, stop.reason, stop.finished)
+    return _make_fit(now, assemble, now.stopped)
+
+
+def _make_fit(
+    now: Snapshot, assemble: Callable[[Params], Model], stopped: str | None, finished: bool = True
+) -> Fit:
+    params = assemble(now.params)
+    return Fit(
+        params, now.history, now.state, stopped, finished, client_states=now.client_states
+    )
 
 
 def _warn_of_strangers(

@@ -137,7 +137,7 @@ def some_examples(data: FederatedData) -> Any:
 
 def complete(objective: Objective, data: FederatedData) -> Objective:
     """Tell an objective what methods and priors have to know of the clients that train."""
-    if objective.prior is not None and objective.num_examples is None:
+    if objective.num_examples is None:
         objective = objective._replace(num_examples=count_examples(data))
     return objective._replace(like=some_examples(data))
 
@@ -147,22 +147,24 @@ def count_examples(data: FederatedData) -> int:
     return max(sum(map(data.num_examples, data.ids)), 1)
 
 
+def split_params(params: Any) -> tuple[Params, Callable[[Params], Any]]:
+    """Split `params` into its floating-point arrays θ, and what puts θ back in its place."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
+    theta, rest = eqx.partition(jax.tree.map(_move, params), eqx.is_inexact_array)
+    if not jax.tree.leaves(theta):
+        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+    return theta, lambda theta: eqx.combine(theta, rest)
+
+
 def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest.
 
     Returns:
         The objective as a function of θ; θ; and θ → params.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
-    params = jax.tree.map(_move, params)
-    theta, rest = eqx.partition(params, eqx.is_inexact_array)
-    if not jax.tree.leaves(theta):
-        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+    theta, assemble = split_params(params)
     loss, regularizer, sparse = objective.loss, objective.regularizer, objective.sparse
-
-    def assemble(theta: Params) -> Any:
-        return eqx.combine(theta, rest)
 
     def bound_loss(theta: Params, batch: Examples, key: Key) -> Any:  # checked by check_loss
         return loss(assemble(theta), batch, key)
@@ -175,7 +177,7 @@ def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable
         )
     prior = objective.prior
     if isinstance(prior, NormalPrior):
-        prior = prior.restrict(params, eqx.is_inexact_array)
+        prior = prior.restrict(jax.tree.map(_move, params), eqx.is_inexact_array)
     elif isinstance(prior, Prior):
         prior = _PriorOfModel(prior, assemble)
     bound = objective._replace(loss=bound_loss, regularizer=penalty, sparse=sparse, prior=prior)
