@@ -14,9 +14,11 @@ if TYPE_CHECKING:
         engines,
         metrics,
         objectives,
+        posterior,
         precisions,
         samplers,
         server,
+        sites,
         training,
     )
     from fedpa.algorithms import (
@@ -47,11 +49,14 @@ if TYPE_CHECKING:
         Objective,
         convolution_input,
         layer_input,
+        layer_output,
         normal_prior,
         over_examples,
         per_example,
         table_input,
     )
+    from fedpa.posterior.infer import infer
+    from fedpa.posterior.posterior import Posterior
     from fedpa.precisions import Precision
     from fedpa.samplers import Sampler
     from fedpa.server import Aggregation, Server
@@ -120,10 +125,13 @@ make_lazy(
             "convolution_input",
             "layer_input",
             "normal_prior",
+            "layer_output",
             "over_examples",
             "per_example",
             "table_input",
         ),
+        "fedpa.posterior.infer": ("infer",),
+        "fedpa.posterior.posterior": ("Posterior",),
         "fedpa.precisions": ("Precision",),
         "fedpa.samplers": ("Sampler",),
         "fedpa.server": ("Aggregation", "Server"),
@@ -163,6 +171,7 @@ __all__ = [
     "LocalTraining",
     "Method",
     "Objective",
+    "Posterior",
     "Precision",
     "RecordingOptions",
     "Remembering",
@@ -192,7 +201,9 @@ __all__ = [
     "fedprox",
     "fit",
     "global_precision",
+    "infer",
     "layer_input",
+    "layer_output",
     "load",
     "load_checkpoint",
     "max_minutes",
@@ -205,6 +216,7 @@ __all__ = [
     "objectives",
     "over_examples",
     "per_example",
+    "posterior",
     "posterior_delta",
     "precisions",
     "resume",
@@ -212,6 +224,7 @@ __all__ = [
     "scaffold",
     "server",
     "simulate",
+    "sites",
     "stop_at",
     "table_input",
     "train",

@@ -5,8 +5,7 @@ for ever (jaxlib 0.10.2; `solve`, `qr`, `eigh`, Cholesky alike); calls on one ma
 `one_by_one` has derivatives in forward mode only.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -26,19 +25,32 @@ def cholesky(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     return factor
 
 
-@one_by_one
-def solve_lower(lower: Float[Array, "d d"], columns: Float[Array, "d c"]) -> Float[Array, "d c"]:
-    """L⁻¹ times the columns."""
-    return _solve(lower, columns)
+def _solve_by_triangle(transpose: bool) -> Callable[[Array, Array], Array]:
+    """One triangle after the other; of one triangle, all right-hand sides at once."""
+
+    @jax.custom_batching.custom_vmap
+    def solve(lower: Float[Array, "d d"], columns: Float[Array, "d c"]) -> Float[Array, "d c"]:
+        return jax.lax.linalg.triangular_solve(
+            lower, columns, left_side=True, lower=True, transpose_a=transpose
+        )
+
+    @solve.def_vmap
+    def rule(size: int, batched: Sequence[bool], lower: Array, columns: Array) -> Any:
+        if not batched[0]:
+            wide = columns.swapaxes(0, 1).reshape(len(lower), -1)
+            return solve(lower, wide).reshape(len(lower), size, -1).swapaxes(0, 1), True
+        if batched[1]:
+            return jax.lax.map(lambda both: solve(*both), (lower, columns)), True
+        return jax.lax.map(lambda one: solve(one, columns), lower), True
+
+    function: Callable[[Array, Array], Array] = solve
+    return function
 
 
-@one_by_one
-def solve_upper(lower: Float[Array, "d d"], columns: Float[Array, "d c"]) -> Float[Array, "d c"]:
-    """L⁻ᵀ times the columns."""
-    return _solve(lower, columns, transpose_a=True)
-
-
-_solve = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
+solve_lower = _solve_by_triangle(transpose=False)
+"""L⁻¹ times the columns, of L and the columns."""
+solve_upper = _solve_by_triangle(transpose=True)
+"""L⁻ᵀ times the columns, of L and the columns."""
 
 
 @one_by_one

@@ -15,6 +15,7 @@ LIBRARY = [
     {"objectives"},
     {"samplers"},
     {"precisions"},
+    {"sites"},
     {"deltas"},
     {"server"},
     {"algorithms"},
@@ -22,6 +23,7 @@ LIBRARY = [
     {"data"},
     {"metrics"},
     {"training"},
+    {"posterior"},
     {"flower"},
 ]
 LABORATORY = [

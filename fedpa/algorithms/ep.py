@@ -2,10 +2,10 @@
 
     cavity  c_i = q / t_i,      t_i ← t_i (t_i^new / t_i)^ε,      q = p₀ Π t_i
 
-EP (Minka 2001; Gelman et al. 2020 for many sites at a time): t_i^new gives c_i t_i the moments of the
+EP (Minka 2001; Gelman et al. 2020 for data in parts): t_i^new gives c_i t_i the moments of the
 tilted density c_i exp ℓ_i. PVI (Ashman et al. 2022): c_i t_i is the Gaussian nearest to it in
-KL(q ‖ ·). Both are the line that fits ∇ℓ_i best, over the tilted density or over q (`fedpa.sites`):
-one algorithm, and a choice of a client's inference. Clients keep their sites.
+KL(q ‖ ·). Both are the line that fits ∇ℓ_i best, over the tilted density or over q (`fedpa.sites`): one
+algorithm, and a choice of a client's inference. Clients keep their sites.
 """
 
 from fedpa.algorithms.fedopt import Algorithm

@@ -35,7 +35,6 @@ from fedpa.algorithms.fedopt import (
     ClientResult,
     ClientState,
     ClientUpdate,
-    RoundNumber,
     Reading,
 )
 from fedpa.errors import FedpaError, refuse
@@ -46,6 +45,7 @@ from fedpa.objectives.prior import NormalPrior
 from fedpa.precision import narrow, widen
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian, Structure, Vector, spread
+from fedpa.server.schedules import Round as RoundNumber
 from fedpa.server.aggregation import Aggregate, weighted_mean
 from fedpa.sites.laplace import laplace as site_laplace
 from fedpa.sites.sampled import sampled
@@ -218,12 +218,19 @@ def infer_by_sites(
         share = prior_of(message.theta).power(share_of(data).astype(at.dtype))
         one = jnp.ones((), at.dtype)
         return send(
-            message, local, held_by(message, data, state), new, one, no_chains(),
-            is_indefinite(new.times(share)), state,
+            message,
+            local,
+            held_by(message, data, state),
+            new,
+            one,
+            no_chains(),
+            is_indefinite(new.times(share)),
+            state,
         )
 
     def sites(message: Belief, data: ClientData, state: ClientState, key: Key) -> ClientResult:
-        assert find is not None and cavity is not None
+        assert find is not None
+        assert cavity is not None
         loss_key, find_key = jax.random.split(key)
         local = localize(objective, message.theta, data, loss_key)
         old = held_by(message, data, state)
@@ -247,7 +254,9 @@ def infer_by_sites(
         is_newton = t < newton_rounds if find is not None else True
         # A Newton step that went too far: halfway back, and expand again there.
         tolerance = ROUNDING * jnp.abs(state.value)
-        too_far = is_newton & (value < state.value - jnp.where(jnp.isfinite(tolerance), tolerance, 0))
+        too_far = is_newton & (
+            value < state.value - jnp.where(jnp.isfinite(tolerance), tolerance, 0)
+        )
         mean = jnp.where(too_far, 0.5 * (at + state.best), q.mean)
         fine = (q.is_proper | too_far) & jnp.all(jnp.isfinite(mean)) & (aggregate.weight > 0)
         moved = jnp.max(jnp.abs(mean - at) / q.sd)

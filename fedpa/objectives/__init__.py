@@ -5,6 +5,7 @@ from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.layer_inputs import (
     convolution_input,
     layer_input,
+    layer_output,
     observing,
     over_examples,
     per_example,
@@ -29,6 +30,7 @@ __all__ = [
     "global_posterior",
     "laplace",
     "layer_input",
+    "layer_output",
     "least_squares",
     "log_posterior",
     "make_regression",

@@ -118,9 +118,8 @@ def infer(
         raise refuse("tolerance", tolerance, "must be a number > 0")
     theta, _ = split_params(params)
     _check_log_likelihood(log_likelihood, params, data)
-    if prior is not None:
-        if not isinstance(prior, NormalPrior):
-            raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
+    if prior is not None and not isinstance(prior, NormalPrior):
+        raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
     check_structure(structure)
     check_size(sum(leaf.size for leaf in jax.tree.leaves(theta)), structure)
     everyone = len(data.ids)
@@ -227,7 +226,9 @@ def _build(settings: _Settings) -> Method:
         raise refuse("inner", inner, "PVI's is variational; method='ep' takes any")
     if partial and method in ("laplace", "product"):
         raise refuse(
-            "clients_per_round", "fewer than all", f"method='{method}' needs every client in a round"
+            "clients_per_round",
+            "fewer than all",
+            f"method='{method}' needs every client in a round",
         )
     inner = "nuts" if inner is None else inner
     newton_rounds = 0 if partial else NEWTON_ROUNDS

@@ -1,9 +1,9 @@
 """What comes out: a Gaussian posterior over a model's parameters."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.history import History
 from fedpa.training.problem import split_params
-from fedpa.types import Key, Model, Params
+from fedpa.types import Key, Model
 
 
 class Posterior(NamedTuple):

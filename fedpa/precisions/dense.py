@@ -37,7 +37,7 @@ class Dense(NamedTuple):
 
     def add_identity(self, factor: float | Scalar = 1.0) -> "Dense":
         """Λ + cI."""
-        return Dense(self.matrix + factor * jnp.eye(*self.matrix.shape, dtype=self.matrix.dtype))
+        return Dense(self.matrix + factor * jnp.eye(len(self.matrix), dtype=self.matrix.dtype))
 
     def scale(self, factor: float | Scalar) -> "Dense":
         """cΛ."""

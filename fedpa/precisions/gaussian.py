@@ -2,8 +2,8 @@
 
     N(μ, Λ⁻¹) ∝ exp(ηᵀθ − ½θᵀΛθ),   η = Λμ
 
-The product of densities adds η and Λ, which is eq. 3: μ = (Σ Λ_i)⁻¹ Σ Λ_i μ_i. A quotient of two, or
-a likelihood's stand-in, may have a Λ that is not positive definite: it is no density of its own.
+The product of densities adds η and Λ, which is eq. 3: μ = (Σ Λ_i)⁻¹ Σ Λ_i μ_i. A quotient of two
+may have a Λ that is not positive definite: it is no density of its own.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -50,7 +50,8 @@ class Gaussian(NamedTuple):
         """The square roots of Λ⁻¹'s diagonal: each coordinate's standard deviation."""
         if isinstance(self.precision, Diagonal):
             return 1 / jnp.sqrt(self.precision.values)
-        return jnp.linalg.norm(self.root, axis=1)
+        lengths: Vector = jnp.linalg.norm(self.root, axis=1)
+        return lengths
 
     @property
     def root(self) -> Float[Array, "d d"]:

@@ -18,6 +18,7 @@ symmetric, never above H, and exact where H has rank s or less (Tropp, Yurtsever
 Fixed-rank approximation of a positive-semidefinite matrix from streaming data, NeurIPS 2017).
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -110,7 +111,7 @@ if TYPE_CHECKING:
     _: type[Precision] = LowRank
 
 
-def _apply(basis: Columns, function: Any, v: Vector) -> Vector:
+def _apply(basis: Columns, function: Callable[[Array], Array], v: Vector) -> Vector:
     """(I − QQᵀ)v + Q f(Qᵀv)."""
     inside = basis.T @ v
     return v + basis @ (function(inside[:, None])[:, 0] - inside)

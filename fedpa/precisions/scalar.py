@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fedpa import types
 from fedpa.precisions.precision import Precision
 from fedpa.types import Key
+from fedpa.types import Scalar as Number
 
 
 class Scalar(NamedTuple):
@@ -24,18 +24,18 @@ class Scalar(NamedTuple):
         [0.25, 0.25, 0.25]
     """
 
-    value: types.Scalar
+    value: Number
     """λ."""
 
     def add(self, other: "Scalar") -> "Scalar":
         """Λ + Λ′."""
         return Scalar(self.value + other.value)
 
-    def add_identity(self, factor: float | types.Scalar = 1.0) -> "Scalar":
+    def add_identity(self, factor: float | Number = 1.0) -> "Scalar":
         """Λ + cI."""
         return Scalar(self.value + factor)
 
-    def scale(self, factor: float | types.Scalar) -> "Scalar":
+    def scale(self, factor: float | Number) -> "Scalar":
         """cΛ."""
         return Scalar(factor * self.value)
 
@@ -52,7 +52,7 @@ class Scalar(NamedTuple):
         noise = jax.random.normal(key, like.shape, self.value.dtype)
         return (noise / jnp.sqrt(self.value)).astype(like.dtype)
 
-    def logdet(self, like: Array) -> types.Scalar:
+    def logdet(self, like: Array) -> Number:
         """log det Λ over arrays of the shape of `like`."""
         return like.size * jnp.log(self.value)
 

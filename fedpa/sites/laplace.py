@@ -25,7 +25,9 @@ def laplace(structure: Structure = "dense") -> FindSite:
         >>> find = fedpa.sites.laplace()
     """
 
-    def find(local: Local, cavity: Gaussian, guess: Gaussian, key: Key) -> tuple[Gaussian, SiteInfo]:
+    def find(
+        local: Local, cavity: Gaussian, guess: Gaussian, key: Key
+    ) -> tuple[Gaussian, SiteInfo]:
         mode = find_mode(local, cavity, guess.mean, structure)
         return linearize(local, mode, structure), no_chains()
 

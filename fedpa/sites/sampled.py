@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpa.errors import check_integer
+from fedpa.errors import check_integer, refuse
 from fedpa.precisions.gaussian import Gaussian, Structure
 from fedpa.samplers import diagnostics
 from fedpa.samplers.hmc import hmc
@@ -55,10 +55,14 @@ def sampled(
     check_integer("chains", chains, 2)
     check_integer("draws", draws, 4)
     check_integer("burn_in", burn_in, 20)
-    build: Callable[..., Sampler] = {"nuts": nuts, "hmc": hmc}[kind]
+    if kind not in ("nuts", "hmc"):
+        raise refuse("kind", kind, "must be 'nuts' or 'hmc'")
+    build: Callable[..., Sampler] = nuts if kind == "nuts" else hmc
     options: dict[str, Any] = {} if kind == "nuts" else {"integration_steps": LEAPFROGS}
 
-    def find(local: Local, cavity: Gaussian, guess: Gaussian, key: Key) -> tuple[Gaussian, SiteInfo]:
+    def find(
+        local: Local, cavity: Gaussian, guess: Gaussian, key: Key
+    ) -> tuple[Gaussian, SiteInfo]:
         if structure == "dense":
             guess = _improve(local, cavity, guess)
             mass = guess.root @ guess.root.T
@@ -82,7 +86,8 @@ def sampled(
                 return state, (theta, info)
 
             state = sampler.init(start, local.data, key)
-            return jax.lax.scan(step, state, None, length=draws)[1]
+            drawn: tuple[jax.Array, Any] = jax.lax.scan(step, state, None, length=draws)[1]
+            return drawn
 
         points, infos = jax.vmap(run)(starts, jnp.stack(keys))
         site = fit_score(local, points.reshape(-1, d), structure)

@@ -1,7 +1,7 @@
 """A site t_i: the Gaussian that stands for a client's likelihood exp ℓ_i(θ).
 
-ℓ_i(θ) = Σ_j log p(z_ij | θ) is a sum over the client's examples. The site t_i ∝ exp(η_iᵀθ − ½θᵀΛ_iθ)
-has a linear score η_i − Λ_iθ, and takes the place of ℓ_i where that is the best linear fit of ∇ℓ_i:
+ℓ_i(θ) = Σ_j log p(z_ij | θ) is a sum over the client's examples. The site
+t_i ∝ exp(η_iᵀθ − ½θᵀΛ_iθ) has a linear score η_i − Λ_iθ: the best linear fit of ∇ℓ_i,
 
     at one point θ:     Λ_i = −∇²ℓ_i(θ),  η_i = ∇ℓ_i(θ) + Λ_iθ                       (Laplace)
     over a density p:   Λ_i = −Cov_p[θ]⁻¹ Cov_p[θ, ∇ℓ_i],  η_i = E_p[∇ℓ_i] + Λ_i E_p[θ]
@@ -36,13 +36,22 @@ LEAST = 1e-4
 
 
 class Local(NamedTuple):
-    """A client's likelihood as a function of one vector: θ ravelled."""
+    """A client's likelihood as a function of one vector, θ ravelled; from `localize`.
+
+    Args:
+        objective: Without a prior, a function of the vector.
+        data: The client's examples.
+        key: Of a random loss: one for the whole inference, so that ℓ_i is a function.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.ones(2)})
+        >>> Local(objective, data, jax.random.key(0)).log_likelihood(jnp.zeros(2)).item()
+        -1.0
+    """
 
     objective: Objective
-    """Without a prior."""
     data: ClientData
     key: Key
-    """Of a random loss: one for the whole inference, so that ℓ_i is a function."""
 
     def log_likelihood(self, v: Vector) -> Scalar:
         """ℓ_i(θ) = −n_i f_i(θ)."""
@@ -55,7 +64,22 @@ class Local(NamedTuple):
 
 
 def localize(objective: Objective, theta: Params, data: ClientData, key: Key) -> Local:
-    """A client's likelihood as a function of θ ravelled; of `theta` only structure and dtypes matter."""
+    """Make a client's likelihood a function of one vector, θ ravelled.
+
+    Args:
+        objective: The loss, a negative log-likelihood of each example.
+        theta: θ; only its structure, shapes and dtypes matter.
+        data: The client's examples.
+        key: For a loss that is random.
+    Returns:
+        The likelihood, without the objective's prior.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
+        >>> local = localize(objective, jnp.zeros(2), data, jax.random.key(0))
+        >>> local.log_likelihood(jnp.zeros(2)).item()
+        -5.0
+    """
     _, unravel = ravel_pytree(widen(theta))
 
     def restore(v: Vector) -> Params:
@@ -72,16 +96,22 @@ def localize(objective: Objective, theta: Params, data: ClientData, key: Key) ->
 
 
 class SiteInfo(NamedTuple):
-    """What a person wants to see of a client's inference."""
+    """What a person wants to see of a client's inference.
+
+    Args:
+        rhat: The largest split R̂ of its chains; 1 where there are none.
+        ess: The smallest effective sample size of its chains; infinite where there are none.
+        acceptance: Mean acceptance probability; 1 where there are no chains.
+        divergent: Transitions that diverged.
+    Example:
+        >>> SiteInfo(jnp.float32(1.0), jnp.float32(800.0), jnp.float32(0.9), jnp.int32(0))._fields
+        ('rhat', 'ess', 'acceptance', 'divergent')
+    """
 
     rhat: Scalar
-    """The largest split R̂ of its chains; 1 where there are none."""
     ess: Scalar
-    """The smallest effective sample size of its chains; infinite where there are none."""
     acceptance: Scalar
-    """Mean acceptance probability; 1 where there are no chains."""
     divergent: Count
-    """Transitions that diverged."""
 
 
 def no_chains() -> SiteInfo:
@@ -104,6 +134,12 @@ def linearize(local: Local, v: Vector, structure: Structure) -> Gaussian:
             it, one after the other).
     Returns:
         The site.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
+        >>> local = localize(objective, jnp.zeros(2), data, jax.random.key(0))
+        >>> linearize(local, jnp.zeros(2), "dense").mean.tolist()
+        [1.0, 3.0]
     """
     gradient = jax.grad(local.log_likelihood)
     score = gradient(v)
@@ -129,6 +165,13 @@ def fit_score(local: Local, points: Float[Array, "s d"], structure: Structure) -
         structure: "dense", or "diagonal" for a line per coordinate.
     Returns:
         The site.
+    Example:
+        >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
+        >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
+        >>> local = localize(objective, jnp.zeros(2), data, jax.random.key(0))
+        >>> points = jax.random.normal(jax.random.key(1), (10, 2))
+        >>> fit_score(local, points, "dense").mean.round(3).tolist()  # exact: ℓ_i is quadratic
+        [1.0, 3.0]
     """
     scores = jax.lax.map(jax.grad(local.log_likelihood), points, batch_size=BATCH)
     centre, level = jnp.mean(points, axis=0), jnp.mean(scores, axis=0)

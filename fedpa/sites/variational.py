@@ -1,8 +1,8 @@
 """The variational site: the Gaussian nearest to cavity · exp ℓ_i in KL(q ‖ ·), as in PVI.
 
-The optimum q_i = cavity · t_i has Λ_i = −E_{q_i}[∇²ℓ_i] and η_i = E_{q_i}[∇ℓ_i] + Λ_i μ_i (Opper and
-Archambeau 2009): the line that fits ∇ℓ_i best over q_i itself. Iterated from the guess, with the
-same standard normal draws, in pairs ±z, in every iteration.
+The optimum q_i = cavity · t_i has Λ_i = −E_{q_i}[∇²ℓ_i] and η_i = E_{q_i}[∇ℓ_i] + Λ_i μ_i (Opper
+and Archambeau 2009): the line that fits ∇ℓ_i best over q_i itself. Iterated from the guess, with
+the same standard normal draws, in pairs ±z, in every iteration.
 """
 
 import jax
@@ -32,7 +32,9 @@ def variational(structure: Structure = "dense", *, steps: int = STEPS) -> FindSi
     """
     check_integer("steps", steps, 1)
 
-    def find(local: Local, cavity: Gaussian, guess: Gaussian, key: Key) -> tuple[Gaussian, SiteInfo]:
+    def find(
+        local: Local, cavity: Gaussian, guess: Gaussian, key: Key
+    ) -> tuple[Gaussian, SiteInfo]:
         d = len(guess.eta)
         half = jax.random.normal(key, (max(LEAST_PAIRS, PAIRS * d), d), guess.eta.dtype)
         noise = jnp.concatenate([half, -half])

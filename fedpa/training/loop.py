@@ -309,7 +309,9 @@ def train(
             state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
-            record |= _train_metrics(result, ids, algorithm.reading) | _traffic(message, result, asked)
+            record |= _train_metrics(result, ids, algorithm.reading) | _traffic(
+                message, result, asked
+            )
             record |= _server_metrics(info)
             _report(record, result, ids, warned, algorithm.reading)
             _check_progress(record, now.history, rounds, result, ids, algorithm.reading)
@@ -355,9 +357,7 @@ def _make_fit(
     now: Snapshot, assemble: Callable[[Params], Model], stopped: str | None, finished: bool = True
 ) -> Fit:
     params = assemble(now.params)
-    return Fit(
-        params, now.history, now.state, stopped, finished, client_states=now.client_states
-    )
+    return Fit(params, now.history, now.state, stopped, finished, client_states=now.client_states)
 
 
 def _warn_of_strangers(
@@ -464,6 +464,7 @@ NOT_FINITE = (
 
 def _train_metrics(result: RoundResult, ids: Sequence[str], reading: Reading) -> dict[str, Any]:
     """Means over the clients that counted; the number and the names of those rejected."""
+    reductions: dict[str, Callable[[np.ndarray], Any]]
     reductions = {"mean": np.mean, "max": np.max, "min": np.min, "sum": np.sum}
     counted = result.accepted & (result.examples > 0)
     metrics: dict[str, Any] = {
