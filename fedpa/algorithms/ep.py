@@ -4,8 +4,8 @@
 
 EP (Minka 2001; Gelman et al. 2020 for data in parts): t_i^new gives c_i t_i the moments of the
 tilted density c_i exp ℓ_i. PVI (Ashman et al. 2022): c_i t_i is the Gaussian nearest to it in
-KL(q ‖ ·). Both are the line that fits ∇ℓ_i best, over the tilted density or over q (`fedpa.sites`): one
-algorithm, and a choice of a client's inference. Clients keep their sites.
+KL(q ‖ ·). Both are the line that fits ∇ℓ_i best, over the tilted density or over q (`fedpa.sites`):
+one algorithm, and a choice of a client's inference. Clients keep their sites.
 """
 
 from fedpa.algorithms.fedopt import Algorithm

@@ -45,8 +45,8 @@ from fedpa.objectives.prior import NormalPrior
 from fedpa.precision import narrow, widen
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian, Structure, Vector, spread
-from fedpa.server.schedules import Round as RoundNumber
 from fedpa.server.aggregation import Aggregate, weighted_mean
+from fedpa.server.schedules import Round as RoundNumber
 from fedpa.sites.laplace import laplace as site_laplace
 from fedpa.sites.sampled import sampled
 from fedpa.sites.site import LEAST, FindSite, Local, SiteInfo, linearize, localize, no_chains
@@ -155,7 +155,7 @@ def infer_by_sites(
     decay: c ≥ 0 of ε/(1 + c k) in the k-th round after Newton's, from 0.
     newton_rounds: how many rounds come first in which sites are expansions at θ.
     """
-    prior = objective.prior
+    prior: Any = objective.prior
     if prior is not None and not isinstance(prior, NormalPrior):
         raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
     objective = objective._replace(prior=None)
