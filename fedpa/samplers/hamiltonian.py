@@ -27,10 +27,8 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.precision import narrow, widen
 from fedpa.samplers.sampler import (
-    Rate,
     Sampler,
     Steps,
-    Temperature,
     Window,
     check_positive,
     check_temperature,
@@ -107,11 +105,11 @@ def hamiltonian(
     kernel: Kernel,
     extent: int,
     *,
-    learning_rate: Rate | None,
-    step_size: Rate | None,
-    mass: Mass,
+    learning_rate: Any,
+    step_size: Any,
+    mass: Any,
     window: Window,
-    temperature: Temperature,
+    temperature: Any,
     target_acceptance: float | None,
 ) -> Sampler:
     """The sampler that makes transitions by `kernel`.

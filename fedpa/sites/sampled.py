@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedpa.errors import check_integer, refuse
 from fedpa.precisions.gaussian import Gaussian, Structure
-from fedpa.samplers import diagnostics
+from fedpa.samplers.diagnostics import measure_mixing
 from fedpa.samplers.hmc import hmc
 from fedpa.samplers.nuts import nuts
 from fedpa.samplers.sampler import Epochs, Sampler
@@ -91,9 +91,12 @@ def sampled(
 
         points, infos = jax.vmap(run)(starts, jnp.stack(keys))
         site = fit_score(local, points.reshape(-1, d), structure)
-        rhat, ess = diagnostics.worst_of_chains(points)
+        mixing = measure_mixing(points)
         info = SiteInfo(
-            rhat, ess, jnp.mean(infos.acceptance), jnp.sum(infos.divergent, dtype=jnp.int32)
+            mixing.rhat,
+            mixing.ess,
+            jnp.mean(infos.acceptance),
+            jnp.sum(infos.divergent, dtype=jnp.int32),
         )
         return site, info
 
