@@ -11,10 +11,11 @@ import fedpa
 PACKAGE = Path(fedpa.__file__).parent
 # A row imports only rows above it (and itself). The library comes first, then the laboratory.
 LIBRARY = [
-    {"atomic_write", "errors", "lazy", "places", "precision", "types", "watching"},
+    {"atomic_write", "errors", "lapack", "lazy", "places", "precision", "types", "watching"},
     {"objectives"},
     {"samplers"},
     {"precisions"},
+    {"sites"},
     {"deltas"},
     {"server"},
     {"algorithms"},
@@ -22,6 +23,7 @@ LIBRARY = [
     {"data"},
     {"metrics"},
     {"training"},
+    {"posterior"},
     {"flower"},
 ]
 LABORATORY = [

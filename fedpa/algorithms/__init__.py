@@ -2,19 +2,30 @@
 
 from fedpa.algorithms.centralized import centralized
 from fedpa.algorithms.client import client_update
+from fedpa.algorithms.ep import ep, pvi
 from fedpa.algorithms.exact_posterior import exact_posterior
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.fedexp import fedexp
-from fedpa.algorithms.fedopt import Algorithm, ClientResult, Cohort, fed_round, fedopt
+from fedpa.algorithms.fedopt import (
+    Algorithm,
+    ClientResult,
+    Cohort,
+    Reading,
+    fed_round,
+    fedopt,
+)
 from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.global_precision import global_precision
+from fedpa.algorithms.laplace import laplace
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean_control import mean_control
 from fedpa.algorithms.methods import Described, Method, describe
 from fedpa.algorithms.mime import Base, mime, mime_lite, moments, momentum
+from fedpa.algorithms.product import product
 from fedpa.algorithms.scaffold import scaffold
+from fedpa.algorithms.sep import sep
 
 __all__ = [
     "Algorithm",
@@ -24,9 +35,11 @@ __all__ = [
     "Described",
     "LocalTraining",
     "Method",
+    "Reading",
     "centralized",
     "client_update",
     "describe",
+    "ep",
     "exact_posterior",
     "fed_round",
     "fedavg",
@@ -35,11 +48,15 @@ __all__ = [
     "fedpa",
     "fedprox",
     "global_precision",
+    "laplace",
     "mb_sgd",
     "mean_control",
     "mime",
     "mime_lite",
     "moments",
     "momentum",
+    "product",
+    "pvi",
     "scaffold",
+    "sep",
 ]

@@ -13,7 +13,8 @@ it runs.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,23 @@ class Inquiry(NamedTuple):
     """(server state, what the clients answered, aggregated) → server state."""
 
 
+class Reading(NamedTuple):
+    """How a person reads an algorithm's infos, where a mean over clients does not say it.
+
+    Args:
+        reduce: A client info's name → how its records summarize a round's clients (default: the
+            mean).
+        reasons: A client info's name → why a client was rejected, if that info is not 0; "skipped"
+            → why the server skipped a round.
+    Example:
+        >>> Reading(reduce={"rhat": "max"}, reasons={"indefinite": "its precision is not definite"})
+        Reading(reduce={'rhat': 'max'}, reasons={'indefinite': 'its precision is not definite'})
+    """
+
+    reduce: Mapping[str, Literal["max", "min", "sum"]] = MappingProxyType({})
+    reasons: Mapping[str, str] = MappingProxyType({})
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm as functions: the steps of Algorithm 1.
 
@@ -132,6 +150,7 @@ class Algorithm(NamedTuple):
         parameters: server state → the θ to evaluate and to return.
         inquiry: What clients are asked before they begin, if anything: MIME's gradients (default:
             None).
+        reading: How its infos are read (default: as means over clients).
     Example:
         >>> import fedpa
         >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
@@ -150,6 +169,7 @@ class Algorithm(NamedTuple):
     server: Callable[[State, Aggregate, RoundNumber], tuple[State, PyTree]]
     parameters: Callable[[State], Params]
     inquiry: Inquiry | None = None
+    reading: Reading = Reading()
 
 
 class Cohort(NamedTuple):

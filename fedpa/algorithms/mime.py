@@ -200,7 +200,7 @@ def _method(local: LocalTraining, server: Server, base: Any, control_variates: b
         def full_gradient(theta: Params, data: ClientData, key: Key) -> tuple[Scalar, Params]:
             own = jax.random.fold_in(key, _FULL_GRADIENT)
             loss, gradient = client_gradient(objective, theta, data, own, local.batch_size)
-            # An empty client has no gradient, not that of the regularizer.
+            # An empty client has no gradient, not that of the regularizer or the prior.
             return loss, jax.tree.map(lambda g: jnp.where(data.n > 0, g, 0), gradient)
 
         def answer(theta: Params, data: ClientData, state: Any, key: Key) -> ClientResult:
@@ -272,6 +272,7 @@ def client_gradient(
     loss, weight, gradient = sum_batches(sums, data, batch_size)
     steps = steps_per_epoch(data.n, batch_size)
     count = or_one(weight if objective.reduction == "mean" else steps.astype(weight.dtype))
-    added, pull = jax.value_and_grad(lambda theta: penalty(objective, theta, loss))(theta)
+    share = jnp.ones_like(weight) if objective.reduction == "mean" else weight / count
+    added, pull = jax.value_and_grad(lambda theta: penalty(objective, theta, loss, share))(theta)
     mean = jax.tree.map(lambda g, p: g / count.astype(g.dtype) + widen(p), gradient, pull)
     return loss / count + added, narrow(mean, theta)

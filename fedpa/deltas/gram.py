@@ -13,9 +13,8 @@ spread (always for d < ℓ). Where Σ̃ is that steep X itself is factored by QR
 backward-stable dense solve, a relative error of about ε·λ_max(Σ̃)/λ_min(Σ̃).
 
 The same code serves NumPy and JAX arrays, compiled or not; for NumPy arrays it does not import JAX.
-Vectorized over clients, it runs one client after the other. Batched LAPACK calls (`solve`, `qr`,
-Cholesky) in programs that run in two threads deadlock in jaxlib 0.10.2; and in this way only steep
-clients pay for QR.
+Vectorized over clients, it runs one client after the other (`fedpa.lapack` says why), so that only
+steep clients pay for QR.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,13 +68,13 @@ def solve(
     count = xp.asarray(samples.shape[0], dtype=samples.dtype) if count is None else count
     if xp is np:
         return _solve(theta0, samples, shrink, scale, count)
-    import jax
+    from fedpa.lapack import one_by_one
 
-    @jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
-    def one_by_one(theta0: Any, samples: Any, scale: Any, count: Any) -> Result:
+    @one_by_one
+    def run(theta0: Any, samples: Any, scale: Any, count: Any) -> Result:
         return _solve(theta0, samples, shrink, scale, count)
 
-    return Result(*one_by_one(theta0, samples, xp.asarray(scale, dtype=samples.dtype), count))
+    return Result(*run(theta0, samples, xp.asarray(scale, dtype=samples.dtype), count))
 
 
 def _solve(theta0: Any, samples: Any, shrink: Shrinkage, scale: Any, count: Any) -> Result:

@@ -108,6 +108,10 @@ def run_settings(table: Mapping[str, Any]) -> RunConfig:
         raise refuse(
             "method", config.method, "pools clients' examples, which must stay on their nodes"
         )
+    prior_sd = config.task_options.prior_sd
+    if prior_sd is not None:
+        expected = "does not work over Flower: a node does not know how many examples all have"
+        raise refuse("prior_sd", prior_sd, expected)
     return config
 
 

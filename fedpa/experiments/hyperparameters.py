@@ -29,6 +29,8 @@ class NamedSampler(NamedTuple):
     """Its own settings."""
     minibatches: bool = True
     """False: every step is over all of the client's data."""
+    defaults: tuple[tuple[str, int], ...] = ()
+    """Settings for FedPA that differ from the function's own, which are for a posterior alone."""
 
 
 SAMPLERS = {
@@ -39,11 +41,15 @@ SAMPLERS = {
         "Hamiltonian Monte Carlo on full gradients",
         ("temperature", "integration_steps", "target_acceptance"),
         minibatches=False,
+        # L steps travel from θ₀ L²/2 times as far as one step of SGD, too far for FedPA's rates.
+        defaults=(("integration_steps", 2),),
     ),
     "nuts": NamedSampler(
         "the no-U-turn sampler on full gradients",
         ("temperature", "max_doublings", "target_acceptance"),
         minibatches=False,
+        # Where the data leave directions flat, a trajectory finds no turn and takes all doublings.
+        defaults=(("max_doublings", 3),),
     ),
 }
 SAMPLER_FIELDS = tuple(dict.fromkeys(name for one in SAMPLERS.values() for name in one.takes))
@@ -264,7 +270,8 @@ def build_sampler(h: Hyperparameters) -> "SamplerFactory | None":
     if h.sampler == "iasg":
         return None
     chosen, build = SAMPLERS[h.sampler], getattr(fedpa.samplers, h.sampler)
-    own = {name: getattr(h, name) for name in chosen.takes if getattr(h, name) is not None}
+    own: dict[str, Any] = dict(chosen.defaults)
+    own |= {name: getattr(h, name) for name in chosen.takes if getattr(h, name) is not None}
     if chosen.minibatches:
         own |= {"batch_size": h.batch_size, "order": h.order}
     window = local_work(build_local(h)).window

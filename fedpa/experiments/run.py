@@ -18,7 +18,9 @@ from fedpa.experiments.config import RunConfig, StoppingOptions, as_table, read_
 from fedpa.experiments.evaluation import evaluate_task, evaluate_test, list_metrics
 from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, label_method
-from fedpa.experiments.tasks.task import task_named
+from fedpa.experiments.tasks.task import TaskOptions, task_named
+from fedpa.objectives.objective import Objective
+from fedpa.objectives.prior import normal_prior
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Best, Callback, check_callbacks, early_stopping, stop_at
 from fedpa.training.loading import read_initial
@@ -184,6 +186,15 @@ def set_dataset(config: RunConfig, problem: Problem) -> RunConfig:
     return replace_fields(config, dataset=problem.dataset)
 
 
+def set_prior(objective: Objective, options: TaskOptions) -> Objective:
+    """The objective with the prior that the options ask for."""
+    if options.prior_sd is None:
+        return objective
+    if objective.prior is not None:
+        raise refuse("prior_sd", options.prior_sd, "the task has a prior of its own: leave it out")
+    return objective._replace(prior=normal_prior(sd=options.prior_sd))
+
+
 def assemble_run(
     config: RunConfig,
     problem: Problem,
@@ -199,13 +210,14 @@ def assemble_run(
     if named.pooled:
         clients, clients_per_round = pool_clients(clients, clients_per_round, config.seed), 1
     engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
+    objective = set_prior(problem.objective, options)
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
         params = fill_model(params, arrays, f"init = {config.init!r}")
     method = named.build(config.hyperparameters)
     prepared, engine = connect_engine(
         engine if elsewhere is None else elsewhere,
-        prepare(problem.objective, params, clients, method, config.rounds),
+        prepare(objective, params, clients, method, config.rounds),
     )
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
 

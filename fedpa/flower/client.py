@@ -32,7 +32,7 @@ from fedpa.algorithms.methods import Method, set_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, RoundResult
 from fedpa.engines.local import per_client
-from fedpa.errors import BadValueError, FedpaError
+from fedpa.errors import BadValueError, FedpaError, refuse
 from fedpa.flower import wire
 from fedpa.flower.node import Holding, StateFiles, StateStore, read_holding, select_clients
 from fedpa.objectives.client_data import ClientData
@@ -105,6 +105,9 @@ def make_node(
         >>> make_node(problem, method, population=3.0).clients.ids
         ['a']
     """
+    if problem.prior is not None and problem.num_examples is None:
+        expected = "a prior counts once for all nodes together: give the examples of all of them"
+        raise refuse("problem.num_examples", None, expected)
     method = set_population(method, population)
     model = _make_model(problem.init)
     # The number of rounds does not affect clients.

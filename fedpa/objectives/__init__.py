@@ -5,6 +5,7 @@ from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.layer_inputs import (
     convolution_input,
     layer_input,
+    layer_output,
     observing,
     over_examples,
     per_example,
@@ -12,12 +13,15 @@ from fedpa.objectives.layer_inputs import (
 )
 from fedpa.objectives.least_squares import Federation, make_regression
 from fedpa.objectives.objective import Objective, SparseTable, client_loss, log_posterior
+from fedpa.objectives.prior import NormalPrior, Prior, normal_prior
 from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
 
 __all__ = [
     "ClientData",
     "Federation",
+    "NormalPrior",
     "Objective",
+    "Prior",
     "Quadratic",
     "SparseTable",
     "client_data",
@@ -26,9 +30,11 @@ __all__ = [
     "global_posterior",
     "laplace",
     "layer_input",
+    "layer_output",
     "least_squares",
     "log_posterior",
     "make_regression",
+    "normal_prior",
     "observing",
     "over_examples",
     "per_example",

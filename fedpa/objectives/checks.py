@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective, check_one_per_example, gather_rows
+from fedpa.objectives.prior import NormalPrior, Prior
 from fedpa.types import Params
 
 NEEDS_NUMBERS = (
@@ -62,6 +63,20 @@ def check_loss(objective: Objective, theta: Params, examples: Any) -> None:
     if objective.regularizer is not None:
         penalty = trace("regularizer", objective.regularizer, theta)
         _check_shape("regularizer", penalty, (), "for the parameters: it must return one number")
+    if objective.prior is not None:
+        _check_prior(objective.prior, objective.num_examples, theta)
+
+
+def _check_prior(prior: Any, num_examples: Any, theta: Params) -> None:
+    """Refuse what is no prior of parameters like θ, and no number of examples."""
+    if num_examples is not None and not (np.shape(num_examples) == () and num_examples > 0):
+        raise refuse("num_examples", num_examples, "must be the examples of all clients, > 0")
+    if not isinstance(prior, Prior) or isinstance(prior, type):
+        raise refuse("prior", prior, "must be a prior, for example fedpa.normal_prior(sd=2.0)")
+    if isinstance(prior, NormalPrior):
+        prior.check(theta)
+    density = trace("prior.log_density", prior.log_density, theta)
+    _check_shape("prior.log_density", density, (), "for the parameters: it must return one number")
 
 
 def _check_shape(name: str, value: Any, wanted: tuple[int, ...], expected: str) -> None:

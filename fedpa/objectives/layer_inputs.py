@@ -2,6 +2,8 @@
 
 A model shows the input of a layer to `layer_input`, which gives it back. Only while `observe` runs
 the model is anything noted; otherwise nothing happens, and what is traced is the same program.
+`layer_output` does the same for what leaves a layer, of which `output_gradients` needs the loss's
+derivative: while it runs, zeros are added there, and the loss is differentiated by them.
 
 A layer's weights (and its bias, as the weight of an input that is always 1) are one matrix [b; W],
 a row for each number that enters the layer. Convolutions are such layers whose inputs are patches,
@@ -10,7 +12,7 @@ vectors of words) has one-hots as inputs; of their XᵀX only the diagonal is ev
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -32,6 +34,7 @@ Padding = Literal["VALID", "SAME"]
 """Whether images have a margin of zeros, which keeps their size."""
 
 
+@jax.tree_util.register_static
 class Layer(NamedTuple):
     """Which leaves of θ are the matrix [b; W] of a layer."""
 
@@ -82,6 +85,22 @@ class _Tap(NamedTuple):
 _SHOWN: ContextVar[list[_Tap] | None] = ContextVar("fedpa_layer_inputs", default=None)
 
 
+class _Outputs:
+    """What left a model's layers, as it showed them; and what is added there."""
+
+    def __init__(self, zeros: Iterable[Array] | None = None) -> None:
+        self.shown: list[tuple[Any, jax.ShapeDtypeStruct]] = []
+        """The weight of each, and its shape."""
+        self.zeros = None if zeros is None else iter(zeros)
+
+    def meet(self, z: Array, weight: Any) -> Array:
+        self.shown.append((weight, jax.ShapeDtypeStruct(z.shape, z.dtype)))
+        return z if self.zeros is None else z + next(self.zeros)
+
+
+_OUTPUTS: ContextVar[_Outputs | None] = ContextVar("fedpa_layer_outputs", default=None)
+
+
 def observing() -> bool:
     """Whether layers' inputs are looked at: what is made for `layer_input` alone can be left out.
 
@@ -126,6 +145,26 @@ def layer_input(
         weights = weight if isinstance(weight, tuple) else (weight,)
         shown.append(_Tap(inputs, real, weights, bias, out_first, table=False))
     return x
+
+
+def layer_output(z: Array, weight: Array) -> Array:
+    """Show that z left the layer of `weight`, for methods that use the loss's derivative there.
+
+    Args:
+        z: Shape (examples, …, outputs), before anything that is not linear. Its rows are those of
+            the input that `fedpa.layer_input` is shown. With or without the bias.
+        weight: The parameter itself, as `fedpa.layer_input` is shown it; of several the first.
+    Returns:
+        z, as it is.
+    Example:
+        >>> def loss(params, batch, key):
+        ...     x = fedpa.layer_input(batch["x"], params)
+        ...     return fedpa.layer_output(x @ params, params).sum(1)
+        >>> loss(jnp.ones((3, 2)), {"x": jnp.ones((1, 3))}, None)
+        Array([6.], dtype=float32)
+    """
+    outputs = _OUTPUTS.get()
+    return z if outputs is None else outputs.meet(z, weight)
 
 
 def table_input(
@@ -230,7 +269,9 @@ def over_examples(function: Callable[..., T]) -> Callable[..., T]:
     """
 
     def call(*arguments: Any) -> T:
-        shown = _SHOWN.get()
+        shown, outputs = _SHOWN.get(), _OUTPUTS.get()
+        if outputs is not None:
+            return _add_over_examples(outputs, function, arguments)
         if shown is None:
             return jax.vmap(function)(*arguments)
         own: list[_Tap] = []
@@ -247,6 +288,33 @@ def over_examples(function: Callable[..., T]) -> Callable[..., T]:
         return value
 
     return call
+
+
+def _add_over_examples(
+    outputs: _Outputs, function: Callable[..., T], arguments: tuple[Any, ...]
+) -> T:
+    """`jax.vmap(function)`, what leaves the layers of one example having an axis of examples."""
+    counted = _Outputs()
+    batch = num_rows(arguments)
+    jax.eval_shape(jax.vmap(lambda *one: _with_outputs(counted, function, *one)), *arguments)
+    whole = [
+        (weight, jax.ShapeDtypeStruct((batch, *z.shape), z.dtype)) for weight, z in counted.shown
+    ]
+    outputs.shown += whole
+    zeros = None if outputs.zeros is None else [next(outputs.zeros) for _ in whole]
+
+    def alone(zeros: list[Array] | None, *one: Any) -> T:
+        return _with_outputs(_Outputs(zeros), function, *one)
+
+    return jax.vmap(alone)(zeros, *arguments)
+
+
+def _with_outputs(outputs: _Outputs, function: Callable[..., T], *arguments: Any) -> T:
+    token = _OUTPUTS.set(outputs)
+    try:
+        return function(*arguments)
+    finally:
+        _OUTPUTS.reset(token)
 
 
 def per_example(batch_loss: Callable[[Model, Examples, Key], Scalar]) -> Loss:
@@ -293,6 +361,36 @@ def observe(
         raise FedpaError(
             "a parameter is shown as part of two different layers: show only one of its uses"
         )
+    return found
+
+
+def output_gradients(
+    loss: Loss, theta: Params, examples: Examples, weights: Float[Array, " b"], key: Key
+) -> dict[int, Float[Array, "_ _"]]:
+    """∂ℓ_j/∂z of every row that left a layer, by the number of the layer's weight among θ's leaves.
+
+    Examples with weight 0 have rows of zeros. Layers whose output is not shown are not there.
+    """
+    theta = jax.tree.map(jnp.array, theta)  # parameters are compared by identity: no two the same
+    shapes = _Outputs()
+    jax.eval_shape(lambda: _with_outputs(shapes, loss, theta, examples, key))
+
+    def total(zeros: list[Array]) -> Scalar:
+        losses = _with_outputs(_Outputs(zeros), loss, theta, examples, key)
+        return jnp.sum(jnp.where(weights > 0, losses, 0))
+
+    found: dict[int, Array] = {}
+    gradients = jax.grad(total)([jnp.zeros(z.shape, z.dtype) for _, z in shapes.shown])
+    leaves = jax.tree.leaves(theta)
+    for (weight, z), gradient in zip(shapes.shown, gradients, strict=True):
+        place = _number(weight, leaves)
+        if not z.shape or z.shape[0] != num_rows(examples):
+            raise FedpaError(
+                f"layer_output is shown an output of shape {z.shape} by a batch of "
+                f"{num_rows(examples)} examples: its first axis must be the examples"
+            )
+        rows = widen(gradient).reshape(-1, z.shape[-1] if len(z.shape) > 1 else 1)
+        found[place] = jnp.concatenate([found[place], rows]) if place in found else rows
     return found
 
 
@@ -386,9 +484,9 @@ def _number(parameter: Any, leaves: Sequence[Any]) -> int:
         if leaf is parameter:
             return place
     raise FedpaError(
-        f"layer_input is shown a weight or bias of shape {jnp.shape(parameter)} that is no "
-        "parameter: pass the parameter itself, not a cast, slice or transpose of it, and "
-        "outside of jax.jit and jax.lax.scan"
+        f"layer_input or layer_output is shown a weight or bias of shape {jnp.shape(parameter)} "
+        "that is no parameter: pass the parameter itself, not a cast, slice or transpose of it, "
+        "and outside of jax.jit and jax.lax.scan"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpa.errors import refuse
 from fedpa.objectives.client_data import ClientData, example_weights
-from fedpa.objectives.layer_inputs import layer_input
+from fedpa.objectives.layer_inputs import layer_input, layer_output
 from fedpa.objectives.quadratic import Quadratic, Vector, minimizer
 from fedpa.types import Examples, Key, Losses, Scalar
 
@@ -37,7 +37,7 @@ def loss(theta: Vector, batch: Examples, key: Key) -> Losses:
         [0. 2.]
     """
     del key
-    residuals: Losses = layer_input(batch["x"], theta) @ theta - batch["y"]
+    residuals: Losses = layer_output(layer_input(batch["x"], theta) @ theta, theta) - batch["y"]
     return 0.5 * residuals**2
 
 

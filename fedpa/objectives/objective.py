@@ -3,6 +3,9 @@
 The posterior it stands for, at temperature T, is p_i(θ) ∝ exp(−(n_i/T) f_i(θ)): f is a *negative*
 log-likelihood (the sign printed in eq. 2 is a misprint). T = 1 is the Bayesian posterior; T = n_i
 is the scale at which Σ q_i Δ_i with q_i ∝ n_i is the gradient of the mean loss, which FedPA needs.
+
+With a prior p(θ), f_i has the term −log p(θ)/n, n the examples of all clients together: at T = 1
+client i's posterior holds the share p(θ)^{n_i/n}, and the product over clients p(θ), once.
 """
 
 from collections.abc import Callable
@@ -13,11 +16,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.client_data import ClientData, example_weights
 from fedpa.objectives.minibatches import Minibatch
+from fedpa.objectives.prior import Prior
 from fedpa.precision import widen
-from fedpa.types import Examples, Key, Loss, Losses, Model, Params, Regularizer, Scalar
+from fedpa.types import Count, Examples, Key, Loss, Losses, Model, Params, Regularizer, Scalar
 
 Reduction = Literal["mean", "sum"]
 
@@ -54,9 +58,11 @@ class Objective(NamedTuple):
     Args:
         loss: `loss(params, batch, key)` → one number per example, shape (b,).
         regularizer: A function of the parameters alone, added once to every (mini-batch or full)
-            loss (default: None).
-        reduction: Of a mini-batch. `sum` makes the gradient grow with the batch; f_i stays a mean
-            (default: "mean").
+            loss, whatever the reduction (default: None). The loss is a mean, so in the posterior it
+            counts once for every example: a penalty ½ ‖θ‖²/s² is a prior of sd s/√n, 0.2 for s = 2
+            and 100 examples. Use `prior` for a prior that is counted once.
+        reduction: Of a mini-batch. `sum` makes the gradient grow with the batch, the prior's share
+            with it; the regularizer is added once. f_i stays a mean (default: "mean").
         sparse: A table of which a batch reads a few rows: local SGD then leaves the others alone
             (default: None).
         weight: A batch → how much each of its examples counts, 1 if not given: the words of a
@@ -64,10 +70,14 @@ class Objective(NamedTuple):
             examples all the same (default: None).
         like: Some examples, or arrays' shapes: for methods that look into the model before there
             are any. `fedpa.fit` fills it in (default: None).
+        prior: p(θ) of the global posterior, counted once: `fedpa.normal_prior(sd=2.0)`. Every
+            example has the share −log p(θ)/n (default: None).
+        num_examples: n, the examples of all clients together, which a prior needs. `fedpa.fit`
+            fills it in (default: None).
     Example:
         >>> def loss(params, batch, key):
         ...     return (batch["x"] @ params["w"] - batch["y"]) ** 2
-        >>> objective = fedpa.Objective(loss, regularizer=lambda p: 0.01 * jnp.sum(p["w"] ** 2))
+        >>> objective = fedpa.Objective(loss, prior=fedpa.normal_prior(sd=2.0))
     """
 
     loss: Loss
@@ -76,18 +86,22 @@ class Objective(NamedTuple):
     sparse: SparseTable | None = None
     weight: Callable[[Examples], Losses] | None = None
     like: PyTree = None
+    prior: Prior | None = None
+    num_examples: int | float | Scalar | Count | None = None
 
 
 def minibatch_loss(objective: Objective, theta: Params, batch: Minibatch, key: Key) -> Scalar:
     """f̂_i(θ): the loss whose gradient a step of local SGD takes."""
     total, weight = sum_losses(objective, theta, batch.examples, batch.weights, key)
     if objective.reduction == "mean":
-        total = total / or_one(weight)
-    return total + penalty(objective, theta, total)
+        total, weight = total / or_one(weight), jnp.ones_like(weight)
+    return total + penalty(objective, theta, total, weight)
 
 
 def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key) -> Scalar:
     """Compute f_i(θ) (eq. 1): the mean loss over all of a client's examples, plus the regularizer.
+
+    With a prior also plus −log p(θ)/n, n the examples of all clients together.
 
     Args:
         objective: The loss.
@@ -95,7 +109,7 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
         data: From `client_data`.
         key: For a loss that is random.
     Returns:
-        A number; 0 plus the regularizer for an empty client.
+        A number; for an empty client 0 plus the regularizer and the prior's term.
     Example:
         >>> objective = Objective(fedpa.objectives.least_squares.loss)
         >>> data = fedpa.objectives.client_data({"x": np.eye(2), "y": np.array([1.0, 3.0])})
@@ -108,13 +122,16 @@ def client_loss(objective: Objective, theta: Params, data: ClientData, key: Key)
     examples = jax.tree.map(lambda array: array[rows], data.examples)
     total, weight = sum_losses(objective, theta, examples, real, key)
     mean = total / or_one(weight)
-    return mean + penalty(objective, theta, mean)
+    return mean + penalty(objective, theta, mean, jnp.ones_like(mean))
 
 
 def log_posterior(
     objective: Objective, theta: Params, data: ClientData, temperature: float | Scalar, key: Key
 ) -> Scalar:
     """Compute log p_i(θ) = −(n_i/T) f_i(θ), up to a constant (eq. 2, which drops the 1/n).
+
+    With a prior, at T = 1, it is Σ_j log p(z_ij | θ) + (n_i/n) log p(θ): the sum over all clients
+    has log p(θ) once.
 
     Args:
         objective: The loss.
@@ -153,11 +170,35 @@ def or_one(weight: Scalar) -> Scalar:
     return jnp.where(weight > 0, weight, 1).astype(weight.dtype)
 
 
-def penalty(objective: Objective, theta: Params, like: Scalar) -> Scalar:
-    """The regularizer's value in the dtype of `like`; 0 without one."""
-    if objective.regularizer is None:
-        return jnp.zeros_like(like)
-    return jnp.asarray(objective.regularizer(theta)).astype(like.dtype)
+def penalty(objective: Objective, theta: Params, like: Scalar, examples: Scalar) -> Scalar:
+    """The regularizer plus the prior's share −examples · log p(θ)/n, in the dtype of `like`.
+
+    examples: for how many examples the loss stands to which it is added: 1 for a mean.
+    """
+    added = jnp.zeros_like(like)
+    if objective.regularizer is not None:
+        added = jnp.asarray(objective.regularizer(theta)).astype(like.dtype)
+    if objective.prior is not None:
+        share = examples.astype(like.dtype) / _count_all(objective).astype(like.dtype)
+        added -= share * jnp.asarray(objective.prior.log_density(theta)).astype(like.dtype)
+    return added
+
+
+def has_penalty(objective: Objective) -> bool:
+    """Whether something pulls at every parameter, whatever examples a batch has."""
+    return objective.regularizer is not None or objective.prior is not None
+
+
+def _count_all(objective: Objective) -> Scalar | Count:
+    if objective.num_examples is None:
+        raise refuse(
+            "num_examples",
+            None,
+            "a prior counts once for all clients together: give "
+            "fedpa.Objective(loss, prior=…, num_examples=n), n the examples of all clients "
+            "(fedpa.fit does it by itself)",
+        )
+    return jnp.asarray(objective.num_examples)
 
 
 def check_one_per_example(losses: Any, size: int) -> None:

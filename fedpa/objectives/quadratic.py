@@ -8,8 +8,8 @@ the minimizer of smallest norm, the covariance uses the pseudo-inverse, and draw
 centre's component in the null space. Give a ridge where a proper posterior is wanted instead.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from fedpa.errors import FedpaError, check_type, refuse
+from fedpa.lapack import one_by_one
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.types import Key, Params, Scalar
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 Vector = Float[Array, " d"]
 """θ as one vector."""
 Matrix = Float[Array, "d d"]
@@ -273,16 +273,9 @@ def laplace(objective: Objective, data: ClientData, mode: Params, key: Key) -> Q
     return Quadratic(flat, 0.5 * (hessian + hessian.T), data.n.astype(flat.dtype))
 
 
-_one_by_one: Callable[[_F], _F] = jax.custom_batching.sequential_vmap
-
-
-@_one_by_one
+@one_by_one
 def _spectrum(hessian: Matrix) -> tuple[Vector, Matrix, Array]:
-    """Eigenvalues, eigenvectors, and which of them span the row space.
-
-    Vectorized over clients, one after the other: batched LAPACK calls in programs that run in two
-    threads at a time wait for each other for ever (`fedpa.deltas.gram`).
-    """
+    """Eigenvalues, eigenvectors, and which of them span the row space."""
     eigenvalues, vectors = jnp.linalg.eigh(hessian)
     tolerance = jnp.finfo(hessian.dtype).eps * hessian.shape[0] * jnp.max(jnp.abs(eigenvalues))
     return eigenvalues, vectors, eigenvalues > tolerance

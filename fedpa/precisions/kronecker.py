@@ -1,10 +1,18 @@
-"""Kronecker precisions of one factor, Λ = A ⊗ I: one p×p matrix A for all r outputs of a layer.
+"""Kronecker precisions of one factor, Λ = A ⊗ I, and of two, Λ = A ⊗ G.
 
-A layer's parameters are a matrix v = [b; W] of p rows and r columns, and Λv is A v. A is kept as
-its diagonal blocks, all of one size: one block is A as a whole, blocks of 1 are its diagonal. Rows
-of zeros fill up the last block.
+A layer's parameters are a matrix v = [b; W] of p rows and r columns. With one factor, one p×p
+matrix A for all r outputs, Λv is A v; with two, Λv is A v G. A is kept as its diagonal blocks, all
+of one size: one block is A as a whole, blocks of 1 are its diagonal. Rows of zeros fill up the last
+block.
 
-A client's share is the factor A_i = XᵀX/n of its layers' Fisher matrices, exactly or as a sketch:
+Two factors are K-FAC (Martens, Grosse: Optimizing neural networks with Kronecker-factored
+approximate curvature, ICML 2015; convolutions: Grosse, Martens, ICML 2016). Each of a layer's n
+rows has an input a and a gradient g of the loss by the output. Their Fisher matrix is
+
+    Σ aaᵀ ⊗ ggᵀ  ≈  n (Σ aaᵀ/n) ⊗ (Σ ggᵀ/n)
+
+With one factor, a client's share is the factor A_i = XᵀX/n of its layers' Fisher matrices, exactly
+or as a sketch:
 
     Z_i = XᵀΩ/√(n s),   Ω ∈ {±1}^{n×s} random,   E[Z_i Z_iᵀ] = XᵀX/n
 
@@ -13,7 +21,6 @@ of [b; W]; with s = r outputs, Z has the shape of [b; W]. A_i's diagonal blocks 
 upper triangles, are sent where they are no more numbers than Z. They need no randomness and add up.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpa.lapack import cholesky, eigh, solve_lower, solve_upper
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.layer_inputs import Layer, Rows, Squares, layers_of, observe
 from fedpa.objectives.minibatches import Minibatch, sum_batches
@@ -86,12 +94,12 @@ class Kronecker(NamedTuple):
     def factorize(self) -> "Cholesky":
         """L of LLᵀ = A, for A positive definite: computed once for many solves."""
         blocks = self.blocks
-        return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jnp.linalg.cholesky(blocks))
+        return Cholesky(jnp.sqrt(blocks) if blocks.shape[-1] == 1 else jax.vmap(cholesky)(blocks))
 
-    def add_identity(self) -> "Kronecker":
-        """Λ + I, which also makes the rows that fill up the last block harmless to `solve`."""
+    def add_identity(self, factor: float | Scalar = 1.0) -> "Kronecker":
+        """Λ + cI, which also makes the rows that fill up the last block harmless to `solve`."""
         return Kronecker(
-            self.blocks + jnp.eye(self.blocks.shape[-1], dtype=self.blocks.dtype)[None]
+            self.blocks + factor * jnp.eye(self.blocks.shape[-1], dtype=self.blocks.dtype)[None]
         )
 
     def normalize(self, features: int) -> "Kronecker":
@@ -110,8 +118,120 @@ class Kronecker(NamedTuple):
         return jnp.max(length)
 
 
+class KroneckerPair(NamedTuple):
+    """A Gaussian precision Λ = (Σaaᵀ) ⊗ (Σggᵀ)/n + λI over p×r matrices: K-FAC, and a prior.
+
+    A `fedpa.Precision`: Λv is (Σaaᵀ) v (Σggᵀ)/n + λv. `solve`, `sample` and `logdet` are exact, in
+    the factors' eigenbases, where λI is diagonal, too; O(p³ + r³ + pr(p + r)). `add` adds the sums
+    of both factors, n and λ, which gives the factors of the pooled rows; it is not the sum of the
+    matrices Λ.
+
+    Args:
+        inputs: Σaaᵀ, the p×p sum over rows of what entered the layer, as diagonal blocks.
+        outputs: Σggᵀ, the r×r sum over rows of the gradients by what left it.
+        n: How many rows the sums have: examples, or examples times places.
+        prior: λ ≥ 0; 0 for what clients send.
+    Example:
+        >>> data = KroneckerPair(
+        ...     8 * jnp.eye(2)[None], 2 * jnp.eye(3), jnp.float32(4), jnp.float32(0)
+        ... )
+        >>> data.add_identity(1.0).times(jnp.ones((2, 3)))[0].tolist()  # 8·2/4 + 1
+        [5.0, 5.0, 5.0]
+    """
+
+    inputs: Blocks
+    """Σaaᵀ, its diagonal blocks."""
+    outputs: Float[Array, "r r"]
+    """Σggᵀ."""
+    n: Scalar
+    """The number of rows."""
+    prior: Scalar
+    """λ."""
+
+    def add(self, other: "KroneckerPair") -> "KroneckerPair":
+        """Λ of the rows of both, with both priors."""
+        return KroneckerPair(*map(jnp.add, self, other))
+
+    def add_identity(self, factor: float | Scalar = 1.0) -> "KroneckerPair":
+        """Λ + cI."""
+        return self._replace(prior=self.prior + factor)
+
+    def scale(self, factor: float | Scalar) -> "KroneckerPair":
+        """cΛ: of c times as many rows."""
+        return KroneckerPair(*(factor * part for part in self))
+
+    def times(self, v: Matrix) -> Matrix:
+        """Λv."""
+        share = self._share()
+
+        def multiply(rows: Array) -> Array:
+            return share * (self.inputs @ rows @ self.outputs) + self.prior * rows
+
+        return _by_blocks(multiply, self.inputs, v)
+
+    def solve(self, v: Matrix) -> Matrix:
+        """Λ⁻¹v, for Λ positive definite."""
+        return self._in_eigenbasis(lambda rows, values: rows / values, v)
+
+    def sample(self, like: Matrix, key: Key) -> Matrix:
+        """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
+        noise = jax.random.normal(key, like.shape, self.inputs.dtype)
+        draw = self._in_eigenbasis(lambda rows, values: rows / jnp.sqrt(values), noise)
+        return draw.astype(like.dtype)
+
+    def logdet(self, like: Matrix) -> Scalar:
+        """log det Λ over matrices of the shape of `like`."""
+        alpha, _ = _spectra(self._filled(like.shape[0]))
+        beta, _ = eigh(self.outputs)
+        missing = alpha.size - like.shape[0]  # their eigenvalues in A are 1
+        one = jnp.ones((1, 1), alpha.dtype)
+        logs = [jnp.sum(jnp.log(self._eigenvalues(part, beta))) for part in (alpha, one)]
+        return logs[0] - missing * logs[1] if missing else logs[0]
+
+    @property
+    def num_numbers(self) -> int:
+        """The upper triangles of both factors, n and λ."""
+        r = len(self.outputs)
+        return Cut(*self.inputs.shape[:2]).num_numbers + r * (r + 1) // 2 + 2
+
+    def _share(self) -> Scalar:
+        """1/n; without any rows, 0."""
+        return jnp.where(self.n > 0, 1 / jnp.where(self.n > 0, self.n, 1), 0)
+
+    def _eigenvalues(
+        self, alpha: Float[Array, "blocks size"], beta: Float[Array, " r"]
+    ) -> Float[Array, "blocks size r"]:
+        """αβ/n + λ of eigenvalues of the factors, which rounding can make negative."""
+        alpha, beta = jnp.maximum(alpha, 0), jnp.maximum(beta, 0)
+        return self._share() * alpha[:, :, None] * beta[None, None] + self.prior
+
+    def _filled(self, features: int) -> Blocks:
+        """Σaaᵀ with 1 on the diagonal of rows that fill up the last block."""
+        blocks, size = self.inputs.shape[:2]
+        missing = jnp.arange(blocks * size).reshape(blocks, size, 1) >= features
+        return jnp.where(missing, jnp.eye(size, dtype=self.inputs.dtype)[None], self.inputs)
+
+    def _in_eigenbasis(self, divide: Callable[[Array, Array], Array], v: Matrix) -> Matrix:
+        alpha, left = _spectra(self._filled(v.shape[0]))
+        beta, right = eigh(self.outputs)
+        values = self._eigenvalues(alpha, beta)
+
+        def between(rows: Array) -> Array:
+            return left @ divide(left.swapaxes(1, 2) @ rows @ right, values) @ right.T
+
+        return _by_blocks(between, self.inputs, v)
+
+
+def _spectra(blocks: Blocks) -> tuple[Float[Array, "blocks size"], Blocks]:
+    """Eigenvalues and eigenvectors of each block."""
+    if blocks.shape[-1] == 1:
+        return blocks[:, :, 0], jnp.ones_like(blocks)
+    values, vectors = jax.vmap(eigh)(blocks)
+    return values, vectors
+
+
 if TYPE_CHECKING:
-    _: type[Precision] = Kronecker
+    _: tuple[type[Precision], ...] = (Kronecker, KroneckerPair)
 
 
 class Cholesky(NamedTuple):
@@ -134,16 +254,19 @@ class Cholesky(NamedTuple):
         def divide(rows: Array) -> Array:
             if lower.shape[-1] == 1:
                 return rows / lower**2
-            return _solve_lower(lower, _solve_lower(lower, rows), transpose_a=True)
+            return jax.vmap(solve_upper)(lower, jax.vmap(solve_lower)(lower, rows))
 
         return _by_blocks(divide, lower, v)
 
     def sample(self, like: Matrix, key: Key) -> Matrix:
         """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
-        noise = jax.random.normal(key, like.shape, like.dtype)
-        return _by_blocks(
-            lambda rows: _solve_lower(self.lower, rows, transpose_a=True), self.lower, noise
-        )
+        lower = self.lower
+        noise = jax.random.normal(key, like.shape, lower.dtype)
+
+        def divide(rows: Array) -> Array:
+            return rows / lower if lower.shape[-1] == 1 else jax.vmap(solve_upper)(lower, rows)
+
+        return _by_blocks(divide, lower, noise).astype(like.dtype)
 
     def logdet(self, like: Matrix) -> Scalar:
         """log det Λ over matrices of the shape of `like`."""
@@ -220,9 +343,6 @@ def _by_blocks(function: Callable[[Array], Array], blocks: Blocks, v: Matrix) ->
     """`function` of the rows of v that belong to each block, put together again."""
     rows = split_rows(v.astype(blocks.dtype), Cut(*blocks.shape[:2]))
     return function(rows).reshape(-1, v.shape[1])[: v.shape[0]].astype(v.dtype)
-
-
-_solve_lower = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
 
 
 def cut_layer(layer: Layer, largest: int) -> Cut:

@@ -1,8 +1,6 @@
 """What a Gaussian precision is: Σ⁻¹ of eq. 3, whatever its structure."""
 
-from typing import Protocol, TypeVar, runtime_checkable
-
-from jaxtyping import Array
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from fedpa.types import Key, Scalar
 
@@ -11,14 +9,16 @@ P = TypeVar("P")
 
 @runtime_checkable
 class Precision(Protocol):
-    """A Gaussian precision Λ = Σ⁻¹ over parameters v, an array (eq. 3).
+    """A Gaussian precision Λ = Σ⁻¹ over parameters v (eq. 3).
 
     A structure is a NamedTuple of arrays with these methods: a pytree, so that it goes through
-    `jit`, `vmap` and an aggregation as any result does. No method forms the d×d matrix.
+    `jit`, `vmap` and an aggregation as any result does. `Dense` alone forms the d×d matrix. What is
+    computed is in the structure's dtype, which should be at least float32; results have the dtype
+    of v.
 
     Args:
-        v: Parameters, of the shape that the structure is over.
-        like: The same; only its shape and dtype matter.
+        v: Parameters, of the shape that the structure is over: an array, or for `Layered` a pytree.
+        like: The same; only its shapes and dtypes matter. Λ = λI has no other way to know them.
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from fedpa.precisions import Kronecker
@@ -33,27 +33,31 @@ class Precision(Protocol):
         """Λ + Λ′: of the product of the two densities."""
         ...
 
+    def add_identity(self: P, factor: float | Scalar = 1.0) -> P:
+        """Λ + cI: of the density times a prior of precision c around the same mean."""
+        ...
+
     def scale(self: P, factor: float | Scalar) -> P:
         """cΛ, c ≥ 0: of the density to the power of c."""
         ...
 
-    def times(self, v: Array) -> Array:
+    def times(self, v: Any) -> Any:
         """Λv."""
         ...
 
-    def solve(self, v: Array) -> Array:
+    def solve(self, v: Any) -> Any:
         """Λ⁻¹v, for Λ positive definite."""
         ...
 
-    def sample(self, like: Array, key: Key) -> Array:
-        """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
+    def sample(self, like: Any, key: Key) -> Any:
+        """One draw of N(0, Λ⁻¹), of the shapes and dtypes of `like`."""
         ...
 
-    def logdet(self, like: Array) -> Scalar:
+    def logdet(self, like: Any) -> Scalar:
         """log det Λ over parameters of the shape of `like`."""
         ...
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers describe Λ: what is sent of it."""
+        """How many numbers describe Λ, a symmetric matrix's triangle counted once: what is sent."""
         ...

@@ -1,6 +1,6 @@
 """Ways to sample a client's posterior, one file each, behind one interface (Algorithm 4)."""
 
-from fedpa.samplers.diagnostics import Diagnostics, diagnose, kish_ess, worst
+from fedpa.samplers.diagnostics import Diagnostics, diagnose, judge, kish_ess, measure_mixing, worst
 from fedpa.samplers.exact import exact
 from fedpa.samplers.hmc import hmc
 from fedpa.samplers.iasg import iasg
@@ -20,7 +20,9 @@ __all__ = [
     "exact",
     "hmc",
     "iasg",
+    "judge",
     "kish_ess",
+    "measure_mixing",
     "nuts",
     "sghmc",
     "sgld",

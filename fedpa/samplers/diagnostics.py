@@ -6,22 +6,30 @@ spread little around a large mean would lose their digits before blackjax could 
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
 from fedpa.errors import FedpaError, refuse
+from fedpa.precision import accumulation_dtype
 from fedpa.samplers.sampler import Info, import_blackjax
-from fedpa.types import Params
+from fedpa.types import Params, Scalar
 
 LEAST_CHAINS = 2
 """One chain alone would say that it agrees with itself."""
 LEAST_DRAWS = 4
 """R̂ splits every chain into halves and needs a variance of each."""
+MOST_RHAT = 1.01
+"""R̂ above which chains are not taken to agree (Vehtari et al. 2021)."""
+LEAST_ESS = 100
+"""Independent draws, of all chains together, below which a mean is off by a tenth of an sd and an
+sd by 7 %: too rough to be reported."""
 BLOCK = 2**17
 """Draws looked at together: what bounds the memory, whatever the number of parameters."""
 
@@ -51,14 +59,92 @@ class Diagnostics(NamedTuple):
 class Worst(NamedTuple):
     """The worst of `Diagnostics` over all parameters."""
 
-    rhat: float
+    rhat: float | Scalar
     """The largest R̂."""
-    ess: float
+    ess: float | Scalar
     """The smallest effective sample size."""
+
+
+def judge(rhat: float, ess: float, divergences: int | None = None) -> list[str]:
+    """Say why draws can't be trusted: the rule that `diagnose` warns by.
+
+    They can't if R̂ > 1.01 (the chains disagree), if they are worth fewer than 100 independent
+    draws, or if a transition diverged (a part of the posterior was not visited).
+
+    Args:
+        rhat: The largest R̂ over the parameters; NaN counts as too large.
+        ess: The smallest effective sample size, of all chains together; NaN counts as too small.
+        divergences: Divergent transitions; None if the sampler knows none.
+    Returns:
+        One sentence per reason, with its number; empty if there is none.
+    Example:
+        >>> judge(1.002, 900.0, 0)
+        []
+        >>> judge(1.3, 900.0, 0)
+        ['R̂ = 1.300 is above 1.01: the chains do not agree. Lengthen the burn-in or draw more.']
+    """
+    reasons = []
+    if not rhat <= MOST_RHAT:
+        reasons.append(
+            f"R̂ = {rhat:.3f} is above {MOST_RHAT}: the chains do not agree. Lengthen the burn-in "
+            "or draw more."
+        )
+    if not ess >= LEAST_ESS:
+        reasons.append(
+            f"ESS = {ess:.0f} is below {LEAST_ESS}: the draws are worth too few independent ones. "
+            "Draw more, or adapt the mass."
+        )
+    if divergences:
+        reasons.append(
+            f"divergences = {divergences}: trajectories left the posterior. Raise "
+            "target_acceptance or lower the step size."
+        )
+    return reasons
+
+
+def measure_mixing(draws: Float[Array, "chains num d"]) -> Worst:
+    """Compute the worst R̂ and effective sample size inside compiled functions.
+
+    The numbers of `worst(diagnose(…))`, up to rounding, as arrays: works under `jax.jit` and
+    `jax.vmap` (over clients), and compiles in one to two seconds.
+
+    Args:
+        draws: At least 2 chains of at least 4 draws of d parameters as one vector.
+    Returns:
+        The largest R̂ and the smallest effective sample size over the d parameters; NaN where all
+        draws of a parameter are equal or one is not finite.
+    Example:
+        >>> draws = jax.random.normal(jax.random.key(0), (4, 250, 3))
+        >>> bool(jax.jit(measure_mixing)(draws).rhat < 1.05)
+        True
+    """
+    chains, num, _ = draws.shape
+    if chains < LEAST_CHAINS or num < LEAST_DRAWS:
+        raise refuse(
+            "draws",
+            draws.shape,
+            f"must have at least {LEAST_CHAINS} chains of at least {LEAST_DRAWS} draws",
+        )
+    wide = draws.astype(accumulation_dtype(draws.dtype))
+    known = jnp.isfinite(wide).all((0, 1)) & (wide != wide[:1, :1]).any((0, 1))
+    stuck = (wide == wide[:, :1]).all((0, 1)) & known
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        # As in `_in_blocks`: the first draw is subtracted first, to keep the digits of small
+        # deviations from a large mean.
+        moved = jnp.where(known, wide - wide[:1, :1], 0)
+        moved = moved / jnp.where(known, jnp.abs(moved).max((0, 1)), 1)
+        moved = moved - moved.mean((0, 1))
+        module = import_blackjax("diagnostics")
+        rhats = module.rhat(moved).reshape(known.shape)  # blackjax squeezes d = 1
+        sizes = module.effective_sample_size(moved).reshape(known.shape)
+        rhats = jnp.where(known, jnp.where(stuck, jnp.inf, rhats), jnp.nan)
+        return Worst(jnp.max(rhats), jnp.min(jnp.where(known, sizes, jnp.nan)))
 
 
 def diagnose(samples: Params, infos: Info) -> Diagnostics:
     """Diagnose chains: R̂ and autocorrelation effective sample size of every parameter.
+
+    Warns, in one line, if the draws can't be trusted by the rule of `judge`.
 
     Args:
         samples: From `draw_chains`: a pytree of arrays with axes (chains, num, …), at least 2
@@ -71,8 +157,8 @@ def diagnose(samples: Params, infos: Info) -> Diagnostics:
     Example:
         >>> sampler = fedpa.samplers.exact(fedpa.objectives.least_squares.posterior)
         >>> data, starts = {"x": np.eye(4, 2), "y": np.ones(4)}, jnp.zeros((4, 2))
-        >>> chains = fedpa.samplers.draw_chains(sampler, starts, data, jax.random.key(0), 50)
-        >>> bool((diagnose(*chains).rhat < 1.1).all())
+        >>> chains = fedpa.samplers.draw_chains(sampler, starts, data, jax.random.key(0), 999)
+        >>> bool((diagnose(*chains).rhat < 1.01).all())
         True
     """
     chains, num = _chains_and_draws(jax.tree.leaves(samples))
@@ -93,7 +179,7 @@ def diagnose(samples: Params, infos: Info) -> Diagnostics:
             lambda x: statistic(x.reshape(chains, num, -1)).reshape(x.shape[2:]), samples
         )
 
-    return Diagnostics(
+    found = Diagnostics(
         rhat=of_each(rhat),
         ess=of_each(autocorrelation_ess),
         acceptance=(
@@ -103,6 +189,10 @@ def diagnose(samples: Params, infos: Info) -> Diagnostics:
         ),
         divergences=int(np.sum(infos.divergent)) if "divergent" in infos._fields else None,
     )
+    reasons = judge(*worst(found), found.divergences)
+    if reasons:
+        warnings.warn("draws can't be trusted: " + " ".join(reasons), stacklevel=2)
+    return found
 
 
 def worst(diagnostics: Diagnostics) -> Worst:

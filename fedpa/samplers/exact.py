@@ -34,9 +34,7 @@ class ExactInfo(NamedTuple):
     """f(θ_s) − f(μ): the excess of the mean loss over its minimum."""
 
 
-def exact(
-    posterior: Callable[[ClientData], Quadratic], temperature: Temperature | None = "n"
-) -> Sampler:
+def exact(posterior: Callable[[ClientData], Quadratic], temperature: Temperature = "n") -> Sampler:
     """Build the exact Gaussian sampler: independent draws of N(μ_i, (T/n_i) A_i⁺).
 
     Args:

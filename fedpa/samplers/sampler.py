@@ -30,7 +30,7 @@ from fedpa.types import ClientArrays, Count, Key, Params, Scalar
 Temperature = float | Literal["n"]
 """T, or "n" for n_i."""
 COLD = 0.01
-"""T of the command's samplers in FedPA, if not given."""
+"""T of the command's samplers in FedPA, if not given; that of the functions is 1."""
 Rate = float | jax.Array
 """A learning rate; an array (traced, too) where it follows a schedule."""
 
@@ -256,24 +256,17 @@ def in_dtype_of(tree: Params, value: Any) -> jax.Array:
 
 def check_rate(learning_rate: Rate) -> None:
     if not isinstance(learning_rate, jax.Array):
-        _check_positive("learning_rate", learning_rate, "must be a finite number > 0")
+        check_positive("learning_rate", learning_rate, "must be a finite number > 0")
 
 
-def check_temperature(temperature: Temperature | None) -> Temperature:
-    """T, if it is one; there is no default that suits both FedPA and a posterior by itself."""
-    if temperature is None:
-        raise refuse(
-            "temperature",
-            None,
-            f"must be given: {COLD} for FedPA with few samples of many parameters, 1 for the "
-            "Bayesian posterior, 'n' for covariance A⁻¹",
-        )
+def check_temperature(temperature: Temperature) -> Temperature:
+    """T, if it is one."""
     if temperature != "n":
-        _check_positive("temperature", temperature, "must be a finite number > 0, or 'n' for n_i")
+        check_positive("temperature", temperature, "must be a finite number > 0, or 'n' for n_i")
     return temperature
 
 
-def _check_positive(field: str, value: Any, expected: str) -> None:
+def check_positive(field: str, value: Any, expected: str) -> None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not 0 < value < float("inf"):
         raise refuse(field, value, expected)

@@ -49,7 +49,7 @@ def sghmc(
     batch_size: int,
     window: Window = Epochs(),
     order: Order = "shuffle",
-    temperature: Temperature | None = None,
+    temperature: Temperature = 1.0,
     friction: float = FRICTION,
 ) -> Sampler:
     """Build stochastic gradient HMC: θ ← θ + v, v ← (1 − α) v − η ∇̂f_i(θ) + √(2αηT/n_i) ξ.
@@ -62,7 +62,7 @@ def sghmc(
         window: How many steps apart the samples are, and the burn-in before the first; default: one
             epoch.
         order: Reshuffled epochs ("shuffle", the default) or independent draws ("replacement").
-        temperature: T > 0, or "n" for n_i; must be given.
+        temperature: T > 0, or "n" for n_i; default: 1, the Bayesian posterior.
         friction: α ∈ (0, 1]; default: 0.5.
     Returns:
         The sampler; its info has the mean loss and the number of steps.

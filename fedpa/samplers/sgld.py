@@ -34,7 +34,7 @@ def sgld(
     batch_size: int,
     window: Window = Epochs(),
     order: Order = "shuffle",
-    temperature: Temperature | None = None,
+    temperature: Temperature = 1.0,
 ) -> Sampler:
     """Build stochastic gradient Langevin dynamics: θ ← θ − η ∇̂f_i(θ) + √(2ηT/n_i) ξ.
 
@@ -45,7 +45,7 @@ def sgld(
         window: How many steps apart the samples are, and the burn-in before the first; default: one
             epoch.
         order: Reshuffled epochs ("shuffle", the default) or independent draws ("replacement").
-        temperature: T > 0, or "n" for n_i; must be given.
+        temperature: T > 0, or "n" for n_i; default: 1, the Bayesian posterior.
     Returns:
         The sampler; its info has the mean loss and the number of steps.
     Example:

@@ -27,6 +27,7 @@ from fedpa.objectives.objective import (
     Objective,
     SparseTable,
     gather_rows,
+    has_penalty,
     minibatch_loss,
     replace_table,
 )
@@ -43,8 +44,8 @@ def average_sparsely(
     Parameters in less than float32 stay dense: adding one by one would round each time.
     """
     sparse = objective.sparse
-    # A regularizer pulls at every row.
-    if sparse is None or objective.regularizer is not None:
+    # A regularizer or a prior pulls at every row.
+    if sparse is None or has_penalty(objective):
         return None
     if any(accumulation_dtype(leaf.dtype) != leaf.dtype for leaf in jax.tree.leaves(theta)):
         return None

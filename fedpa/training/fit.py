@@ -27,6 +27,7 @@ from fedpa.errors import (
     refuse,
 )
 from fedpa.objectives.objective import Objective
+from fedpa.objectives.prior import Prior
 from fedpa.training.callbacks import (
     Best,
     Callback,
@@ -44,6 +45,7 @@ from fedpa.training.problem import prepare
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
+    describe_prior,
     describe_program,
     environment,
 )
@@ -70,6 +72,7 @@ REMEDIES = Remedies(
 LINES = 10
 """Number of progress lines without a terminal."""
 NAMES = {
+    "ep": "EP",
     "fedavg": "FedAvg",
     "fedexp": "FedExP",
     "fedpa": "FedPA",
@@ -77,10 +80,12 @@ NAMES = {
     "mb-sgd": "MB-SGD",
     "mime": "MIME",
     "mime-lite": "MimeLite",
+    "pvi": "PVI",
     "scaffold": "SCAFFOLD",
+    "sep": "SEP",
 }
 """Names of methods as in papers."""
-_SHOWN = ("train/loss", "eval/", "valid/")
+_SHOWN = ("train/loss", "train/mean_change", "eval/", "valid/")
 _SETTINGS = {
     "rounds": int,
     "clients_per_round": int,
@@ -101,6 +106,7 @@ def fit(
     rounds: int,
     clients_per_round: int,
     seed: int = 0,
+    prior: Prior | None = None,
     evaluate: Evaluate | None = None,
     eval_every: int = 1,
     callbacks: Sequence[Callback] = (),
@@ -117,7 +123,7 @@ def fit(
 
     Args:
         loss: `loss(params, batch, key)`, one number per example of the batch (`fedpa.per_example`
-            converts a loss of a whole batch); or `fedpa.Objective(loss, regularizer=…,
+            converts a loss of a whole batch); or `fedpa.Objective(loss, prior=…, regularizer=…,
             reduction=…, sparse=…, weight=…)`.
         params: Any pytree: an equinox module, flax parameters, a dict of arrays. Floating-point
             arrays are trained; other leaves are not changed.
@@ -128,6 +134,8 @@ def fit(
         clients_per_round: Clients drawn for each round without replacement, ≥ 1.
         seed: Determines cohorts and randomness, 0 to 2³² − 1; the same seed gives the same result,
             bit for bit.
+        prior: p(θ) of the global posterior, e.g. `fedpa.normal_prior(sd=2.0)`: counted once, as
+            −log p(θ)/n in the mean loss, n the examples of all clients; default: the objective's.
         evaluate: A function of the model that returns metrics by name, recorded as `eval/<name>`.
         eval_every: Rounds between evaluations, ≥ 1; the last round is always evaluated.
         callbacks: Called after every round; may return metrics or `fedpa.Stop("reason")`.
@@ -170,8 +178,7 @@ def fit(
 
     def run(more: Sequence[Callback]) -> Fit:
         """Start, resume, or return the finished run in the directory."""
-        objective = loss if isinstance(loss, Objective) else Objective(loss)
-        own = prepare(objective, params, data, method, rounds)
+        own = prepare(_make_objective(loss, prior), params, data, method, rounds)
         prepared, connected = connect_engine(local() if engine is None else engine, own)
         training = Training(
             prepared,
@@ -198,6 +205,7 @@ def fit(
             "eval_every": int(eval_every),
             "engine": _name_engine(connected),
             "program": describe_program(method, own),
+            **describe_prior(own, data),
             **_describe_method(method, recording),
             "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
             "recording": {
@@ -222,10 +230,24 @@ def fit(
             return resume_run(training, place, recording.force)
         return start_run(training, place, recording.overwrite)
 
-    functions = {"evaluate": evaluate, "callbacks": callbacks or None, "engine": engine}
+    functions = {
+        "prior": prior,
+        "evaluate": evaluate,
+        "callbacks": callbacks or None,
+        "engine": engine,
+    }
     again = [f"{name}={name}" for name, value in functions.items() if value is not None]
     call = f"fedpa.resume({str(out)!r}, {', '.join([*OWN, *again])})"
     return follow(run, label, progress, None if out is None else Path(out), call)
+
+
+def _make_objective(loss: Any, prior: Any) -> Objective:  # checked by check_loss
+    objective = loss if isinstance(loss, Objective) else Objective(loss)
+    if prior is None:
+        return objective
+    if objective.prior is not None:
+        raise refuse("prior", prior, "the objective has a prior, too: give one of them")
+    return objective._replace(prior=prior)
 
 
 def _check_recording(recording: RecordingOptions) -> None:
@@ -295,6 +317,7 @@ def resume_fit(
     method: Method,
     *,
     rounds: int | None,
+    prior: Prior | None,
     evaluate: Evaluate | None,
     callbacks: Sequence[Callback],
     engine: Engine | OfAlgorithm | None,
@@ -324,6 +347,7 @@ def resume_fit(
         clients,
         method,
         **found | ({} if rounds is None else {"rounds": rounds}),
+        prior=prior,
         evaluate=evaluate,
         callbacks=callbacks,
         engine=ENGINES[name](EngineOptions()) if engine is None else engine,

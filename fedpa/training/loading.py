@@ -23,6 +23,7 @@ from fedpa.data.federated import Clients
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective
+from fedpa.objectives.prior import Prior
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Evaluate, best_round
 from fedpa.training.checkpoint import (
@@ -235,6 +236,7 @@ def resume(
     method: Method | None = None,
     *,
     rounds: int | None = None,
+    prior: Prior | None = None,
     evaluate: Evaluate | None = None,
     callbacks: Sequence[Callback] = (),
     engine: Engine | OfAlgorithm | None = None,
@@ -245,7 +247,8 @@ def resume(
 
     Settings (clients per round, seed, evaluations, recording) come from `config.toml`. For a run of
     `fedpa.fit`, pass again what no file can hold: `loss`, `params`, `clients`, `method`, and
-    `evaluate` and `callbacks`, if there were any. For a run of the command, pass none of these.
+    `prior`, `evaluate` and `callbacks`, if there were any. For a run of the command, pass none of
+    these.
 
     Args:
         directory: The run's directory. A finished run is returned unchanged.
@@ -254,6 +257,7 @@ def resume(
         clients: As in `fedpa.fit`.
         method: As in `fedpa.fit`.
         rounds: The total number of rounds, if it changes.
+        prior: As in `fedpa.fit`.
         evaluate: As in `fedpa.fit`.
         callbacks: Called after every round.
         engine: As in `fedpa.fit`; default: the engine of the recorded name, with its
@@ -292,13 +296,14 @@ def resume(
             clients,
             method,
             rounds=rounds,
+            prior=prior,
             evaluate=evaluate,
             callbacks=callbacks,
             engine=engine,
             force=force,
             progress=progress,
         )
-    own |= {"evaluate": evaluate, "engine": engine}
+    own |= {"prior": prior, "evaluate": evaluate, "engine": engine}
     given = [name for name, value in own.items() if value is not None]
     if given:
         raise FedpaError(

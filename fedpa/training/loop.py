@@ -10,13 +10,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import Algorithm, ClientState, State
+from fedpa.algorithms.fedopt import Algorithm, ClientState, Reading, State
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.data.views import read_ahead
 from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
@@ -50,6 +51,8 @@ class Fit(NamedTuple):
             None).
         label: What the run is called (default: "").
         out: The directory that records it (default: None).
+        client_states: What each client keeps, by its id, where the method has clients keep
+            something and they are in this process (default: nothing).
     Example:
         >>> record = {"round": 1, "phase": "training", "seconds": 0.5, "train/loss": 2.0}
         >>> record |= {"train/rejected": 0, "comm/bytes_up": 80, "comm/bytes_down": 80}
@@ -72,6 +75,7 @@ class Fit(NamedTuple):
     best: Mapping[str, Any] | None = None
     label: str = ""
     out: Path | None = None
+    client_states: Mapping[str, ClientState] = MappingProxyType({})
 
     def __repr__(self) -> str:
         """Summarize the run in at most ten lines."""
@@ -304,14 +308,16 @@ def train(
             asked, state = _inquire(algorithm, engine, now.state, cohort)
             message = broadcast(state, jnp.asarray(t))
             result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
-            _check_success(result, ids, t, min_success)
+            _check_success(result, ids, t, min_success, algorithm.reading)
             state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
-            record |= _train_metrics(result, ids) | _traffic(message, result, asked)
+            record |= _train_metrics(result, ids, algorithm.reading) | _traffic(
+                message, result, asked
+            )
             record |= _server_metrics(info)
-            _report(record, result.failures, warned)
-            _check_progress(record, now.history, rounds, result, ids)
+            _report(record, result, ids, warned, algorithm.reading)
+            _check_progress(record, now.history, rounds, result, ids, algorithm.reading)
             record["seconds"] = time.perf_counter() - started
             # If the server skipped the round, clients keep their earlier states, too.
             states = {} if info.skipped else result.states
@@ -346,9 +352,15 @@ def train(
             now, stop = tell(compute(now) if now.untold is None else now)
             keep(now)
             if stop is not None:
-                params = assemble(now.params)
-                return Fit(params, now.history, now.state, stop.reason, stop.finished)
-    return Fit(assemble(now.params), now.history, now.state, now.stopped)
+                return _make_fit(now, assemble, stop.reason, stop.finished)
+    return _make_fit(now, assemble, now.stopped)
+
+
+def _make_fit(
+    now: Snapshot, assemble: Callable[[Params], Model], stopped: str | None, finished: bool = True
+) -> Fit:
+    params = assemble(now.params)
+    return Fit(params, now.history, now.state, stopped, finished, client_states=now.client_states)
 
 
 def _warn_of_strangers(
@@ -387,12 +399,14 @@ def check_share(field: str, value: Any) -> None:
         raise refuse(field, value, "must be a share between 0 and 1")
 
 
-def _check_success(result: RoundResult, ids: Sequence[str], t: int, least: float) -> None:
+def _check_success(
+    result: RoundResult, ids: Sequence[str], t: int, least: float, reading: Reading
+) -> None:
     succeeded = int(result.accepted.sum())
     if succeeded / len(ids) < least:
         raise TooFewClientsError(
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
-            f"requires more; {_explain(result, _list_rejected(result, ids)[0])}"
+            f"requires more; {_explain(result, ids, _list_rejected(result, ids)[0], reading)}"
         )
 
 
@@ -400,12 +414,30 @@ def _list_rejected(result: RoundResult, ids: Sequence[str]) -> list[str]:
     return [name for name, ok in zip(ids, result.accepted, strict=True) if not ok]
 
 
-def _explain(result: RoundResult, client: str) -> str:
-    return f"client {client!r}: {result.failures.get(client, NOT_FINITE)}"
+def _explain(result: RoundResult, ids: Sequence[str], client: str, reading: Reading) -> str:
+    return f"client {client!r}: {_find_reason(result, ids, client, reading) or NOT_FINITE}"
+
+
+def _find_reason(
+    result: RoundResult, ids: Sequence[str], client: str, reading: Reading
+) -> str | None:
+    """What went wrong with a client, if more is known than that its result is not finite."""
+    if client in result.failures:
+        return result.failures[client]
+    place = list(ids).index(client)
+    for name, reason in reading.reasons.items():
+        if name in result.infos and result.infos[name][place]:
+            return reason
+    return None
 
 
 def _check_progress(
-    record: Record, history: History, rounds: int, result: RoundResult, ids: Sequence[str]
+    record: Record,
+    history: History,
+    rounds: int,
+    result: RoundResult,
+    ids: Sequence[str],
+    reading: Reading,
 ) -> None:
     """End a run that had no usable client update so far."""
     t = record["round"]
@@ -415,11 +447,11 @@ def _check_progress(
     rejected = record.get("train/rejected_clients", ())
     if rejected:
         failed = next((name for name in rejected if name in result.failures), rejected[0])
-        reason = _explain(result, failed)
+        reason = _explain(result, ids, failed, reading)
     elif not result.examples.any():
         reason = f"client {ids[0]!r} and all others of round {t} have no examples"
     else:
-        reason = "the server's update is not finite: lower the learning rate"
+        reason = reading.reasons.get("skipped", SKIPPED)
     since = "round 1 had" if t == 1 else f"rounds 1 to {t} had"
     raise NoUsableClientError(f"{since} no usable client update, the model is unchanged; {reason}")
 
@@ -427,16 +459,21 @@ def _check_progress(
 FRUITLESS = 5
 """Number of first rounds without a usable client update after which a run fails; a shorter run
 fails after its last."""
+SKIPPED = "the server's update is not finite: lower the learning rate"
 NOT_FINITE = (
     "its update is not finite. Lower the learning rate, or check its data for missing values"
 )
 
 
-def _train_metrics(result: RoundResult, ids: Sequence[str]) -> dict[str, Any]:
+def _train_metrics(result: RoundResult, ids: Sequence[str], reading: Reading) -> dict[str, Any]:
     """Average over accepted clients; count and name the rejected ones."""
+    reductions: dict[str, Callable[[np.ndarray], Any]]
+    reductions = {"mean": np.mean, "max": np.max, "min": np.min, "sum": np.sum}
     counted = result.accepted & (result.examples > 0)
     metrics: dict[str, Any] = {
-        f"train/{name}": float(np.mean(values[counted].astype(np.float64)))
+        f"train/{name}": float(
+            reductions[reading.reduce.get(name, "mean")](values[counted].astype(np.float64))
+        )
         if counted.any()
         else float("nan")
         for name, values in result.infos.items()
@@ -482,11 +519,18 @@ def _traffic(message: Any, result: RoundResult, asked: RoundResult | None) -> di
     return {"comm/bytes_up": up, "comm/bytes_down": down}
 
 
-def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str]) -> None:
+def _report(
+    record: dict[str, Any],
+    result: RoundResult,
+    ids: Sequence[str],
+    warned: set[str],
+    reading: Reading,
+) -> None:
     """Warn once of each rejected client, and once of a skipped round. Records have all of them."""
     news = [name for name in record.get("train/rejected_clients", ()) if name not in warned]
     later = "(later rejections of the same clients are counted only)"
-    not_finite = [name for name in news if name not in failures]
+    reasons = {name: _find_reason(result, ids, name, reading) for name in news}
+    not_finite = [name for name in news if reasons[name] is None]
     if not_finite:
         warnings.warn(
             f"round {record['round']}: rejected because of non-finite results: "
@@ -494,9 +538,9 @@ def _report(record: dict[str, Any], failures: Mapping[str, str], warned: set[str
             stacklevel=3,
         )
     for name in news:
-        if name in failures:
+        if reasons[name] is not None:
             warnings.warn(
-                f"round {record['round']}: rejected, client {name}: {failures[name]} {later}",
+                f"round {record['round']}: rejected, client {name}: {reasons[name]} {later}",
                 stacklevel=3,
             )
     warned.update(news)

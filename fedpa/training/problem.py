@@ -19,6 +19,7 @@ from fedpa.metrics.metric import Metric
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.client_data import find_bad_value, is_real
 from fedpa.objectives.objective import Objective, Reduction, SparseTable
+from fedpa.objectives.prior import NormalPrior, Prior
 from fedpa.server.update import Server
 from fedpa.types import Examples, Key, Loss, Losses, Params, Regularizer
 
@@ -42,11 +43,23 @@ class Problem(NamedTuple):
     eval_batch_size: int = 100
     dataset: str | None = None
     """Name of the data set, if there are several; otherwise None."""
+    prior: Prior | None = None
+    """Of the global posterior: counted once."""
+    num_examples: int | None = None
+    """Of all clients together, where `clients` are not all of them: a prior needs it."""
 
     @property
     def objective(self) -> Objective:
         """What clients minimize, as a function of the model."""
-        return Objective(self.loss, self.regularizer, self.reduction, self.sparse, self.weight)
+        return Objective(
+            self.loss,
+            self.regularizer,
+            self.reduction,
+            self.sparse,
+            self.weight,
+            prior=self.prior,
+            num_examples=self.num_examples,
+        )
 
 
 class Prepared(NamedTuple):
@@ -70,7 +83,7 @@ def prepare(
     """
     check_takes("loss", objective.loss, "(params, batch, key)")
     objective, theta, assemble = bind(objective, params)
-    objective = objective._replace(like=some_examples(data))
+    objective = complete(objective, data)
     check_loss(objective, theta, objective.like)
     if isinstance(method, Algorithm):
         raise refuse(
@@ -124,22 +137,36 @@ def some_examples(data: FederatedData) -> Any:
     return check_when_read(data).examples(some)
 
 
+def complete(objective: Objective, data: FederatedData) -> Objective:
+    """Tell an objective what methods and priors have to know of the clients that train."""
+    if objective.num_examples is None:
+        objective = objective._replace(num_examples=count_examples(data))
+    return objective._replace(like=some_examples(data))
+
+
+def count_examples(data: FederatedData) -> int:
+    """n, of all clients together; at least 1, to divide by."""
+    return max(sum(map(data.num_examples, data.ids)), 1)
+
+
+def split_params(params: Any) -> tuple[Params, Callable[[Params], Any]]:
+    """Split `params` into its floating-point arrays θ, and what puts θ back in its place."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
+    theta, rest = eqx.partition(jax.tree.map(_move, params), eqx.is_inexact_array)
+    if not jax.tree.leaves(theta):
+        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+    return theta, lambda theta: eqx.combine(theta, rest)
+
+
 def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable[[Params], Any]]:
     """Split `params` into its floating-point arrays θ and the rest.
 
     Returns:
         The objective as a function of θ; θ; and θ → params.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
-    params = jax.tree.map(_move, params)
-    theta, rest = eqx.partition(params, eqx.is_inexact_array)
-    if not jax.tree.leaves(theta):
-        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+    theta, assemble = split_params(params)
     loss, regularizer, sparse = objective.loss, objective.regularizer, objective.sparse
-
-    def assemble(theta: Params) -> Any:
-        return eqx.combine(theta, rest)
 
     def bound_loss(theta: Params, batch: Examples, key: Key) -> Any:  # checked by check_loss
         return loss(assemble(theta), batch, key)
@@ -150,8 +177,23 @@ def bind(objective: Objective, params: Any) -> tuple[Objective, Params, Callable
         sparse = sparse._replace(
             loss=lambda theta, batch, key: of_rows(assemble(theta), batch, key)
         )
-    bound = objective._replace(loss=bound_loss, regularizer=penalty, sparse=sparse)
+    prior = objective.prior
+    if isinstance(prior, NormalPrior):
+        prior = prior.restrict(jax.tree.map(_move, params), eqx.is_inexact_array)
+    elif isinstance(prior, Prior):
+        prior = _PriorOfModel(prior, assemble)
+    bound = objective._replace(loss=bound_loss, regularizer=penalty, sparse=sparse, prior=prior)
     return bound, theta, assemble
+
+
+class _PriorOfModel(NamedTuple):
+    """A prior of the user's own as a function of θ."""
+
+    prior: Prior
+    assemble: Callable[[Params], Any]
+
+    def log_density(self, theta: Params) -> Any:
+        return self.prior.log_density(self.assemble(theta))
 
 
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:

@@ -22,8 +22,9 @@ from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
+from fedpa.objectives.prior import NormalPrior
 from fedpa.training.named_arrays import update_digest
-from fedpa.training.problem import Prepared
+from fedpa.training.problem import Prepared, count_examples
 from fedpa.types import Params
 
 PACKAGES = ("fedpa", "jax", "jaxlib", "numpy", "optax", "equinox", "blackjax")
@@ -155,6 +156,30 @@ def probe_objective(objective: Objective, theta: Params) -> str:
     data = _make_up_client(objective.like)
     loss, gradient = jax.jit(jax.value_and_grad(value))(theta, data)
     return f"{float(loss):.3e} {float(optax.tree.norm(gradient)):.3e}"
+
+
+def describe_prior(prepared: Prepared, data: FederatedData) -> dict[str, Any]:
+    """The table `[prior]` of `config.toml`, if there is a prior.
+
+    Numbers are recorded as they are, arrays by a fingerprint. A prior of one's own, which is a
+    function, is tried; at other parameters than the first, where a density may have its maximum.
+    """
+    _, theta, _, objective = prepared
+    prior, n = objective.prior, objective.num_examples
+    if prior is None or n is None:
+        return {}
+    told: dict[str, Any] = {} if float(n) == count_examples(data) else {"num_examples": float(n)}
+    if not isinstance(prior, NormalPrior):
+        moved = jax.tree.map(
+            lambda x: x + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), theta
+        )
+        value, gradient = jax.jit(jax.value_and_grad(prior.log_density))(moved)
+        probe = f"{float(value):.3e} {float(optax.tree.norm(gradient)):.3e}"
+        return {"prior": {"density": probe, **told}}
+    numbers = {k: float(v) for k, v in prior._asdict().items() if isinstance(v, int | float)}
+    if len(numbers) < 2:
+        told |= {"fingerprint": arrays_fingerprint(prior.natural(theta))}
+    return {"prior": {**numbers, **told}}
 
 
 def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:

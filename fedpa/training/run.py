@@ -560,4 +560,5 @@ def _read_finished(training: Training, recorded: Recorded, start: Snapshot | Non
         best=summary.get("best"),
         label=training.label,
         out=recorded.out,
+        client_states={} if start is None else start.client_states,
     )

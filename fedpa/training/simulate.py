@@ -84,7 +84,7 @@ def simulate(
 
     Args:
         loss: `loss(params, batch, key)`, one number per example of the batch; or a
-            `fedpa.Objective`, which has a regularizer and more.
+            `fedpa.Objective`, which has a prior, a regularizer and more.
         params: Initial parameters of every seed, any pytree; floating-point arrays are trained.
         clients: As for `fedpa.fit`: client id → arrays, or a federation, which is read whole.
         method: An algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.

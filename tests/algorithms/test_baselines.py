@@ -295,6 +295,19 @@ def test_the_full_gradient_is_that_of_the_objective(reduction):
     np.testing.assert_allclose(found, factor * full + 2 * START, rtol=1e-4)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_full_gradient_has_the_share_of_the_prior(reduction):
+    """With `sum`, times the mean size of a batch, as the examples' own gradient."""
+    prior = fedpa.normal_prior(1.0, sd=0.1)
+    objective = Objective(least_squares.loss, reduction=reduction, prior=prior, num_examples=50)
+    data, theta, key = PADDED[2], jnp.asarray(START), jax.random.key(0)
+    loss, found = jax.jit(lambda d: client_gradient(objective, theta, d, key, 8))(data)
+    value, full = jax.value_and_grad(client_loss, argnums=1)(objective, theta, data, key)
+    factor = 1 if reduction == "mean" else 21 / 3
+    np.testing.assert_allclose(loss, factor * value, rtol=1e-5)
+    np.testing.assert_allclose(found, factor * full, rtol=1e-4)
+
+
 def test_fedexp_is_its_formula():
     epsilon = 0.01
     lengths = []

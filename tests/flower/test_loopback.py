@@ -595,6 +595,7 @@ REFUSED = {
     "another type": ({"rounds": "many"}, THIRDS, "rounds = 'many'"),
     "a relative directory": ({"out": "here"}, THIRDS, "must be an absolute path"),
     "a method that pools data": ({"method": "centralized"}, THIRDS, "method = 'centralized'"),
+    "a prior": ({"prior-sd": 2.0}, THIRDS, "prior_sd = 2.0"),
     "no time at all": ({"round-timeout": 0.0}, THIRDS, "round-timeout = 0.0"),
 }
 

@@ -20,6 +20,7 @@ from fedpa.flower import client_app, make_node, make_run, server_app
 from fedpa.metrics.classification import classifier
 from fedpa.training.problem import Problem
 from tests.flower.loopback_grid import LoopbackGrid
+from tests.refusals import refused
 
 FEW = {"min-nodes": 2, "start-timeout": 60.0, "poll": 0.01, "rounds": 3}
 HALVES = [{"clients": "a,c"}, {"clients": "b,d"}]
@@ -52,6 +53,14 @@ def examples(seed, n):
 CLIENTS = from_mapping({name: examples(k, 10 + 2 * k) for k, name in enumerate("abcd")})
 TEST = from_mapping({"test": examples(9, 50)})
 PROBLEM = Problem(CLIENTS, init, loss, classifier(logits), TEST)
+
+
+def test_a_prior_needs_the_examples_of_all_nodes():
+    """A node knows its own clients only: with their number the prior would count too much."""
+    problem = PROBLEM._replace(prior=fedpa.normal_prior(sd=2.0))
+    with refused("problem.num_examples = None"):
+        make_node(problem, METHODS["fedpa"], 1.0)
+    make_node(problem._replace(num_examples=52), METHODS["fedpa"], 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:a client takes part")

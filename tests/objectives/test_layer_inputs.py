@@ -110,7 +110,7 @@ def test_unobserved_a_model_is_traced_as_if_it_showed_nothing(name, monkeypatch)
 
     showing = traced()
     for module in (cnn, resnet, lstm, bag_of_words, perceptron):
-        for function in ("layer_input", "convolution_input", "table_input"):
+        for function in ("layer_input", "layer_output", "convolution_input", "table_input"):
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, lambda x, *rest, **options: x)
     monkeypatch.setattr(perceptron, "over_examples", jax.vmap)

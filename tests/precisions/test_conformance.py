@@ -3,69 +3,269 @@
 A new structure joins by a row in `STRUCTURES`; one without fails.
 """
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 
 import fedpa
 from fedpa import precisions
-from fedpa.precisions import kronecker
+from fedpa.objectives.layer_inputs import Layer
+from fedpa.precisions import (
+    Dense,
+    Diagonal,
+    Kronecker,
+    KroneckerPair,
+    Layered,
+    LowRank,
+    Scalar,
+    kronecker,
+)
+from tests.compiling import QUICK, run_in_two_threads
 
 FEATURES, OUTPUTS = 7, 3
+seeds = st.integers(0, 2**32 - 1)
 
 
 class Structure(NamedTuple):
-    one: fedpa.Precision
-    other: fedpa.Precision
-    dense: Callable
+    make: Callable[[np.random.Generator], fedpa.Precision]
+    """Positive definite, with float64 NumPy arrays."""
+    dense: Callable[[Any], np.ndarray]
     """precision → its matrix over parameters ravelled row by row."""
+    like: Any
+    """Parameters: an array or a pytree of arrays, in NumPy."""
     num_numbers: int
+    add: Callable[[Any, Any], np.ndarray] | None = None
+    """The matrix of a sum; default: the sum of the matrices."""
+    sums_arrays: bool = True
+    """Whether `add` and `scale` are those of the arrays, as an aggregation adds."""
+
+
+def gram(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A random symmetric matrix, positive definite."""
+    x = rng.standard_normal((size, 2 * size))
+    return x @ x.T / size + np.eye(size)
+
+
+def scalar() -> Structure:
+    like = np.zeros((2, 3))
+    return Structure(
+        make=lambda rng: Scalar(np.asarray(rng.uniform(0.5, 4))),
+        dense=lambda precision: precision.value * np.eye(like.size),
+        like=like,
+        num_numbers=1,
+    )
+
+
+def diagonal() -> Structure:
+    like = np.zeros((2, 1, 3))
+    return Structure(
+        make=lambda rng: Diagonal(rng.uniform(0.5, 4, like.shape)),
+        dense=lambda precision: np.diag(precision.values.ravel()),
+        like=like,
+        num_numbers=6,
+    )
+
+
+def dense(size: int = 5) -> Structure:
+    return Structure(
+        make=lambda rng: Dense(gram(rng, size)),
+        dense=lambda precision: precision.matrix,
+        like=np.zeros(size),
+        num_numbers=size * (size + 1) // 2,
+    )
+
+
+def low_rank(size: int, rank: int) -> Structure:
+    return Structure(
+        make=lambda rng: LowRank(rng.uniform(0.5, 4, size), rng.standard_normal((size, rank))),
+        dense=lambda one: np.diag(one.diagonal) + one.columns @ one.columns.T,
+        like=np.zeros(size),
+        num_numbers=size + rank * size,
+        sums_arrays=False,
+    )
+
+
+def block_diagonal(blocks: np.ndarray, features: int) -> np.ndarray:
+    count, size, _ = blocks.shape
+    whole = np.zeros((count * size,) * 2)
+    for place, block in enumerate(blocks):
+        rows = slice(place * size, (place + 1) * size)
+        whole[rows, rows] = block
+    return whole[:features, :features]
+
+
+def random_blocks(rng: np.random.Generator, cut: kronecker.Cut, features: int) -> np.ndarray:
+    """Of a positive definite matrix; where they don't come out even, the last is filled up."""
+    blocks = np.stack([gram(rng, cut.size) for _ in range(cut.blocks)])
+    real = np.arange(cut.blocks * cut.size).reshape(cut) < features
+    return np.where(real[:, :, None] & real[:, None, :], blocks, 0)
 
 
 def in_kronecker_blocks(largest: int) -> Structure:
-    """A of blocks; where they don't come out even, the last is filled up."""
     cut = kronecker.cut(FEATURES, largest)
-    rng = np.random.default_rng(largest)
 
-    def make() -> kronecker.Kronecker:
-        x = rng.standard_normal((cut.blocks, cut.size, 2 * cut.size))
-        blocks = (x @ x.swapaxes(1, 2) / cut.size).reshape(*cut, cut.size)
-        real = np.arange(cut.blocks * cut.size).reshape(cut) < FEATURES
-        blocks = np.where(real[:, :, None] & real[:, None, :], blocks, 0)
-        return kronecker.Kronecker(jnp.asarray(blocks, jnp.float32)).add_identity()
+    def make(rng: np.random.Generator) -> Kronecker:
+        filled = random_blocks(rng, cut, FEATURES)
+        return Kronecker(filled + np.eye(cut.size)[None])  # also where it is filled up
 
-    def dense(precision: kronecker.Kronecker) -> np.ndarray:
-        whole = np.zeros((cut.blocks * cut.size,) * 2)
-        for place, block in enumerate(np.asarray(precision.blocks, np.float64)):
-            rows = slice(place * cut.size, (place + 1) * cut.size)
-            whole[rows, rows] = block
-        return np.kron(whole[:FEATURES, :FEATURES], np.eye(OUTPUTS))
+    return Structure(
+        make=make,
+        dense=lambda one: np.kron(block_diagonal(one.blocks, FEATURES), np.eye(OUTPUTS)),
+        like=np.zeros((FEATURES, OUTPUTS)),
+        num_numbers=cut.blocks * cut.size * (cut.size + 1) // 2,
+    )
 
-    numbers = cut.blocks * cut.size * (cut.size + 1) // 2
-    return Structure(make(), make(), dense, numbers)
+
+def in_kronecker_pairs(largest: int) -> Structure:
+    cut = kronecker.cut(FEATURES, largest)
+
+    def make(rng: np.random.Generator) -> KroneckerPair:
+        number, prior = rng.uniform(1, 9, 2)
+        inputs, outputs = random_blocks(rng, cut, FEATURES), gram(rng, OUTPUTS)
+        return KroneckerPair(inputs, outputs, np.asarray(number), np.asarray(prior - 1))
+
+    def dense(one: KroneckerPair) -> np.ndarray:
+        whole = np.kron(block_diagonal(one.inputs, FEATURES), one.outputs) / one.n
+        return whole + one.prior * np.eye(len(whole))
+
+    return Structure(
+        make=make,
+        dense=dense,
+        like=np.zeros((FEATURES, OUTPUTS)),
+        num_numbers=cut.blocks * cut.size * (cut.size + 1) // 2 + 6 + 2,
+        add=lambda one, other: dense(KroneckerPair(*map(np.add, one, other))),
+    )
+
+
+PARAMETERS = {
+    "bias": (2,),
+    "kernel": (1, 2, 1, 2),
+    "norm": (3,),
+    "scale": (2, 1),
+    "table": (3, 2),
+    "u": (2, 2),
+    "w": (2, 3),
+    "x": (3, 2),
+}
+
+
+def layered() -> Structure:
+    """A dense layer stored as (outputs, inputs), a convolution, a table, a recurrence, and more."""
+    layers = (
+        Layer((6,), (3,), outputs=2, bias=0, out_first=True, table=False),
+        Layer((1,), (2,), outputs=2, bias=None, out_first=False, table=False),
+        Layer((4,), (3,), outputs=2, bias=None, out_first=False, table=True),
+        Layer((7, 5), (3, 2), outputs=2, bias=None, out_first=False, table=False),
+    )
+    cuts = [kronecker.Cut(1, 4), kronecker.Cut(1, 2), kronecker.Cut(3, 1), kronecker.Cut(2, 3)]
+    sizes = [4, 2, 3, 5]
+    ends = np.cumsum([np.prod(shape) for shape in PARAMETERS.values()])
+    numbers = {
+        name: np.arange(end - np.prod(shape), end).reshape(shape)
+        for (name, shape), end in zip(PARAMETERS.items(), ends, strict=True)
+    }
+    places = [  # of each part's entries in the ravelled parameters
+        np.concatenate([numbers["bias"][None], numbers["w"].T]),
+        numbers["kernel"],
+        numbers["table"],
+        np.concatenate([numbers["x"], numbers["u"]]),
+        numbers["norm"],
+        numbers["scale"],
+    ]
+
+    def make(rng: np.random.Generator) -> Layered:
+        blocks = [random_blocks(rng, *both) for both in zip(cuts, sizes, strict=True)]
+        counts = rng.uniform(1, 9, (3, 2))
+        pairs = [
+            KroneckerPair(inputs, gram(rng, 2), np.asarray(n), np.asarray(prior))
+            for inputs, (n, prior) in zip(blocks[:3], counts, strict=True)
+        ]
+        one = Kronecker(blocks[3] + np.eye(3)[None])
+        diagonal, scalar = rng.uniform(0.5, 4, 3), np.asarray(rng.uniform(0.5, 4))
+        return Layered(layers, (*pairs, one), (Diagonal(diagonal), Scalar(scalar)))
+
+    def dense(one: Layered) -> np.ndarray:
+        whole = np.zeros((ends[-1],) * 2)
+        parts = [
+            np.kron(block_diagonal(pair.inputs, size), pair.outputs) / pair.n
+            + pair.prior * np.eye(2 * size)
+            for pair, size in zip(one.factors[:3], sizes, strict=False)
+        ]
+        parts.append(np.kron(block_diagonal(one.factors[3].blocks, 5), np.eye(2)))
+        parts += [np.diag(one.rest[0].values), one.rest[1].value * np.eye(2)]
+        for where, part in zip(places, parts, strict=True):
+            whole[np.ix_(where.ravel(), where.ravel())] = part
+        return whole
+
+    return Structure(
+        make=make,
+        dense=dense,
+        like={name: np.zeros(shape) for name, shape in PARAMETERS.items()},
+        num_numbers=(10 + 3 + 2) + (3 + 3 + 2) + (3 + 3 + 2) + 12 + 3 + 1,
+        add=lambda one, other: dense(jax.tree.map(np.add, one, other)),
+    )
 
 
 STRUCTURES = {
+    "scalar": scalar(),
+    "diagonal": diagonal(),
+    "dense": dense(),
+    "low rank": low_rank(6, 2),
+    "low rank of more columns than rows": low_rank(3, 5),
     "kronecker": in_kronecker_blocks(FEATURES),
     "kronecker in blocks": in_kronecker_blocks(4),
     "kronecker's diagonal": in_kronecker_blocks(1),
+    "kronecker pair": in_kronecker_pairs(FEATURES),
+    "kronecker pair in blocks": in_kronecker_pairs(4),
+    "kronecker pair with a diagonal": in_kronecker_pairs(1),
+    "layered": layered(),
 }
-V = jnp.asarray(np.random.default_rng(1).standard_normal((FEATURES, OUTPUTS)), jnp.float32)
+TOLERANCE = {"float32": 2e-4, "float64": 1e-11}
+every_structure = pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+both_dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
-@pytest.fixture(name="structure", params=STRUCTURES)
-def _structure(request):
-    return STRUCTURES[request.param]
+def cast(tree: Any, dtype: str) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
 
 
-def close(found, wanted):
-    np.testing.assert_allclose(np.ravel(found), np.ravel(wanted), rtol=2e-5, atol=2e-5)
+def matrix(structure: Structure, precision: Any) -> np.ndarray:
+    return np.asarray(structure.dense(jax.tree.map(lambda x: np.asarray(x, np.float64), precision)))
+
+
+def flat(tree: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)])
+
+
+def parameters(structure: Structure, rng: np.random.Generator, dtype: str) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), dtype), structure.like)
+
+
+@functools.cache
+def compiled(name: str, vectorized: bool = False) -> Callable[..., Any]:
+    """A method as a compiled function of the precision and its arguments."""
+
+    def call(precision: Any, *arguments: Any) -> Any:
+        return getattr(precision, name)(*arguments)
+
+    return jax.jit(jax.vmap(call) if vectorized else call, compiler_options=QUICK)
+
+
+def close(found: Any, wanted: Any, dtype: str) -> None:
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(
+        np.ravel(found), np.ravel(wanted), rtol=0, atol=TOLERANCE[dtype] * scale
+    )
 
 
 def test_every_structure_of_the_package_is_here():
@@ -76,53 +276,185 @@ def test_every_structure_of_the_package_is_here():
     classes = {c for module in modules for c in vars(module).values() if isinstance(c, type)}
     # The names of the interface, not `isinstance`, which would not see what a structure lacks.
     found = {c for c in classes - {fedpa.Precision} if {"add", "scale", "times"} & set(dir(c))}
-    assert found == {type(structure.one) for structure in STRUCTURES.values()}
+    rng = np.random.default_rng(0)
+    assert found == {type(structure.make(rng)) for structure in STRUCTURES.values()}
 
 
+@every_structure
 def test_it_is_a_pytree_with_the_interface(structure):
-    assert isinstance(structure.one, fedpa.Precision)
-    leaves, tree = jax.tree.flatten(structure.one)
+    one = cast(structure.make(np.random.default_rng(0)), "float32")
+    assert isinstance(one, fedpa.Precision)
+    leaves, tree = jax.tree.flatten(one)
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
-    assert type(jax.tree.unflatten(tree, leaves)) is type(structure.one)
+    assert type(jax.tree.unflatten(tree, leaves)) is type(one)
+    assert one.num_numbers == structure.num_numbers
 
 
-def test_add_and_scale(structure):
-    one, other, dense, _ = structure
-    close(dense(one.add(other)), dense(one) + dense(other))
-    close(dense(one.scale(2.5)), 2.5 * dense(one))
-    # What aggregation does with it: a weighted sum of its arrays.
-    summed = jax.tree.map(lambda a, b: 2 * a + 3 * b, one, other)
-    close(dense(summed), dense(one.scale(2.0).add(other.scale(3.0))))
+@every_structure
+@both_dtypes
+@given(seed=seeds, factor=st.floats(0.01, 100))
+def test_add_scale_and_add_identity(structure, dtype, seed, factor):
+    rng = np.random.default_rng(seed)
+    with jax.enable_x64(dtype == "float64"):
+        one, other = (cast(structure.make(rng), dtype) for _ in range(2))
+        left, right = matrix(structure, one), matrix(structure, other)
+        if structure.add is None:
+            total = left + right
+        else:
+            total = structure.add(
+                *(jax.tree.map(lambda x: np.asarray(x, np.float64), p) for p in (one, other))
+            )
+        close(matrix(structure, compiled("add")(one, other)), total, dtype)
+        number = jnp.asarray(factor, dtype)
+        for c in (number, factor):
+            close(matrix(structure, compiled("scale")(one, c)), factor * left, dtype)
+            more = left + factor * np.eye(len(left))
+            close(matrix(structure, compiled("add_identity")(one, c)), more, dtype)
+        if structure.sums_arrays:  # what an aggregation does: a weighted sum of the arrays
+            summed = jax.tree.map(lambda a, b: 2 * a + factor * b, one, other)
+            wanted = compiled("add")(one.scale(2.0), other.scale(factor))
+            close(matrix(structure, summed), matrix(structure, wanted), dtype)
 
 
-def test_times_and_solve(structure):
-    one, _, dense, _ = structure
-    matrix, v = dense(one), np.asarray(V, np.float64).ravel()
-    close(jax.jit(lambda one, v: one.times(v))(one, V), matrix @ v)
-    close(jax.jit(lambda one, v: one.solve(v))(one, V), np.linalg.solve(matrix, v))
+@every_structure
+@both_dtypes
+@given(seed=seeds)
+def test_times_solve_and_logdet(structure, dtype, seed):
+    rng = np.random.default_rng(seed)
+    with jax.enable_x64(dtype == "float64"):
+        one, v = cast(structure.make(rng), dtype), parameters(structure, rng, dtype)
+        whole, vector = matrix(structure, one), flat(v)
+        times, solve, logdet = (compiled(name) for name in ("times", "solve", "logdet"))
+        close(flat(times(one, v)), whole @ vector, dtype)
+        close(flat(solve(one, v)), np.linalg.solve(whole, vector), dtype)
+        close(flat(solve(one, times(one, v))), vector, dtype)
+        sign, size = np.linalg.slogdet(whole)
+        assert sign == 1
+        # log(1 + ε) is ε for each of the eigenvalues
+        np.testing.assert_allclose(logdet(one, v), size, rtol=0, atol=TOLERANCE[dtype] * len(whole))
+        drawn = compiled("sample")(one, v, jax.random.key(0))
+        for out in (times(one, v), solve(one, v), drawn):
+            assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, v)
+            assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(out))
+        assert logdet(one, v).dtype == dtype
 
 
-def test_logdet_and_num_numbers(structure):
-    one, _, dense, numbers = structure
-    close(jax.jit(lambda one: one.logdet(V))(one), np.linalg.slogdet(dense(one))[1])
-    assert one.num_numbers == numbers
+@every_structure
+@given(seed=seeds)
+def test_a_batch_of_precisions_is_vectorized(structure, seed):
+    rng, dtype = np.random.default_rng(seed), "float64"
+    with jax.enable_x64(True):
+        both = [cast(structure.make(rng), dtype) for _ in range(2)]
+        vectors = [parameters(structure, rng, dtype) for _ in range(2)]
+        keys = jax.random.split(jax.random.key(seed % 2**31), 2)
+
+        def stack(trees: Any) -> Any:
+            return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+        batch, v = stack(both), stack(vectors)
+        calls = {
+            "add": (batch,),
+            "add_identity": (jnp.asarray([0.5, 2.0], dtype),),
+            "scale": (jnp.asarray([0.5, 2.0], dtype),),
+            "times": (v,),
+            "solve": (v,),
+            "sample": (v, keys),
+            "logdet": (v,),
+        }
+        for name, arguments in calls.items():
+            found = compiled(name, vectorized=True)(batch, *arguments)
+            for place, one in enumerate(both):
+                own = jax.tree.map(lambda x, place=place: x[place], arguments)
+                at = jax.tree.map(lambda x, place=place: x[place], found)
+                close(flat(at), flat(compiled(name)(one, *own)), dtype)
 
 
-def test_samples_have_the_inverse_as_covariance(structure):
+@every_structure
+@both_dtypes
+def test_samples_have_the_inverse_as_covariance(structure, dtype):
     """Each entry within five of its standard errors."""
-    one, _, dense, _ = structure
-    draw = jax.jit(jax.vmap(lambda key: one.sample(V, key)))
-    draws = np.asarray(draw(jax.random.split(jax.random.key(0), 20_000)), np.float64)
-    flat = draws.reshape(len(draws), -1)
-    covariance = np.linalg.inv(dense(one))
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(dtype == "float64"):
+        one, like = cast(structure.make(rng), dtype), cast(structure.like, dtype)
+        draw = jax.jit(
+            jax.vmap(lambda key: ravel_pytree(one.sample(like, key))[0]), compiler_options=QUICK
+        )
+        draws = np.asarray(draw(jax.random.split(jax.random.key(0), 20_000)), np.float64)
+    covariance = np.linalg.inv(matrix(structure, one))
     variances = np.diag(covariance)
-    error = np.sqrt((covariance**2 + np.outer(variances, variances)) / len(flat))
-    np.testing.assert_array_less(np.abs(flat.T @ flat / len(flat) - covariance), 5 * error)
-    assert np.abs(flat.mean(axis=0) / np.sqrt(variances / len(flat))).max() < 5
+    error = np.sqrt((covariance**2 + np.outer(variances, variances)) / len(draws))
+    np.testing.assert_array_less(np.abs(draws.T @ draws / len(draws) - covariance), 5 * error)
+    assert np.abs(draws.mean(axis=0) / np.sqrt(variances / len(draws))).max() < 5
+
+
+@every_structure
+def test_half_precision_parameters_keep_their_dtype(structure):
+    """Λ stays in float32: what is computed is not rounded on the way."""
+    rng = np.random.default_rng(0)
+    one, v = cast(structure.make(rng), "float32"), parameters(structure, rng, "float32")
+    half = cast(v, "bfloat16")
+    same = cast(half, "float32")
+    for name in ("times", "solve"):
+        found, wanted = compiled(name)(one, half), compiled(name)(one, same)
+        assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(found))
+        np.testing.assert_allclose(flat(found), flat(wanted), rtol=2**-7)
+    drawn = [compiled("sample")(one, like, jax.random.key(0)) for like in (half, same)]
+    np.testing.assert_allclose(*map(flat, drawn), rtol=2**-7)
+
+
+def test_what_is_not_positive_definite_has_no_solution():
+    indefinite = Dense(jnp.array([[1.0, 2.0], [2.0, 1.0]]))
+    assert np.isnan(indefinite.solve(jnp.ones(2))).all()
+    assert np.isnan(indefinite.logdet(jnp.ones(2)))
 
 
 def test_what_was_factorized_is_solved_with_alike():
-    one = STRUCTURES["kronecker in blocks"].one
+    rng = np.random.default_rng(0)
+    structure = STRUCTURES["kronecker in blocks"]
+    one, v = cast(structure.make(rng), "float32"), parameters(structure, rng, "float32")
     factor = one.factorize()
-    np.testing.assert_array_equal(factor.solve(V), one.solve(V))
-    np.testing.assert_array_equal(factor.logdet(V), one.logdet(V))
+    np.testing.assert_array_equal(factor.solve(v), one.solve(v))
+    np.testing.assert_array_equal(factor.logdet(v), one.logdet(v))
+
+
+def test_programs_in_two_threads_do_not_wait_for_each_other():
+    """Batched LAPACK calls did, for ever."""
+    run_in_two_threads(
+        """
+from fedpa.precisions import Dense, Kronecker, KroneckerPair, LowRank
+
+x = rng.standard_normal((16, 60, 80))
+matrices = jnp.asarray(x @ x.swapaxes(1, 2), jnp.float32)
+keys = jax.random.split(jax.random.key(0), 16)
+
+@jax.jit
+@jax.vmap
+def dense(matrix, key):
+    precision = Dense(matrix)
+    return precision.solve(precision.sample(matrix[0], key)), precision.logdet(matrix[0])
+
+@jax.jit
+def blocks(matrices, key):
+    precision, like = Kronecker(matrices), jnp.ones((16 * 60, 40))
+    return precision.solve(precision.sample(like, key)), precision.logdet(like)
+
+@jax.jit
+@jax.vmap
+def pair(matrix, key):
+    precision, like = KroneckerPair(matrix[None], matrix, matrix[0, 0], matrix[1, 1]), matrix
+    return precision.solve(precision.sample(like, key)), precision.logdet(like)
+
+@jax.jit
+@jax.vmap
+def low_rank(matrix, key):
+    precision = LowRank(jnp.diagonal(matrix), matrix[:, :9])
+    return precision.solve(precision.sample(matrix[0], key)), precision.logdet(matrix[0])
+
+calls = [
+    lambda: dense(matrices, keys),
+    lambda: blocks(matrices, keys[0]),
+    lambda: pair(matrices[:, :20, :20], keys),
+    lambda: low_rank(matrices, keys),
+]
+"""
+    )

@@ -149,6 +149,27 @@ SAMPLERS = {
         np.linalg.inv(HESSIAN) / 40,
         8_000,
     ),
+    "nuts-dense": (
+        nuts(TARGET.objective, mass="dense", window=Epochs(150), max_doublings=5),
+        np.linalg.inv(HESSIAN) / 40,
+        8_000,
+    ),
+    "hmc-diagonal": (
+        hmc(TARGET.objective, mass="diagonal", window=Epochs(150), integration_steps=2),
+        np.linalg.inv(HESSIAN) / 40,
+        10_000,
+    ),
+    "hmc-given": (
+        hmc(
+            TARGET.objective,
+            step_size=0.6,
+            mass=np.linalg.inv(HESSIAN) / 40,
+            window=Epochs(50),
+            integration_steps=2,
+        ),
+        np.linalg.inv(HESSIAN) / 40,
+        10_000,
+    ),
 }
 START = jnp.array([4.0, 4.0])
 WHOLE, PADDED = target(40).data, target(200).data

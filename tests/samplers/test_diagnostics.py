@@ -14,10 +14,14 @@ from fedpa.samplers.diagnostics import (
     autocorrelation_ess,
     bulk_ess,
     diagnose,
+    judge,
     kish_ess,
+    measure_mixing,
     worst,
 )
 from tests.refusals import refused
+
+pytestmark = pytest.mark.filterwarnings("ignore:draws can't be trusted")
 
 CHAINS, NUM = 4, 500
 POSTERIOR = Quadratic(jnp.arange(12.0), jnp.diag(jnp.linspace(0.5, 3.0, 12)), jnp.asarray(50.0))
@@ -222,6 +226,58 @@ def test_acceptance_and_divergences_are_reported_where_known():
     assert found.divergences == 3
 
 
+@pytest.mark.parametrize(
+    ("rhat", "ess", "divergences", "named"),
+    [
+        (1.01, 100.0, 0, []),
+        (1.0, 5_000.0, None, []),
+        (1.011, 100.0, 0, ["R̂ = 1.011"]),
+        (np.nan, 100.0, 0, ["R̂ = nan"]),
+        (1.0, 99.0, None, ["ESS = 99"]),
+        (1.0, np.nan, None, ["ESS = nan"]),
+        (1.0, 100.0, 1, ["divergences = 1"]),
+        (np.inf, 0.0, 7, ["R̂ = inf", "ESS = 0", "divergences = 7"]),
+    ],
+)
+def test_every_reason_not_to_trust_draws_is_named(rhat, ess, divergences, named):
+    reasons = judge(rhat, ess, divergences)
+    assert len(reasons) == len(named)
+    for reason, name in zip(reasons, named, strict=True):
+        assert reason.startswith(name)
+
+
+@pytest.mark.filterwarnings("error")
+def test_diagnose_warns_of_draws_that_can_not_be_trusted():
+    good = np.random.default_rng(0).standard_normal((CHAINS, 2_000, 2))
+    diagnose(good, no_infos(good))
+    apart = good + np.arange(CHAINS)[:, None, None]
+    with pytest.warns(UserWarning, match="R̂ = .*ESS = ") as caught:
+        diagnose(apart, no_infos(apart))
+    assert "\n" not in str(caught[0].message)
+    divergent = np.zeros((CHAINS, 2_000), int)
+    divergent[2, 3] = 1
+    infos = HamiltonianLike(np.zeros(divergent.shape), np.ones(divergent.shape), divergent)
+    with pytest.warns(UserWarning, match="divergences = 1"):
+        diagnose(good, infos)
+
+
+def test_compiled_diagnostics_are_those_of_the_host():
+    """Vectorized over clients: mixed, apart, far from zero, stuck, constant, not finite."""
+    mixed = autoregressive(0.6, (CHAINS, NUM, 3))
+    apart = mixed + 0.5 * np.arange(CHAINS)[:, None, None]
+    stuck, constant, broken = mixed.copy(), mixed.copy(), mixed.copy()
+    stuck[:, :, 1] = np.arange(CHAINS)[:, None]
+    constant[:, :, 1], broken[1, 2, 0] = 3.0, np.nan
+    clients = [mixed, apart, 1e3 + mixed, 1e-6 * mixed, stuck, constant, broken]
+    clients = np.stack(clients).astype(np.float32)
+    found = jax.jit(jax.vmap(measure_mixing))(jnp.asarray(clients))
+    hosts = [worst(diagnose(draws, no_infos(draws))) for draws in clients]
+    np.testing.assert_allclose(found.rhat, [host.rhat for host in hosts], rtol=1e-3)
+    np.testing.assert_allclose(found.ess, [host.ess for host in hosts], rtol=1e-2)
+    one = jax.jit(measure_mixing)(jnp.asarray(clients[0, :, :, :1]))
+    assert one.rhat.shape == one.ess.shape == ()
+
+
 def one_chain():
     return draw(exact(lambda data: POSTERIOR), jnp.zeros(12), EXAMPLES, jax.random.key(0), 20)
 
@@ -239,6 +295,8 @@ def one_chain():
         (lambda run: diagnose(*one_chain()), ["infos.loss", "(20,)"]),
         (lambda run: diagnose(np.zeros(3), None), ["samples", "(3,)"]),
         (lambda run: diagnose([np.zeros((2, 9)), np.zeros((2, 8))], None), ["samples"]),
+        (lambda run: measure_mixing(jnp.zeros((1, 9, 2))), ["draws = (1, 9, 2)"]),
+        (lambda run: measure_mixing(jnp.zeros((2, 3, 2))), ["draws = (2, 3, 2)"]),
         (lambda run: kish_ess([]), ["log_weights = (0,)"]),
         (lambda run: kish_ess(1.0), ["log_weights = ()"]),
     ],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedpa
 from fedpa.experiments.models import BagOfWords, NextWordLSTM, bag_of_words, lstm
 from fedpa.objectives import Objective, client_data
 from fedpa.objectives.checks import check_loss
@@ -80,6 +81,7 @@ def test_it_is_taken_for_plain_sgd_only():
     assert not taken(DENSE)
     # A penalty pulls at every row; narrow numbers would be rounded once for every repeat.
     assert not taken(SPARSE._replace(regularizer=lambda m: jnp.sum(m.bias)))
+    assert not taken(SPARSE._replace(prior=fedpa.normal_prior(sd=1.0), num_examples=9))
     narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), MODEL)
     assert not taken(SPARSE, narrow)
 

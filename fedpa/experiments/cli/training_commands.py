@@ -51,6 +51,7 @@ GROUPS = {
         "tags",
         "words",
         "groups",
+        "prior_sd",
         "label_skew",
         "partition_seed",
     ),

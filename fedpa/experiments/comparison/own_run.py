@@ -23,10 +23,11 @@ from fedpa.objectives.objective import Objective
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Best, Callback, Evaluate, is_lower
 from fedpa.training.loop import Fit
-from fedpa.training.problem import Prepared, bind, prepare, some_examples
+from fedpa.training.problem import Prepared, bind, complete, prepare
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
+    describe_prior,
     describe_program,
     differences,
     environment,
@@ -71,8 +72,7 @@ class Setup:
     def loss(self) -> str:
         """Values of the loss on synthetic examples."""
         objective, theta, _ = bind(self.objective, self.params)
-        like = some_examples(self.splits.train)
-        return probe_objective(objective._replace(like=like), theta)
+        return probe_objective(complete(objective, self.splits.train), theta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Assembly:
             "best": {} if best is None else {"metric": best.metric, "lower": is_lower(best)},
             "metrics": list(setup.metrics),
             "program": describe_program(self.method, self.prepared, setup.loss),
+            **describe_prior(self.prepared, setup.splits.train),
             **described,
         }
 

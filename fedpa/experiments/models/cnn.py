@@ -11,7 +11,12 @@ from jaxtyping import Array, Float
 
 from fedpa.errors import refuse
 from fedpa.experiments.models.convolution import convolve, max_pool
-from fedpa.objectives.layer_inputs import Images, convolution_input, layer_input
+from fedpa.objectives.layer_inputs import (
+    Images,
+    convolution_input,
+    layer_input,
+    layer_output,
+)
 from fedpa.types import Examples, Key, Losses
 
 DROPOUT = (0.25, 0.5)
@@ -36,16 +41,18 @@ class CNN(eqx.Module):
         """Logits of images n×28×28×1; with a key, units are dropped out as in training."""
         first, second = (None, None) if key is None else jax.random.split(key)
         x = convolution_input(x, self.kernels[0], self.kernel_biases[0])
-        h = jax.nn.relu(convolve(x, self.kernels[0]) + _row(self.kernel_biases[0], x))
+        z = layer_output(convolve(x, self.kernels[0]), self.kernels[0])
+        h = jax.nn.relu(z + _row(self.kernel_biases[0], x))
         h = convolution_input(h, self.kernels[1], self.kernel_biases[1])
         # ReLU and a bias commute with a maximum: after the pool there is a quarter to do.
-        h = max_pool(convolve(h, self.kernels[1]))
+        h = max_pool(layer_output(convolve(h, self.kernels[1]), self.kernels[1]))
         h = jax.nn.relu(h + _row(self.kernel_biases[1], h))
         h = dropout(h.reshape(h.shape[0], -1), DROPOUT[0], first)
         h = layer_input(h, self.dense[0], self.biases[0])
-        h = jax.nn.relu(h @ self.dense[0] + _row(self.biases[0], h[:, :1]))
+        z = layer_output(h @ self.dense[0], self.dense[0])
+        h = jax.nn.relu(z + _row(self.biases[0], h[:, :1]))
         h = layer_input(dropout(h, DROPOUT[1], second), self.dense[1], self.biases[1])
-        return h @ self.dense[1] + _row(self.biases[1], h[:, :1])
+        return layer_output(h @ self.dense[1], self.dense[1]) + _row(self.biases[1], h[:, :1])
 
 
 def loss(params: CNN, batch: Examples, key: Key | None) -> Losses:

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import optax
 
-from fedpa.objectives.layer_inputs import layer_input, over_examples
+from fedpa.objectives.layer_inputs import layer_input, layer_output, over_examples
 from fedpa.types import Examples, Key, Losses
 
 HIDDEN = 32
@@ -26,8 +26,9 @@ def _logits(params: eqx.nn.MLP, image: jax.Array) -> jax.Array:
     """`params(image)`, its layers shown."""
     hidden, output = params.layers
     h = layer_input(image, hidden.weight, hidden.bias, out_first=True)
-    h = layer_input(jax.nn.relu(hidden(h)), output.weight, output.bias, out_first=True)
-    return output(h)
+    z = layer_output(hidden(h), hidden.weight)
+    h = layer_input(jax.nn.relu(z), output.weight, output.bias, out_first=True)
+    return layer_output(output(h), output.weight)
 
 
 def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:

@@ -32,7 +32,13 @@ from jaxtyping import Array, Float, UInt8
 from fedpa.errors import refuse
 from fedpa.experiments.models.convolution import Smaller, convolve, overlapping_max_pool
 from fedpa.metrics.classification import cross_entropy
-from fedpa.objectives.layer_inputs import Images, Kernel, convolution_input, layer_input
+from fedpa.objectives.layer_inputs import (
+    Images,
+    Kernel,
+    convolution_input,
+    layer_input,
+    layer_output,
+)
 from fedpa.precision import accumulation_dtype, widen
 from fedpa.types import Examples, Key, Losses, Scalar
 
@@ -149,7 +155,8 @@ class ResNet(eqx.Module):
         for block in self.blocks:
             h = block(h)
         h = jnp.mean(jax.nn.relu(self.final_norm(h)), axis=(1, 2))
-        return layer_input(h, self.weight, self.bias) @ self.weight + self.bias[None]
+        h = layer_input(h, self.weight, self.bias)
+        return layer_output(h @ self.weight, self.weight) + self.bias[None]
 
 
 def resnet18(classes: int = 100, width: int = 64, groups: int = 32, *, key: Key) -> ResNet:
@@ -177,7 +184,8 @@ def regularizer(params: ResNet) -> Scalar:
 
 def convolution(x: Images, kernel: Kernel, stride: int = 1) -> Smaller:
     """A layer of these networks: zeros around the image, no bias."""
-    return convolve(convolution_input(x, kernel, None, stride, "SAME"), kernel, stride, "SAME")
+    x = convolution_input(x, kernel, None, stride, "SAME")
+    return layer_output(convolve(x, kernel, stride, "SAME"), kernel)
 
 
 def he_normal(key: Key, k: int, channels: int, width: int) -> Kernel:

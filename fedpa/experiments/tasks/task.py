@@ -44,6 +44,10 @@ class TaskOptions:
     """stackoverflow-lr: distinct words per example, at least 1 (default: 64)."""
     groups: int | None = None
     """cifar100: groups of the group norm, at least 1 (default: 32 for resnet18)."""
+    prior_sd: float | None = None
+    """Standard deviation > 0 of a normal prior with mean 0 over all parameters, counted once: its
+    share of the mean loss is −log p(θ)/n, n the examples of all training clients (default: no
+    prior)."""
     label_skew: float | None = None
     """emnist: partition the training examples again, over as many clients, with Dirichlet label
     skew of this concentration > 0; at 0.1 most clients have one to three labels (default: the
@@ -190,7 +194,7 @@ def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
     return name, presets[name]
 
 
-ALWAYS = ("eval_split", "eval_examples")
+ALWAYS = ("prior_sd", "eval_split", "eval_examples")
 """Options of every task."""
 
 
@@ -208,9 +212,10 @@ def check_task_options(task: str, options: TaskOptions, takes: tuple[str, ...]) 
         check_integer("partition_seed", options.partition_seed, 0)
     if options.eval_split not in ("auto", "validation", "test"):
         raise refuse("eval_split", options.eval_split, "must be auto, validation or test")
-    skew = options.label_skew
-    if skew is not None and not 0 < skew < math.inf:
-        raise refuse("label_skew", skew, "must be a finite number > 0")
+    for name in ("prior_sd", "label_skew"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise refuse(name, value, "must be a finite number > 0")
     share = options.validation_share
     if share is not None and not 0 <= share < 1:
         raise refuse("validation_share", share, "must be a share of the clients, in [0, 1)")

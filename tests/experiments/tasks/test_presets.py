@@ -1,13 +1,16 @@
 """The paper's hyperparameters, and what every task promises."""
 
 import dataclasses
+import tomllib
 
 import pytest
 
-from fedpa import FedpaError
+from fedpa import FedpaError, normal_prior
 from fedpa.experiments.config import default_config, read_toml, resolve, write_toml
 from fedpa.experiments.methods import METHODS
+from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks import TaskOptions, task_named, tasks
+from tests.refusals import refused
 
 # Appendix D: server (optimizer, rate, momentum, τ, β₁, β₂), client (rate, momentum), M, burn-in,
 # ρ, batch, examples, clients per round. A dash is a value that does not matter.
@@ -81,6 +84,9 @@ def test_sampling_is_reached_by_every_preset():
         ("emnist", {"validation_share": 1.0}, "validation_share = 1.0: must be a share"),
         ("emnist", {"eval_examples": 0}, "eval_examples = 0"),
         ("cifar100", {"partition_seed": -1}, "partition_seed = -1"),
+        ("digits", {"prior_sd": 0.0}, "prior_sd = 0.0"),
+        ("digits", {"prior_sd": -2.0}, "prior_sd = -2.0"),
+        ("emnist", {"prior_sd": float("inf")}, "prior_sd = inf"),
     ],
 )
 def test_options_are_refused(task, options, says):
@@ -88,6 +94,28 @@ def test_options_are_refused(task, options, says):
     changed = dataclasses.replace(config.task_options, **options)
     with pytest.raises(FedpaError, match=says):
         resolve(dataclasses.replace(config, task_options=changed))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralized"])
+def test_a_prior_counts_once_for_all_training_examples(method):
+    """1,437 digits, of which a tenth of the clients are held out; also where they are pooled."""
+    config = default_config("digits", method)
+    options = TaskOptions(prior_sd=2.0, validation_share=0.1)
+    config = resolve(dataclasses.replace(config, task_options=options))
+    problem = task_named("digits").load(options)
+    objective = assemble_run(config, problem).prepared.objective
+    sizes = [problem.clients.num_examples(name) for name in problem.clients.ids]
+    assert len(sizes) == 90
+    assert objective.prior == normal_prior(sd=2.0)
+    assert objective.num_examples == sum(sizes) < 1437
+    assert tomllib.loads(write_toml(config))["task_options"]["prior_sd"] == 2.0
+
+
+def test_a_prior_of_the_tasks_own_is_not_replaced():
+    problem = task_named("digits").load(TaskOptions())._replace(prior=normal_prior(sd=1.0))
+    config = default_config("digits", "fedavg")
+    with refused("prior_sd = 2.0"):
+        assemble_run(dataclasses.replace(config, task_options=TaskOptions(prior_sd=2.0)), problem)
 
 
 @pytest.mark.parametrize("task", ["cifar100", "stackoverflow-nwp"])

@@ -1,0 +1,119 @@
+"""Do clients agree? A client's site against what the prior and all others say, in their sds.
+
+Client i's site says that η_i − Λ_iθ is 0 at θ, give or take: if θ is drawn of the posterior of the
+others, N(m, S) with S = Σ_{−i}, the residual r = η_i − Λ_i m has mean 0 and covariance
+Λ_i S Λ_i + Λ_i, so that rᵀ(Λ_i S Λ_i + Λ_i)⁺ r is χ² with as many degrees of freedom as Λ_i has
+directions (Gaussian models; about that otherwise).
+"""
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from jax.scipy.stats import chi2
+
+from fedpa.errors import FedpaError
+from fedpa.posterior.posterior import Posterior
+from fedpa.precisions.diagonal import Diagonal
+from fedpa.precisions.gaussian import Gaussian
+
+SURPRISE = 0.001
+"""The probability, among clients that agree, of a false warning about any of them."""
+NEGLIGIBLE = 1e-6
+"""Directions of Λ_i below this share of its largest say nothing."""
+
+
+class Influence(NamedTuple):
+    """What one client does to the posterior.
+
+    Example:
+        >>> Influence("a", shift=0.4, sd_ratio=1.1, distance=3.2, p_value=0.6).client
+        'a'
+    """
+
+    client: str
+    """Its id."""
+    shift: float
+    """By how many of its standard deviations the posterior's mean moves if the client is left out:
+    the largest parameter's."""
+    sd_ratio: float
+    """The largest ratio of a standard deviation without the client to that with it."""
+    distance: float
+    """√χ²/dof of the client against the others: about 1 where they agree."""
+    p_value: float
+    """The probability of a larger χ² if they agree."""
+
+
+def influence(posterior: Posterior) -> list[Influence]:
+    """What each client does to the posterior, from its site; the largest shift first.
+
+    Args:
+        posterior: From `fedpa.infer` with method "ep" or "pvi".
+    Returns:
+        One entry per client.
+    Raises:
+        FedpaError: Clients keep no sites in this method.
+    Example:
+        >>> import fedpa
+        >>> clients = {"a": np.zeros(50), "b": np.zeros(50), "odd": np.full(50, 9.0)}
+        >>> posterior = fedpa.infer(lambda mu, y: -0.5 * (y - mu) ** 2, np.zeros(()), clients,
+        ...                         prior=fedpa.normal_prior(sd=9.0), method="pvi", progress=False)
+        >>> influence(posterior)[0].client
+        'odd'
+    """
+    if not posterior.sites:
+        raise FedpaError(
+            "this posterior has no sites: infer with method 'ep' or 'pvi' on a local engine keeps "
+            "each client's"
+        )
+    rows = [_look_at(posterior, client) for client in posterior.sites]
+    return sorted(rows, key=lambda row: -row.shift)
+
+
+def _look_at(posterior: Posterior, client: str) -> Influence:
+    q, others = posterior.gaussian, posterior.leave_out(client).gaussian
+    mean, sd = np.asarray(q.mean, np.float64), np.asarray(q.sd, np.float64)
+    if not bool(others.is_proper):  # all that is known comes from this client
+        return Influence(client, np.inf, np.inf, np.nan, 1.0)
+    rest = np.asarray(others.mean, np.float64)
+    shift = float(np.max(np.abs(rest - mean) / sd))
+    ratio = float(np.max(np.asarray(others.sd, np.float64) / sd))
+    distance, p_value = _compare(posterior.sites[client], others)
+    return Influence(client, shift, ratio, distance, p_value)
+
+
+def _compare(site: Gaussian, others: Gaussian) -> tuple[float, float]:
+    """√χ²/dof and its p-value."""
+    matrix, spread = _matrix(site), np.linalg.inv(_matrix(others))
+    values, vectors = np.linalg.eigh(matrix)
+    known = values > NEGLIGIBLE * max(values.max(), 0)
+    if not known.any():
+        return float("nan"), 1.0
+    basis = vectors[:, known]
+    residual = basis.T @ (np.asarray(site.eta, np.float64) - matrix @ np.asarray(others.mean))
+    inside = basis.T @ matrix
+    covariance = inside @ spread @ inside.T + np.diag(values[known])
+    square, dof = float(residual @ np.linalg.solve(covariance, residual)), int(known.sum())
+    return float(np.sqrt(square / dof)), float(chi2.sf(square, dof))
+
+
+def _matrix(gaussian: Gaussian) -> np.ndarray:
+    if isinstance(gaussian.precision, Diagonal):
+        return np.diag(np.asarray(gaussian.precision.values, np.float64))
+    return np.asarray(gaussian.precision.matrix, np.float64)
+
+
+def warn_of_disagreement(posterior: Posterior) -> None:
+    """Warn of clients that disagree with the others beyond their standard deviations."""
+    if len(posterior.sites) < 2:
+        return
+    level = SURPRISE / len(posterior.sites)
+    odd = [row for row in influence(posterior) if row.p_value < level]
+    if odd:
+        named = ", ".join(f"{row.client!r} ({row.distance:.1f}×)" for row in odd[:5])
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        warnings.warn(
+            f"clients disagree with the others beyond their standard deviations: {named}{more}; "
+            "one set of parameters may not describe all clients (fedpa.posterior.influence)",
+            stacklevel=3,
+        )

@@ -1,0 +1,286 @@
+"""`fedpa.infer`: the posterior of a model whose data stays with its clients."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedpa.algorithms.ep import DAMPING, ep, pvi
+from fedpa.algorithms.laplace import laplace
+from fedpa.algorithms.methods import Method
+from fedpa.algorithms.product import product
+from fedpa.algorithms.sep import sep
+from fedpa.algorithms.sites import NEWTON, NEWTON_ROUNDS, SiteState, check_size, check_structure
+from fedpa.data.federated import Clients, FederatedData, as_federation
+from fedpa.engines.engine import Engine, OfAlgorithm
+from fedpa.errors import FedpaError, check_integer, check_takes, refuse
+from fedpa.objectives.client_data import num_rows
+from fedpa.objectives.objective import Objective
+from fedpa.objectives.prior import NormalPrior
+from fedpa.posterior.agreement import warn_of_disagreement
+from fedpa.posterior.posterior import Posterior
+from fedpa.precisions.gaussian import Structure
+from fedpa.samplers.diagnostics import judge
+from fedpa.sites.site import FindSite
+from fedpa.training.callbacks import Answer, Callback, Event, Remembering, Stop
+from fedpa.training.fit import fit
+from fedpa.training.loop import Fit
+from fedpa.training.problem import some_examples, split_params
+from fedpa.training.run import RecordingOptions
+from fedpa.types import Examples, Key, Losses, Model
+
+Way = Literal["laplace", "product", "ep", "pvi", "sep"]
+TOLERANCE = 0.02
+"""Standard deviations by which a round may move the mean, and share by which it may change sds."""
+ROUNDS = 60
+SEP_DECAY = 0.5
+LEAST_RETURNS = 2
+
+LogLikelihood = Callable[[Model, Examples], Losses]
+"""`log_likelihood(params, batch)`: one number per example."""
+
+
+def infer(
+    log_likelihood: LogLikelihood,
+    params: Model,
+    clients: Clients,
+    *,
+    prior: NormalPrior | None = None,
+    method: Way = "ep",
+    inner: str | FindSite | None = None,
+    structure: Structure = "dense",
+    rounds: int = ROUNDS,
+    clients_per_round: int | None = None,
+    damping: float = DAMPING,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+    callbacks: Sequence[Callback] = (),
+    engine: Engine | OfAlgorithm | None = None,
+    min_success: float = 1.0,
+    out: str | Path | None = None,
+    recording: RecordingOptions = RecordingOptions(),
+    progress: bool = True,
+) -> Posterior:
+    """Infer the global posterior p(θ | D) ∝ p(θ) Π_i exp ℓ_i(θ), as a Gaussian.
+
+    Clients send sums or natural parameters of Gaussians, no example. Rounds end by the convergence
+    rule: a round moves no parameter's mean by more than `tolerance` of its standard deviations, nor
+    changes one of those by more than that share, twice in a row (once for Laplace, whose tolerance
+    is at most 0.001; in as many rounds as meet all clients where a round has some of them). If it
+    does not hold after `rounds`, a warning says so, and `converged` is False.
+
+    Args:
+        log_likelihood: `log_likelihood(params, batch)`: log p(z_j | θ) of each example, shape (b,).
+        params: Any pytree: its structure, and where to start. Floating-point arrays are inferred.
+        clients: Client id → a pytree of arrays whose first axis counts examples; or a
+            `FederatedData`.
+        prior: `fedpa.normal_prior(sd=2.0)`, counted once; default: flat.
+        method: "ep" (expectation propagation), "pvi" (partitioned variational inference), "sep" (EP
+            without client state, for clients that may not return), "laplace", or "product" (of
+            client posteriors, eq. 3, in one round). `docs/posterior.md` says which when.
+        inner: A client's inference: "nuts" (the default), "hmc", "laplace" or "variational"; or one
+            of `fedpa.sites`. PVI's is variational, and "laplace" has none.
+        structure: "dense" precisions, of at most 2,000 parameters, or "diagonal".
+        rounds: At most, ≥ 1.
+        clients_per_round: Default: all. Fewer for EP and PVI, if clients return, and for SEP.
+        damping: Which part of a site's change is made in a round, in (0, 1].
+        tolerance: Of the convergence rule, > 0.
+        seed: One seed, one result, bit for bit.
+        callbacks: Called after every round, as in `fedpa.fit`.
+        engine: Where clients run; default: `fedpa.engines.local()`.
+        min_success: Share of a round's clients that must succeed; default: all.
+        out: The run's directory: it is recorded there, resumed if it was interrupted, and returned
+            if it is finished; default: nothing is recorded.
+        recording: As in `fedpa.fit`.
+        progress: Whether rounds are shown on stderr.
+    Returns:
+        The posterior: `mean`, `sd`, `covariance()`, `sample(key, num)`, `predict(f, x, key)`.
+    Raises:
+        FedpaError: Arguments don't fit together; a client fails, or its precision is not positive
+            definite (named).
+    Example:
+        >>> import fedpa
+        >>> rng = np.random.default_rng(0)
+        >>> clients = {name: {"y": rng.normal(3.0, 1.0, 20)} for name in ("a", "b")}
+        >>> posterior = fedpa.infer(lambda mu, batch: -0.5 * (batch["y"] - mu) ** 2, np.zeros(()),
+        ...                         clients, prior=fedpa.normal_prior(sd=10.0), method="laplace",
+        ...                         progress=False)
+        >>> round(float(posterior.sd), 3)
+        0.158
+    """
+    data = as_federation(clients)
+    check_integer("rounds", rounds, 1)
+    if not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
+        raise refuse("tolerance", tolerance, "must be a number > 0")
+    theta, _ = split_params(params)
+    _check_log_likelihood(log_likelihood, params, data)
+    if prior is not None and not isinstance(prior, NormalPrior):
+        raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
+    check_structure(structure)
+    check_size(sum(leaf.size for leaf in jax.tree.leaves(theta)), structure)
+    everyone = len(data.ids)
+    cohort = everyone if clients_per_round is None else clients_per_round
+    check_integer("clients_per_round", cohort, 1)
+    settings = _Settings(method, inner, structure, damping, cohort < everyone)
+    built = _build(settings)
+    if settings.partial and method in ("ep", "pvi") and rounds * cohort < LEAST_RETURNS * everyone:
+        raise refuse(
+            "method",
+            method,
+            f"keeps a site at each client, and {rounds} rounds of {cohort} clients meet each of "
+            f"the {everyone:,} {rounds * cohort / everyone:.2g} times: most would never return. "
+            "method='sep' keeps none",
+        )
+
+    def loss(model: Model, batch: Examples, key: Key) -> Losses:
+        return -log_likelihood(model, batch)
+
+    stop = _stop_when_converged(
+        min(tolerance, LAPLACE_TOLERANCE) if method == "laplace" else tolerance,
+        1 if method == "laplace" else max(2, math.ceil(everyone / cohort)),
+        method == "laplace",
+    )
+    result = fit(
+        Objective(loss, prior=prior),
+        params,
+        data,
+        built,
+        rounds=1 if method == "product" else rounds,
+        clients_per_round=min(cohort, everyone),
+        seed=seed,
+        callbacks=[*callbacks, *([] if method == "product" else [stop])],
+        engine=engine,
+        min_success=min_success,
+        out=out,
+        recording=recording,
+        progress=progress,
+    )
+    posterior = from_fit(result, params)
+    if method != "product" and not posterior.converged:
+        last = result.history[-1]
+        warnings.warn(
+            f"not converged after {len(result.history)} rounds: the last would move the mean by "
+            f"{last['train/mean_change']:.2g} standard deviations and change those by "
+            f"{last['train/sd_change']:.2%} (tolerance = {tolerance}); give more rounds",
+            stacklevel=2,
+        )
+    warn_of_disagreement(posterior)
+    return posterior
+
+
+LAPLACE_TOLERANCE = 1e-3
+CONVERGED = "converged"
+
+
+def from_fit(result: Fit, params: Model) -> Posterior:
+    """Make the posterior of a run of `laplace`, `product`, `ep`, `pvi` or `sep`, e.g. over Flower.
+
+    Warns if the last round's chains say that its moments can't be trusted.
+
+    Args:
+        result: From `fedpa.fit`, with one of these methods.
+        params: The model as it was given to it.
+    Returns:
+        The posterior.
+    Example:
+        >>> import fedpa
+        >>> loss = lambda mu, batch, key: 0.5 * (batch - mu) ** 2
+        >>> objective = fedpa.Objective(loss, prior=fedpa.normal_prior(sd=1.0))
+        >>> result = fedpa.fit(objective, np.zeros(()), {"a": np.ones(3)}, fedpa.algorithms.ep(),
+        ...                    rounds=1, clients_per_round=1, progress=False)
+        >>> float(from_fit(result, np.zeros(())).mean)
+        0.75
+    """
+    if not isinstance(result.state, SiteState):
+        raise refuse("result", result, "must be of laplace, product, ep, pvi or sep")
+    last = result.history[-1]
+    for sentence in judge(last["train/rhat"], last["train/ess"], int(last["train/divergent"])):
+        warnings.warn(f"client chains of round {last['round']}: {sentence}", stacklevel=2)
+    return Posterior(
+        result.state.q,
+        params,
+        dict(result.client_states),
+        result.history,
+        converged=len(result.history) == 1 or str(result.stopped or "").startswith(CONVERGED),
+    )
+
+
+class _Settings(NamedTuple):
+    method: Any
+    inner: Any
+    structure: Structure
+    damping: Any
+    partial: bool
+    """Whether a round has some of the clients only."""
+
+
+def _build(settings: _Settings) -> Method:
+    method, inner, structure, damping, partial = settings
+    if inner is not None and method == "laplace":
+        raise refuse("inner", inner, "Laplace's way has no inner inference: leave it out")
+    if inner not in (None, "variational") and method == "pvi":
+        raise refuse("inner", inner, "PVI's is variational; method='ep' takes any")
+    if partial and method in ("laplace", "product"):
+        raise refuse(
+            "clients_per_round",
+            "fewer than all",
+            f"method='{method}' needs every client in a round",
+        )
+    inner = "nuts" if inner is None else inner
+    newton_rounds = 0 if partial else NEWTON_ROUNDS
+    ways: Mapping[str, Callable[[], Method]] = {
+        "laplace": lambda: laplace(structure=structure),
+        "product": lambda: product(inner=inner, structure=structure),
+        "ep": lambda: ep(
+            inner=inner, structure=structure, damping=damping, newton_rounds=newton_rounds
+        ),
+        "pvi": lambda: pvi(structure=structure, damping=damping, newton_rounds=newton_rounds),
+        "sep": lambda: sep(
+            inner=inner,
+            structure=structure,
+            damping=damping,
+            decay=SEP_DECAY if partial else 0.0,
+            newton_rounds=newton_rounds,
+        ),
+    }
+    if method not in ways:
+        raise refuse("method", method, f"must be one of {', '.join(ways)}")
+    return ways[method]()
+
+
+def _check_log_likelihood(function: Any, params: Model, data: FederatedData) -> None:
+    check_takes("log_likelihood", function, "(params, batch)")
+    batch = jax.tree.map(jnp.asarray, some_examples(data))
+    size = num_rows(batch)
+    theta, assemble = split_params(params)
+    found = jax.eval_shape(lambda theta, batch: function(assemble(theta), batch), theta, batch)
+    shape = getattr(found, "shape", None)
+    if shape != (size,):
+        raise FedpaError(
+            f"log_likelihood returns shape {shape} for a batch of {size}: it must return one "
+            f"number per example, shape ({size},)"
+        )
+
+
+def _stop_when_converged(tolerance: float, in_a_row: int, in_newton: bool) -> Remembering:
+    def update(count: int, event: Event) -> tuple[int, Answer]:
+        record = event.record
+        counts = record["phase"] != NEWTON or in_newton
+        calm = (
+            counts
+            and not record["train/skipped"]
+            and record["train/mean_change"] <= tolerance
+            and record["train/sd_change"] <= tolerance
+        )
+        count = count + 1 if calm else 0
+        if count < in_a_row:
+            return count, None
+        return count, Stop(
+            f"{CONVERGED}: a round moves the mean by {record['train/mean_change']:.2g} sd"
+        )
+
+    return Remembering("convergence", 0, update)
