@@ -221,12 +221,14 @@ def hamiltonian(
         density = log_density(state.theta, state.frame, data, state.loss_key)
         leapfrog = import_blackjax("mcmc.hmc").build_kernel()
         unit = jnp.ones_like(state.chain.position)
+        # From infinity, where a flat density leads, blackjax would halve for ever.
+        start = jnp.clip(jnp.nan_to_num(state.step_size, nan=1.0), 1e-10, 1e10)
         with jax.numpy_dtype_promotion("standard"):  # blackjax relies on it
             found = import_blackjax("adaptation.step_size").find_reasonable_step_size(
                 search_key,
                 lambda epsilon: lambda k, chain: leapfrog(k, chain, density, epsilon, unit, 1),
                 state.chain,
-                state.step_size,
+                start,
             )
         return state._replace(step_size=found, key=key)
 
