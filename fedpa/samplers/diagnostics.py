@@ -189,7 +189,8 @@ def diagnose(samples: Params, infos: Info) -> Diagnostics:
         ),
         divergences=int(np.sum(infos.divergent)) if "divergent" in infos._fields else None,
     )
-    reasons = judge(*worst(found), found.divergences)
+    lowest = worst(found)
+    reasons = judge(float(lowest.rhat), float(lowest.ess), found.divergences)
     if reasons:
         warnings.warn("draws can't be trusted: " + " ".join(reasons), stacklevel=2)
     return found

@@ -40,7 +40,7 @@ from fedpa.types import Count, Key, Params, Scalar
 
 LEAST_ADAPTATION = 20
 """Transitions below which dual averaging, which begins with large steps, does harm."""
-LEAST_MASS_ADAPTATION = 100
+LEAST_MASS_ADAPTATION = 120
 """Transitions below which the mass would be estimated from a single short window."""
 TARGET_ACCEPTANCE = 0.8
 """Stan's; where ε must be adapted and no other is given."""
@@ -69,7 +69,7 @@ class Frame(NamedTuple):
 class Moments(NamedTuple):
     """Welford's running moments of a window's positions."""
 
-    count: Scalar
+    number: Scalar
     mean: Float[Array, " d"]
     scatter: Float[Array, " d"] | Float[Array, "d d"]
     """Σ (x − x̄)(x − x̄)ᵀ, or its diagonal."""
@@ -221,12 +221,14 @@ def hamiltonian(
         density = log_density(state.theta, state.frame, data, state.loss_key)
         leapfrog = import_blackjax("mcmc.hmc").build_kernel()
         unit = jnp.ones_like(state.chain.position)
+        # From infinity, where a flat density leads, blackjax would halve for ever.
+        start = jnp.clip(jnp.nan_to_num(state.step_size, nan=1.0), 1e-10, 1e10)
         with jax.numpy_dtype_promotion("standard"):  # blackjax relies on it
             found = import_blackjax("adaptation.step_size").find_reasonable_step_size(
                 search_key,
                 lambda epsilon: lambda k, chain: leapfrog(k, chain, density, epsilon, unit, 1),
                 state.chain,
-                state.step_size,
+                start,
             )
         return state._replace(step_size=found, key=key)
 
@@ -293,21 +295,21 @@ def mass_windows(burn_in: int) -> list[int]:
 
 
 def _add(moments: Moments, x: jax.Array) -> Moments:
-    count = moments.count + 1
+    number = moments.number + 1
     before = x - moments.mean
-    mean = moments.mean + before / count
+    mean = moments.mean + before / number
     product = jnp.outer(before, x - mean) if moments.scatter.ndim == 2 else before * (x - mean)
-    return Moments(count, mean, moments.scatter + product)
+    return Moments(number, mean, moments.scatter + product)
 
 
 def _next_factor(factor: jax.Array, moments: Moments) -> jax.Array:
     """L·chol(covariance of the window's x); L itself where the chain did not move."""
-    covariance = moments.scatter / (moments.count - 1)
+    covariance = moments.scatter / (moments.number - 1)
     is_dense = covariance.ndim == 2
     variances = jnp.diag(covariance) if is_dense else covariance
     is_usable = jnp.all(jnp.isfinite(covariance)) & jnp.all(variances > 0)
     if is_dense:
-        enough = moments.count >= DRAWS_PER_PARAMETER * len(variances)
+        enough = moments.number >= DRAWS_PER_PARAMETER * len(variances)
         covariance = jnp.where(enough, covariance, jnp.diag(variances))
         covariance = covariance + RIDGE * jnp.mean(variances) * jnp.eye(
             len(variances), dtype=factor.dtype
@@ -315,7 +317,8 @@ def _next_factor(factor: jax.Array, moments: Moments) -> jax.Array:
         found = factor @ _cholesky(covariance)
     else:
         found = factor * jnp.sqrt(variances)
-    return jnp.where(is_usable & jnp.all(jnp.isfinite(found)), found, factor)
+    chosen: jax.Array = jnp.where(is_usable & jnp.all(jnp.isfinite(found)), found, factor)
+    return chosen
 
 
 _one_by_one: Callable[[Any], Any] = jax.custom_batching.sequential_vmap
@@ -324,19 +327,16 @@ _one_by_one: Callable[[Any], Any] = jax.custom_batching.sequential_vmap
 @_one_by_one
 def _cholesky(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """L with LLᵀ the matrix. Vectorized, one after the other: see `fedpa.deltas.gram`."""
-    return jnp.linalg.cholesky(matrix)
+    factor: jax.Array = jnp.linalg.cholesky(matrix)
+    return factor
 
 
 def _first_frame(mass: Mass, theta: Float[Array, " d"]) -> Frame | None:
     if mass is None:
         return None
     if isinstance(mass, str):
-        return Frame(
-            theta,
-            jnp.ones_like(theta)
-            if mass == "diagonal"
-            else jnp.eye(*[theta.size] * 2, dtype=theta.dtype),
-        )
+        ones = jnp.ones_like(theta)
+        return Frame(theta, ones if mass == "diagonal" else jnp.diag(ones))
     if mass.shape not in {(theta.size,), (theta.size,) * 2}:
         raise FedpaError(
             f"mass has shape {mass.shape}: for {theta.size} parameters it must be "

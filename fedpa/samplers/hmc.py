@@ -29,7 +29,7 @@ def hmc(
             neither, and ε is found and adapted in the burn-in.
         step_size: ε > 0, in units of the mass: near 1 where the mass is the posterior's.
         mass: The inverse mass matrix, over θ's parameters as one vector: None for the identity (the
-            default); "diagonal" or "dense", adapted with ε in a burn-in of at least 100
+            default); "diagonal" or "dense", adapted with ε in a burn-in of at least 120
             transitions; or an array of the expected posterior variances, (d,), or covariance,
             (d, d). An array may be traced.
         window: `Epochs(B)` is one transition per sample after B of burn-in; `Steps(K, B, discard)`

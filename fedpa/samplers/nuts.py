@@ -30,7 +30,7 @@ def nuts(
             neither, and ε is found and adapted in the burn-in.
         step_size: ε > 0, in units of the mass: near 1 where the mass is the posterior's.
         mass: The inverse mass matrix, over θ's parameters as one vector: None for the identity (the
-            default); "diagonal" or "dense", adapted with ε in a burn-in of at least 100
+            default); "diagonal" or "dense", adapted with ε in a burn-in of at least 120
             transitions; or an array of the expected posterior variances, (d,), or covariance,
             (d, d). An array may be traced.
         window: `Epochs(B)` is one transition per sample after B of burn-in; `Steps(K, B, discard)`
@@ -46,7 +46,7 @@ def nuts(
         >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
         >>> sampler = nuts(objective, mass="dense", window=Epochs(500))
         >>> data = {"x": np.eye(4, 2), "y": np.ones(4)}
-        >>> draw(sampler, jnp.zeros(2), data, jax.random.key(0), 100)[0].shape
+        >>> fedpa.samplers.draw(sampler, jnp.zeros(2), data, jax.random.key(0), 100)[0].shape
         (100, 2)
     """
     check_integer("max_doublings", max_doublings, 1)
