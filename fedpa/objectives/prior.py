@@ -47,6 +47,9 @@ class NormalPrior(NamedTuple):
 
     log p(θ) = −½ Σ_j Λ₀_jj (θ_j − m₀_j)², up to a constant.
 
+    Args:
+        mean: m₀: a number, or a pytree like θ of numbers or arrays that broadcast to its arrays.
+        precision: The diagonal of Λ₀, ≥ 0, in the same form; 0 where the prior is flat.
     Example:
         >>> prior = NormalPrior(mean=0.0, precision={"w": 4.0, "b": 0.0})
         >>> prior.log_density({"w": jnp.ones(2), "b": jnp.ones(())}).item(), prior.is_proper
@@ -54,9 +57,7 @@ class NormalPrior(NamedTuple):
     """
 
     mean: PyTree
-    """m₀: a number, or a pytree like θ of numbers or arrays that broadcast to its arrays."""
     precision: PyTree
-    """The diagonal of Λ₀, ≥ 0, in the same form; 0 where the prior is flat."""
 
     @property
     def is_proper(self) -> bool:

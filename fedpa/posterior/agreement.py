@@ -26,22 +26,23 @@ NEGLIGIBLE = 1e-6
 class Influence(NamedTuple):
     """What one client does to the posterior.
 
+    Args:
+        client: Its id.
+        shift: By how many of its standard deviations the posterior's mean moves if the client is
+            left out: the largest parameter's.
+        sd_ratio: The largest ratio of a standard deviation without the client to that with it.
+        distance: √χ²/dof of the client against the others: about 1 where they agree.
+        p_value: The probability of a larger χ² if they agree.
     Example:
         >>> Influence("a", shift=0.4, sd_ratio=1.1, distance=3.2, p_value=0.6).client
         'a'
     """
 
     client: str
-    """Its id."""
     shift: float
-    """By how many of its standard deviations the posterior's mean moves if the client is left out:
-    the largest parameter's."""
     sd_ratio: float
-    """The largest ratio of a standard deviation without the client to that with it."""
     distance: float
-    """√χ²/dof of the client against the others: about 1 where they agree."""
     p_value: float
-    """The probability of a larger χ² if they agree."""
 
 
 def influence(posterior: Posterior) -> list[Influence]:

@@ -29,7 +29,6 @@ class Dense(NamedTuple):
     """
 
     matrix: Float[Array, "d d"]
-    """Λ."""
 
     def add(self, other: "Dense") -> "Dense":
         """Λ + Λ′, of the same d."""

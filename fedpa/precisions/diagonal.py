@@ -26,7 +26,6 @@ class Diagonal(NamedTuple):
     """
 
     values: Numbers
-    """δ."""
 
     def add(self, other: "Diagonal") -> "Diagonal":
         """Λ + Λ′, of the same shape."""

@@ -27,6 +27,9 @@ G = TypeVar("G", bound="Gaussian")
 class Gaussian(NamedTuple):
     """A Gaussian over vectors by η = Λμ and Λ: ∝ exp(ηᵀθ − ½θᵀΛθ).
 
+    Args:
+        eta: η = Λμ.
+        precision: Λ.
     Example:
         >>> one = Gaussian(jnp.array([2.0]), Dense(jnp.array([[2.0]])))  # N(1, 1/2)
         >>> two = Gaussian(jnp.array([0.0]), Dense(jnp.array([[6.0]])))  # N(0, 1/6)
@@ -36,9 +39,7 @@ class Gaussian(NamedTuple):
     """
 
     eta: Vector
-    """η = Λμ."""
     precision: Dense | Diagonal
-    """Λ."""
 
     @property
     def mean(self) -> Vector:

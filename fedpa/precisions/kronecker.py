@@ -140,13 +140,9 @@ class KroneckerPair(NamedTuple):
     """
 
     inputs: Blocks
-    """Σaaᵀ, its diagonal blocks."""
     outputs: Float[Array, "r r"]
-    """Σggᵀ."""
     n: Scalar
-    """The number of rows."""
     prior: Scalar
-    """λ."""
 
     def add(self, other: "KroneckerPair") -> "KroneckerPair":
         """Λ of the rows of both, with both priors."""

@@ -50,11 +50,8 @@ class Layered(NamedTuple):
     """
 
     layers: tuple[Layer, ...]
-    """Not arrays: part of the pytree's structure."""
     factors: tuple[Any, ...]
-    """One for each layer."""
     rest: tuple[Any, ...]
-    """One for each leaf that belongs to no layer."""
 
     def add(self, other: "Layered") -> "Layered":
         """Λ + Λ′ as each part adds, of the same layers."""

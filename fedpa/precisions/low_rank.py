@@ -49,9 +49,7 @@ class LowRank(NamedTuple):
     """
 
     diagonal: Vector
-    """δ."""
     columns: Columns
-    """U."""
 
     def add(self, other: "LowRank") -> "LowRank":
         """Λ + Λ′: the columns of both."""

@@ -25,7 +25,6 @@ class Scalar(NamedTuple):
     """
 
     value: Number
-    """λ."""
 
     def add(self, other: "Scalar") -> "Scalar":
         """Λ + Λ′."""
