@@ -108,7 +108,8 @@ def check_integer(field: str, value: object, least: int) -> None:
         value: The given value.
         least: The smallest valid value.
     Raises:
-        FedpaError: The value is invalid.    Example:
+        FedpaError: The value is invalid.
+    Example:
         >>> check_integer("rounds", 10, 1)
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -123,7 +124,8 @@ def check_number(field: str, value: object, least: float = 0.0) -> None:
         value: The given value.
         least: The smallest valid value, -inf for any; default: 0.
     Raises:
-        FedpaError: The value is invalid.    Example:
+        FedpaError: The value is invalid.
+    Example:
         >>> check_number("rho", 0.1)
     """
     known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
