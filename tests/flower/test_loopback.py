@@ -369,7 +369,7 @@ def test_a_node_that_was_started_anew_takes_its_own_place(tmp_path):
 
     grid.push_messages = push
     fit, text = capture(lambda: serve(grid, config))
-    assert text.count("anew holds the same clients as node 1, and replaces it") == 1
+    assert text.count("anew has the same clients as node 1, and replaces it") == 1
     assert [record["train/rejected"] for record in fit.history] == [0, 0]
 
 
@@ -562,7 +562,7 @@ REFUSED = {
     "a client of a node that has more": (
         {},
         [{"clients": "client-001", "name": "stray"}, *THIRDS],
-        "node 1 and stray both hold client 'client-001'",
+        "node 1 and stray both have client 'client-001'",
     ),
     "a misspelt setting of a node": (
         {},

@@ -77,7 +77,7 @@ def test_whole_numbers_are_not_trained_and_single_numbers_stay_single():
 
 def test_an_epoch_of_other_shapes_and_settings_that_make_no_sense_are_refused():
     theta = [np.zeros(3, np.float32)]
-    with pytest.raises(FedpaError, match=r"epoch: gave arrays of shapes \[\(2,\)\]"):
+    with pytest.raises(FedpaError, match=r"epoch: .*shapes \[\(2,\)\]"):
         client_delta(theta, lambda arrays: [np.zeros(2)], ClientWork(True, 1, 0, 0.1))
     with pytest.raises(FedpaError, match="burn_in_epochs = 2: must be less than epochs = 2"):
         client_delta(theta, halfway, ClientWork(True, 2, 2, 0.1))

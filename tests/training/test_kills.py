@@ -169,7 +169,7 @@ def test_a_real_disk_that_is_full(tmp_path):
         pytest.skip("a small disk can't be mounted here")
     assert "first 2" in done.stdout, done.stderr
     assert re.search(
-        r"error: .*(can't be written|No space left).*; once that is mended, `fedpa resume",
+        r"error: .*(can't be written|No space left).*; once that is resolved, `fedpa resume",
         done.stderr,
     )
     assert "second 0" in done.stdout, done.stderr

@@ -795,7 +795,7 @@ def test_overwriting_takes_nothing_that_is_not_ours(tmp_path):
         (tmp_path / name).write_text("a = 1")
     run_directory.clear(tmp_path)
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 3
-    with pytest.raises(FedpaError, match="checkpoints/ in it is not of a run of ours"):
+    with pytest.raises(FedpaError, match="contains checkpoints/, which fedpa did not write"):
         run_directory.check_free(tmp_path / "other", overwrite=True)
 
 

@@ -185,7 +185,7 @@ def test_what_has_no_next_value_ends_where_it_is():
 
 def test_rates_are_not_chosen_on_test_nor_without_sampling(no_training, capsys):
     for words, says in [
-        (["--tune", "0.5,1"], "no validation clients to choose on: give --validation-share 0.1"),
+        (["--tune", "0.5,1"], "no validation clients: give --validation-share 0.1"),
         (["--tune-rounds", "9"], "tune_rounds = 9: needs --tune"),
         (
             ["--tune", "1,2", "--tune-rounds", "1"],

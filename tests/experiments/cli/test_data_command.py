@@ -154,7 +154,7 @@ def test_get_downloads_resumes_and_keeps(capsys, tmp_path, small, monkeypatch):
         part.write_bytes(small[:1000])
         main(["data", "get", "stackoverflow", "--mirror", url])
         told = capsys.readouterr()
-        assert told.out.count("400.0 kB, its checksum is right") == 3
+        assert told.out.count("400.0 kB, checksum verified") == 3
         assert "downloading stackoverflow.word_count.tar.bz2: done (400.0 kB" in told.err
         assert asked == ["bytes=1000-", None, None]
         monkeypatch.setenv("FEDPA_DATA_URL", url)

@@ -229,7 +229,8 @@ def test_the_reference_can_be_chosen(capsys):
     assert "choose from FedAvg[5], FedPA[5], mean-scaled[5]" in error
     made_run(Path("cmp/other"), "fedpa", settings={"hyperparameters": {"rho": 0.5}})
     error = refused("cmp", "--reference", "fedpa", capsys=capsys)
-    assert "stands for several; choose from FedAvg[5], FedPA[5] (rho=" in error
+    assert "reference = 'fedpa'" in error
+    assert "choose from FedAvg[5], FedPA[5] (rho=" in error
 
 
 def test_a_run_of_a_few_rounds_has_a_line_and_one_of_none_says_so():

@@ -235,7 +235,7 @@ def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     out = str(tmp_path / "out")
     for path in (other, binary):
-        assert "CSV of the study toy" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
+        assert "CSV of" in refused(capsys, "toy", "--out", out, "--redraw", str(path))
     words = ["toy", "--out", out, "--redraw", str(other), "--quick"]
     assert "quick = True: nothing is measured" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
