@@ -41,6 +41,23 @@ import pathlib
 assert run.round == 20 and accuracy[-1] > 2 * accuracy[0], accuracy
 assert pathlib.Path("first.html").stat().st_size > 100_000
 """,
+    "tutorials/hospitals.md": """
+import pathlib
+assert posterior.converged and pooled.mean_error < 0.1 and pooled.sd_error < 0.1, pooled
+slopes = [rows[f"slopes[{k}]"] for k in range(4)]
+away = [(m - row.pooled_mean) / row.pooled_sd for m, row in zip(product.mean["slopes"], slopes)]
+assert np.abs(away).max() > 2 * pooled.mean_error, (away, pooled)
+low, high = prediction.interval(0.95)
+truth = 1 / (1 + np.exp(1.5 - patients @ effects))
+assert (low < truth).all() and (truth < high).all(), (prediction, truth)
+assert (low < prediction.mean).all() and (prediction.mean < high).all(), prediction
+odd = [row.client for row in fedpa.posterior.influence(doubtful) if row.p_value < 0.001 / 5]
+assert odd == ["Bergen"] and len(caught) == 1 and "'Bergen'" in str(caught[0].message), caught
+smoking, wrong, right = (way.mean["slopes"][3] for way in (posterior, doubtful, without))
+assert abs(right - smoking) < 0.5 * abs(wrong - smoking), (smoking, wrong, right)
+assert record["comm/bytes_up"] == 5 * 4 * 32, record
+assert pathlib.Path("hospitals.png").stat().st_size > 10_000
+""",
     "tutorials/own_model.md": """
 import pathlib
 patients = fedpa.data.pool_clients(clients, 12, seed=0).examples("pool-0")
@@ -78,7 +95,12 @@ assert delta.shape == theta0.shape and np.isfinite(delta).all()
 """,
 }
 """Page → what holds after its code has run."""
-LONG = {"tutorials/own_model.md", "tutorials/silos.md", "tutorials/pytorch.md"}
+LONG = {
+    "tutorials/hospitals.md",
+    "tutorials/own_model.md",
+    "tutorials/silos.md",
+    "tutorials/pytorch.md",
+}
 NEEDS = {
     "tutorials/silos.md": ("flwr", "openssl", "ssh-keygen", "curl"),
     "tutorials/pytorch.md": ("flwr", "ray", "torch"),
