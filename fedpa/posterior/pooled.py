@@ -33,6 +33,8 @@ CHAINS = 4
 DRAWS = 2000
 BURN_IN = 500
 ACCEPTANCE = 0.9
+STEP = 0.7
+"""ε at the start, in units of the mass matrix."""
 
 
 class ParameterComparison(NamedTuple):
@@ -184,6 +186,7 @@ def compare_with_pooled(
     sampler = nuts(
         local.with_prior(_as_gaussian(objective.prior, theta, q)),
         mass=q.sd**2 if isinstance(q.precision, Diagonal) else posterior.covariance(),
+        step_size=STEP,
         window=Epochs(burn_in),
         target_acceptance=ACCEPTANCE,
     )

@@ -126,7 +126,7 @@ class Posterior(NamedTuple):
                 classes, or of the label 1 of two, shape (b,).
             draws: S ≥ 2; default: 1,000.
             linearized: Whether f is linearized at the mean. Probabilities of classes are then by
-                the probit approximation, softmax(m / √(1 + π/8 · variance)).
+                the probit approximation, σ(m / √(1 + π/8 · variance)) of their log-odds.
             noise: Of a new observation of a regression: its standard deviation σ ≥ 0, or a
                 function params → σ if the model has it; `fedpa.posterior.estimate_noise` estimates
                 it.
