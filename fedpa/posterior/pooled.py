@@ -7,15 +7,15 @@ them slow, and R̂, effective sample size and divergences tell.
 
 import math
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedpa.data.federated import Clients, as_federation, check_when_read
 from fedpa.data.views import pool_clients
-from fedpa.errors import check_integer, check_type
-from fedpa.objectives.client_data import client_data
+from fedpa.errors import FedpaError, check_integer, check_type
+from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.prior import NormalPrior
 from fedpa.posterior.infer import LogLikelihood, check_per_example
@@ -167,6 +167,8 @@ def compare_with_pooled(
     check_type("posterior", posterior, Posterior, "fedpa.infer(log_likelihood, params, clients)")
     if prior is not None:
         check_type("prior", prior, NormalPrior, "fedpa.normal_prior(sd=2.0)")
+    if not bool(posterior.gaussian.is_proper):
+        raise FedpaError("this posterior's precision is not positive definite: it is no density")
     check_integer("seed", seed, 0)
     check_integer("chains", chains, 2)
     check_integer("draws", draws, 4)
@@ -181,17 +183,26 @@ def compare_with_pooled(
 
     objective, theta, _ = bind(Objective(loss, prior=prior), posterior.model)
     key, start_key, loss_key = jax.random.split(jax.random.key(seed), 3)
-    local = localize(objective, theta, pooled, loss_key)
     q = posterior.gaussian
-    sampler = nuts(
-        local.with_prior(_as_gaussian(objective.prior, theta, q)),
-        mass=q.sd**2 if isinstance(q.precision, Diagonal) else posterior.covariance(),
-        step_size=STEP,
-        window=Epochs(burn_in),
-        target_acceptance=ACCEPTANCE,
+
+    # All numbers are arguments: of one likelihood and shapes, one program serves every comparison.
+    @jax.jit
+    def run(mass: jax.Array, prior: Gaussian, starts: jax.Array, data: ClientData) -> Any:
+        sampler = nuts(
+            localize(objective, theta, data, loss_key).with_prior(prior),
+            mass=mass,
+            step_size=STEP,
+            window=Epochs(burn_in),
+            target_acceptance=ACCEPTANCE,
+        )
+        return draw_chains(sampler, starts, data, key, draws)
+
+    points, infos = run(
+        q.sd**2 if isinstance(q.precision, Diagonal) else posterior.covariance(),
+        _as_gaussian(objective.prior, theta, q),
+        q.draw(jax.random.normal(start_key, (chains, len(q.eta)), q.eta.dtype)),
+        pooled,
     )
-    starts = q.draw(jax.random.normal(start_key, (chains, len(q.eta)), q.eta.dtype))
-    points, infos = draw_chains(sampler, starts, pooled, key, draws)
     values = np.asarray(points, np.float64)
     worst = float(np.max(rhat(values))), float(np.min(autocorrelation_ess(values)))
     divergences = int(np.sum(infos.divergent))

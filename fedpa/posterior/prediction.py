@@ -350,7 +350,7 @@ def _simulate(
     """Mean, sd and quantiles over draws."""
 
     def respond(theta: Params) -> jax.Array:
-        value = widen(f(eqx.combine(theta, rest), x))
+        value: jax.Array = widen(f(eqx.combine(theta, rest), x))
         if kind != "logits":
             return value
         return jax.nn.softmax(value) if value.ndim == 2 else jax.nn.sigmoid(value)
@@ -437,12 +437,14 @@ def _log_odds(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _softmax(z: np.ndarray) -> np.ndarray:
-    powers: np.ndarray = np.exp(z - z.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+    powers = np.exp(z - z.max(axis=-1, keepdims=True))
+    shares: np.ndarray = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
 
 
 def _sigmoid(z: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * z))
+    share: np.ndarray = 0.5 * (1 + np.tanh(0.5 * z))
+    return share
 
 
 def _steps(levels: tuple[float, ...]) -> np.ndarray:

@@ -16,6 +16,9 @@ PRIOR = fedpa.normal_prior(1.0, sd=2.0)
 MODEL = {"b": np.zeros((), np.float32), "w": np.zeros(2, np.float32)}
 
 
+IMPROPER = Gaussian(jnp.zeros(3), Dense(jnp.zeros((3, 3))))
+
+
 def log_likelihood(params, batch):
     """Linear regression with noise 0.5."""
     error = batch["y"] - batch["x"] @ params["w"] - params["b"]
@@ -101,6 +104,7 @@ def test_printed_it_is_a_table_with_what_it_says(exact):
     ("options", "anchors"),
     [
         ({"posterior": 1}, ["posterior = 1"]),
+        ({"posterior": textbook()._replace(gaussian=IMPROPER)}, ["posterior"]),
         ({"log_likelihood": lambda params, batch: batch["y"].sum()}, ["log_likelihood", "shape ("]),
         ({"prior": 2.0}, ["prior = 2.0"]),
         ({"prior": fedpa.normal_prior(sd={"v": 1.0})}, ["prior.precision"]),
