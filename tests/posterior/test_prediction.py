@@ -230,24 +230,32 @@ def test_two_classes_are_one_logit(mean, sd):
         np.testing.assert_allclose(two.interval(0.9).upper[:, 1], one.interval(0.9).upper, 1e-3)
 
 
-def test_three_classes_by_draws_and_linearized():
-    """The logits are linear in θ: what differs is the log-odds' curvature, and the probit.
-
-    Logits scaled each by its own variance would be off by 0.07.
-    """
+def predict_three_classes(spread, draws):
     rng = np.random.default_rng(2)
-    root = 0.3 * rng.normal(size=(6, 6))
-    posterior = make(rng.normal(size=6), root @ root.T + 0.05 * np.eye(6))
+    root = rng.normal(size=(6, 6))
+    posterior = make(rng.normal(size=6), spread**2 * (root @ root.T + 0.5 * np.eye(6)))
     x = rng.normal(size=(20, 2)).astype(np.float32)
     straight = posterior.predict(three_logits, x, kind="logits", linearized=True)
-    drawn = posterior.predict(three_logits, x, KEY, kind="logits", draws=5000)
+    drawn = posterior.predict(three_logits, x, KEY, kind="logits", draws=draws)
     for found in (straight, drawn):
         np.testing.assert_allclose(found.mean.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(straight.mean, drawn.mean, atol=0.05)
-    np.testing.assert_allclose(straight.sd, drawn.sd, atol=0.03)
+    return straight, drawn
+
+
+def test_three_classes_with_little_spread():
+    """Errors of linearizing, in sds, are in proportion to the spread; here less than the draws'."""
+    straight, drawn = predict_three_classes(spread=0.01, draws=5000)
+    assert np.all(np.abs(straight.mean - drawn.mean) < 0.1 * drawn.sd)
+    np.testing.assert_allclose(straight.sd, drawn.sd, rtol=0.06)
     for level in (0.5, 0.95):
         for mine, other in zip(straight.interval(level), drawn.interval(level), strict=True):
-            np.testing.assert_allclose(mine, other, atol=0.08)
+            assert np.all(np.abs(mine - other) < 0.2 * drawn.sd)
+
+
+def test_three_classes_with_much_spread():
+    """Logits with an sd of about 1: logits scaled each by its own variance are off by 0.07."""
+    straight, drawn = predict_three_classes(spread=0.3, draws=5000)
+    np.testing.assert_allclose(straight.mean, drawn.mean, atol=0.05)
 
 
 def test_no_spread_is_the_prediction_at_the_mean():
