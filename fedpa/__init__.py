@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         table_input,
     )
     from fedpa.posterior.infer import infer
+    from fedpa.posterior.pooled import compare_with_pooled
     from fedpa.posterior.posterior import Posterior
     from fedpa.precisions import Precision
     from fedpa.samplers import Sampler
@@ -131,6 +132,7 @@ make_lazy(
             "table_input",
         ),
         "fedpa.posterior.infer": ("infer",),
+        "fedpa.posterior.pooled": ("compare_with_pooled",),
         "fedpa.posterior.posterior": ("Posterior",),
         "fedpa.precisions": ("Precision",),
         "fedpa.samplers": ("Sampler",),
@@ -184,6 +186,7 @@ __all__ = [
     "centralized",
     "client_update",
     "compare",
+    "compare_with_pooled",
     "configure",
     "convolution_input",
     "data",

@@ -2,6 +2,21 @@
 
 from fedpa.posterior.agreement import Influence, influence
 from fedpa.posterior.infer import from_fit, infer
+from fedpa.posterior.noise import estimate_noise
+from fedpa.posterior.pooled import ParameterComparison, PooledComparison, compare_with_pooled
 from fedpa.posterior.posterior import Posterior
+from fedpa.posterior.prediction import Interval, Prediction
 
-__all__ = ["Influence", "Posterior", "from_fit", "infer", "influence"]
+__all__ = [
+    "Influence",
+    "Interval",
+    "ParameterComparison",
+    "PooledComparison",
+    "Posterior",
+    "Prediction",
+    "compare_with_pooled",
+    "estimate_noise",
+    "from_fit",
+    "infer",
+    "influence",
+]

@@ -117,7 +117,7 @@ def infer(
     if not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
         raise refuse("tolerance", tolerance, "must be a number > 0")
     theta, _ = split_params(params)
-    _check_log_likelihood(log_likelihood, params, data)
+    check_per_example("log_likelihood", log_likelihood, params, data)
     if prior is not None and not isinstance(prior, NormalPrior):
         raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
     check_structure(structure)
@@ -252,8 +252,9 @@ def _build(settings: _Settings) -> Method:
     return ways[method]()
 
 
-def _check_log_likelihood(function: Any, params: Model, data: FederatedData) -> None:
-    check_takes("log_likelihood", function, "(params, batch)")
+def check_per_example(field: str, function: Any, params: Model, data: FederatedData) -> None:
+    """Refuse a function of (params, batch) that does not return one number per example."""
+    check_takes(field, function, "(params, batch)")
     batch = jax.tree.map(jnp.asarray, some_examples(data))
     size = num_rows(batch)
     theta, assemble = split_params(params)
@@ -261,7 +262,7 @@ def _check_log_likelihood(function: Any, params: Model, data: FederatedData) -> 
     shape = getattr(found, "shape", None)
     if shape != (size,):
         raise FedpaError(
-            f"log_likelihood returns shape {shape} for a batch of {size}: it must return one "
+            f"{field} returns shape {shape} for a batch of {size}: it must return one "
             f"number per example, shape ({size},)"
         )
 

@@ -1,9 +1,12 @@
 """What comes out: a Gaussian posterior over a model's parameters."""
 
+import importlib
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +15,23 @@ from jax.flatten_util import ravel_pytree
 
 from fedpa.algorithms.sites import LARGEST_DENSE
 from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.posterior.prediction import (
+    BATCH,
+    DRAWS,
+    LEVELS,
+    Kind,
+    Noise,
+    Prediction,
+    Predictor,
+    Settings,
+    predict,
+)
 from fedpa.precision import narrow, widen
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.history import History
 from fedpa.training.problem import split_params
-from fedpa.types import Key, Model
+from fedpa.types import ClientArrays, Key, Model
 
 
 class Posterior(NamedTuple):
@@ -25,12 +39,6 @@ class Posterior(NamedTuple):
 
     Printed, it is a table of means and standard deviations.
 
-    Args:
-        gaussian: η and Λ over the parameters ravelled in tree order.
-        model: The model as it was given: structure, dtypes, and leaves that are no parameters.
-        sites: Client id → the Gaussian that stands for its likelihood, where clients keep it.
-        history: One record per round.
-        converged: Whether the rounds ended by the convergence rule; a single round has none.
     Example:
         >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
         >>> posterior = Posterior(gaussian, {"w": np.zeros(2, np.float32)})
@@ -41,10 +49,15 @@ class Posterior(NamedTuple):
     """
 
     gaussian: Gaussian
+    """η and Λ over the parameters ravelled in tree order."""
     model: Model
+    """The model as it was given: structure, dtypes, and leaves that are no parameters."""
     sites: Mapping[str, Gaussian] = MappingProxyType({})
+    """Client id → the Gaussian that stands for its likelihood, where clients keep it."""
     history: History = History()
+    """One record per round."""
     converged: bool = True
+    """Whether the rounds ended by the convergence rule; a single round has none."""
 
     @property
     def mean(self) -> Model:
@@ -82,6 +95,89 @@ class Posterior(NamedTuple):
         check_integer("num", num, 1)
         noise = jax.random.normal(key, (num, len(self.gaussian.eta)), self.gaussian.eta.dtype)
         return self.restore(self.gaussian.draw(noise))
+
+    def predict(
+        self,
+        f: Predictor,
+        x: ClientArrays,
+        key: Key | None = None,
+        *,
+        kind: Kind = "mean",
+        draws: int = DRAWS,
+        linearized: bool = False,
+        noise: Noise | None = None,
+        levels: Sequence[float] = LEVELS,
+        batch_size: int = BATCH,
+    ) -> Prediction:
+        """Predict with all that the posterior holds possible, not with its mean alone.
+
+        By Monte Carlo: means, standard deviations and quantiles over f(θ_s, x) of the draws
+        θ_1 … θ_S = `sample(key, draws)`. Linearized: f is replaced by its tangent at the mean,
+        which needs no draws; exact where f is linear in the parameters. Examples are streamed:
+        memory is that of the draws, of one batch and of the answer.
+
+        Args:
+            f: `f(params, x)`: for each example of x, on its own, a number, shape (b,), or k of
+                them, (b, k).
+            x: A pytree of arrays whose first axis counts examples.
+            key: The draws' randomness; linearized, none is needed.
+            kind: What f returns: the "mean" of a regression; "logits" or "probabilities" of k
+                classes, or of the label 1 of two, shape (b,).
+            draws: S ≥ 2; default: 1,000.
+            linearized: Whether f is linearized at the mean. Probabilities of classes are then by
+                the probit approximation, σ(m / √(1 + π/8 · variance)) of their log-odds.
+            noise: Of a new observation of a regression: its standard deviation σ ≥ 0, or a
+                function params → σ if the model has it; `fedpa.posterior.estimate_noise` estimates
+                it.
+            levels: Which intervals are kept, each between 0 and 1.
+            batch_size: Examples at a time, ≥ 1; fewer if their Jacobians would be too large.
+        Returns:
+            The prediction: `mean`, `sd`, `interval(level)`, and with noise `observation_sd` and
+            `observation_interval(level)`.
+        Raises:
+            FedpaError: An argument is out of range, or f returns another shape.
+        Example:
+            >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
+            >>> posterior = Posterior(gaussian, np.zeros(2, np.float32))
+            >>> x = np.array([[2.0, 0.0], [0.0, 3.0]], np.float32)
+            >>> def f(w, x):
+            ...     return x @ w
+            >>> posterior.predict(f, x, linearized=True, noise=4.0)
+            Prediction of 2 examples, mean ± sd, 95 % interval (of a new observation)
+               0           1 ± 1   -0.96 … 2.96   (-7.081 … 9.081)
+               1           0 ± 3   -5.88 … 5.88   (-9.8 … 9.8)
+            >>> posterior.predict(f, x, jax.random.key(0), kind="logits").interval(0.9).lower.shape
+            (2,)
+        """
+        settings = Settings(kind, draws, linearized, noise, levels, batch_size)
+        return predict(self.gaussian, self.model, f, x, key, settings)
+
+    def to_arviz(self, key: Key, draws: int = DRAWS, chains: int = 4) -> Any:
+        """Draw models as ArviZ's InferenceData, for its tables and figures.
+
+        The draws are independent: chains are there because ArviZ expects them, and say nothing
+        about convergence. `history` has R̂ of the clients' chains.
+
+        Args:
+            key: The draws' randomness.
+            draws: Of each chain, ≥ 1; default: 1,000.
+            chains: ≥ 1; default: 4.
+        Returns:
+            InferenceData with the group `posterior`: a variable for each array of parameters, with
+            dimensions chain, draw and its own.
+        Raises:
+            FedpaError: ArviZ is not installed.
+        """
+        check_integer("draws", draws, 1)
+        check_integer("chains", chains, 1)
+        arviz = _import_arviz()
+        theta, _ = split_params(self.sample(key, chains * draws))
+        variables = {
+            name_leaf(path): np.asarray(leaf).reshape(chains, draws, *leaf.shape[1:])
+            for path, leaf in jax.tree_util.tree_leaves_with_path(theta)
+        }
+        attributes = {"inference_library": "fedpa", "inference_library_version": version("fedpa")}
+        return arviz.from_dict(posterior=variables, posterior_attrs=attributes)
 
     def leave_out(self, client: str) -> "Posterior":
         """The posterior without one client: q / t_i, from its site.
@@ -132,7 +228,7 @@ def name_parameters(model: Model) -> list[str]:
     theta, _ = split_params(model)
     names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(theta):
-        name = jax.tree_util.keystr(path, simple=True, separator=".") or "θ"
+        name = name_leaf(path)
         shape = np.shape(leaf)
         places = np.ndindex(*shape) if math.prod(shape) < MOST_NAMES else [()] * math.prod(shape)
         names += [name + (f"[{','.join(map(str, place))}]" if place else "") for place in places]
@@ -140,3 +236,18 @@ def name_parameters(model: Model) -> list[str]:
 
 
 MOST_NAMES = 100_000
+
+
+def name_leaf(path: Any) -> str:
+    """An array's name by its path in the model: layers.0.weight; θ, if it is all there is."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "θ"
+
+
+def _import_arviz() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # It announces its next major version, once a day.
+            warnings.simplefilter("ignore", FutureWarning)
+            return importlib.import_module("arviz")
+    except ImportError as error:
+        raise FedpaError("arviz is not installed: pip install 'fedpa[arviz]' brings it") from error
