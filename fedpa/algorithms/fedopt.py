@@ -164,6 +164,9 @@ class Algorithm(NamedTuple):
     """What clients are asked before they begin, if anything: MIME's gradients."""
     reading: Reading = Reading()
     """How its infos are read."""
+    is_state_required: bool = False
+    """Whether a client that has lost its state can't take part: the server's state includes what
+    every client keeps, as q = p₀ Π t_i includes sites, and a new state would count it twice."""
 
 
 class Cohort(NamedTuple):

@@ -296,6 +296,7 @@ def infer_by_sites(
         server=server,
         parameters=lambda state: state.theta,
         reading=READING,
+        is_state_required=cavity is not None and cavity.keeps_site,
     )
 
 

@@ -595,7 +595,6 @@ REFUSED = {
     "another type": ({"rounds": "many"}, THIRDS, "rounds = 'many'"),
     "a relative directory": ({"out": "here"}, THIRDS, "must be an absolute path"),
     "a method that pools data": ({"method": "centralized"}, THIRDS, "stay on nodes"),
-    "a prior": ({"prior-sd": 2.0}, THIRDS, "prior_sd = 2.0"),
     "no time at all": ({"round-timeout": 0.0}, THIRDS, "round-timeout = 0.0"),
 }
 
@@ -730,10 +729,10 @@ def test_another_version_of_fedpa_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", [[1, 2, 3], [1, 2, 3, -4], [1, 2, 3, 2**32]])
 def test_keys_that_are_none_are_refused(tmp_path, words):
-    node = load_node(settings(tmp_path), Holding(), 1.0)
+    node = load_node(settings(tmp_path), Holding())
     ids = list(node.clients.ids)[:2]
     with pytest.raises((TypeError, ValueError, OverflowError), match=r"key|reshape|bounds"):
-        run_clients(node, Assignment("burn-in", 0, ids, words, 1.0), None, {})
+        run_clients(node, Assignment("burn-in", 0, ids, words, 1.0, 100), None, {})
 
 
 def test_no_example_is_told(tmp_path):
