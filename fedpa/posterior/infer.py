@@ -200,7 +200,10 @@ def from_fit(result: Fit, params: Model) -> Posterior:
     if not isinstance(result.state, SiteState):
         raise refuse("result", result, "must be of laplace, product, ep, pvi or sep")
     last = result.history[-1]
-    for sentence in judge(last["train/rhat"], last["train/ess"], int(last["train/divergent"])):
+    rhat, ess = last["train/rhat"], last["train/ess"]
+    if rhat == 1 and math.isnan(ess):  # no chains, ESS = ∞: files have no infinity
+        ess = math.inf
+    for sentence in judge(rhat, ess, int(last["train/divergent"])):
         warnings.warn(f"client chains of round {last['round']}: {sentence}", stacklevel=2)
     return Posterior(
         result.state.q,
