@@ -2,11 +2,11 @@
 
 A node's settings, `flower-supernode --node-config`, are a flat table of texts and numbers.
 
-What clients keep between rounds (SCAFFOLD's c_i) stays on the node: in Flower's context of the run,
-which is memory; or, where the node is given a `state-dir`, in files, which survive the node's
-process and the server's: a run that is resumed finds them. A state is kept under the round it is
-of. The server says which one a client continues from: a state that a round left which was then not
-counted is not it, and the one before is still there.
+What clients keep between rounds (SCAFFOLD's c_i, EP's t_i) stays on the node: in Flower's context
+of the run, which is memory; or, where the node is given a `state-dir`, in files, which survive the
+node's process and the server's: a run that is resumed finds them. A state is kept under the round
+it is of. The server says which one a client continues from: a state that a round left which was
+then not counted is not it, and the one before is still there.
 """
 
 import dataclasses

@@ -106,6 +106,9 @@ def make_run(
 ) -> Served:
     """Make a run of a problem and a method of your own, recorded as `fedpa.fit` does.
 
+    `fedpa.load(out, params=model)` reads its model, and `fedpa.posterior.from_run(out, model)` the
+    posterior that `fedpa.algorithms.ep()` and the like give.
+
     Args:
         problem: Its clients are any that have the shapes of the nodes' data; its model is drawn
             from `seed`; `problem.metric` is evaluated on `problem.test`.
