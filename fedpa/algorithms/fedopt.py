@@ -151,6 +151,9 @@ class Algorithm(NamedTuple):
         inquiry: What clients are asked before they begin, if anything: MIME's gradients (default:
             None).
         reading: How its infos are read (default: as means over clients).
+        is_state_required: Whether a client that has lost its state can't take part: the server's
+            state includes what every client keeps, as q = p₀ Π t_i includes sites, and a new state
+            would count it twice (default: False).
     Example:
         >>> import fedpa
         >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
@@ -170,6 +173,7 @@ class Algorithm(NamedTuple):
     parameters: Callable[[State], Params]
     inquiry: Inquiry | None = None
     reading: Reading = Reading()
+    is_state_required: bool = False
 
 
 class Cohort(NamedTuple):

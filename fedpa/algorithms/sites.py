@@ -176,7 +176,7 @@ def infer_by_sites(
     def share_of(data: ClientData) -> Scalar:
         if objective.num_examples is None:
             raise refuse("num_examples", None, "must be given: fedpa.infer and fit do it")
-        return data.n / jnp.asarray(objective.num_examples, jnp.float32)
+        return data.n.astype(jnp.float32) / jnp.asarray(objective.num_examples, jnp.float32)
 
     def damping_at(state: SiteState, t: RoundNumber) -> Scalar:
         return state.damping / (1 + decay * jnp.maximum(jnp.asarray(t) - newton_rounds, 0))
@@ -296,6 +296,7 @@ def infer_by_sites(
         server=server,
         parameters=lambda state: state.theta,
         reading=READING,
+        is_state_required=cavity is not None and cavity.keeps_site,
     )
 
 

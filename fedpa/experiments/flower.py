@@ -19,7 +19,7 @@ from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, from_table, resolve
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.run import run
+from fedpa.experiments.run import run, set_prior
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training.callbacks import Callback
 from fedpa.training.loop import Fit
@@ -61,7 +61,7 @@ def load_served(table: Mapping[str, Any]) -> "Served":
     return flower.Served(problem, method, train, config.hyperparameters.weighting, config.task)
 
 
-def load_node(table: Mapping[str, Any], holding: "Holding", population: float) -> "Node":
+def load_node(table: Mapping[str, Any], holding: "Holding") -> "Node":
     """What the settings and the node's data make of it."""
     config = run_settings(table)
     options = dataclasses.replace(config.task_options, data_dir=holding.data_dir)
@@ -74,18 +74,18 @@ def load_node(table: Mapping[str, Any], holding: "Holding", population: float) -
         engine_options=config.engine_options,
         hyperparameters=config.hyperparameters,
     )
-    return _make_node(matters, population)
+    return _make_node(matters)
 
 
 @functools.lru_cache(maxsize=4)
-def _make_node(config: RunConfig, population: float) -> "Node":
+def _make_node(config: RunConfig) -> "Node":
     """Cache nodes, so that a process compiles once for several rounds or nodes."""
     # A process may live for one message: it should compile nothing that another has compiled.
     configure(worth_keeping=0.0)
-    problem = task_named(config.task).load(config.task_options)
+    problem = set_prior(task_named(config.task).load(config.task_options), config.task_options)
     method = METHODS[config.method].build(config.hyperparameters)
     make = per_client if config.engine == "local" else ENGINES[config.engine]
-    return flower.make_node(problem, method, population, make(config.engine_options))
+    return flower.make_node(problem, method, make(config.engine_options))
 
 
 def run_settings(table: Mapping[str, Any]) -> RunConfig:
@@ -108,10 +108,6 @@ def run_settings(table: Mapping[str, Any]) -> RunConfig:
         raise refuse(
             "method", config.method, "pools clients' examples, which must stay on their nodes"
         )
-    prior_sd = config.task_options.prior_sd
-    if prior_sd is not None:
-        expected = "does not work over Flower: a node does not know how many examples all have"
-        raise refuse("prior_sd", prior_sd, expected)
     return config
 
 

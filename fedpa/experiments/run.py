@@ -19,7 +19,6 @@ from fedpa.experiments.evaluation import evaluate_task, evaluate_test, list_metr
 from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import TaskOptions, task_named
-from fedpa.objectives.objective import Objective
 from fedpa.objectives.prior import normal_prior
 from fedpa.training import run_directory
 from fedpa.training.callbacks import Best, Callback, check_callbacks, early_stopping, stop_at
@@ -186,13 +185,13 @@ def set_dataset(config: RunConfig, problem: Problem) -> RunConfig:
     return replace_fields(config, dataset=problem.dataset)
 
 
-def set_prior(objective: Objective, options: TaskOptions) -> Objective:
-    """The objective with the prior that the options ask for."""
+def set_prior(problem: Problem, options: TaskOptions) -> Problem:
+    """The problem with the prior that the options ask for."""
     if options.prior_sd is None:
-        return objective
-    if objective.prior is not None:
+        return problem
+    if problem.prior is not None:
         raise refuse("prior_sd", options.prior_sd, "the task has a prior of its own: leave it out")
-    return objective._replace(prior=normal_prior(sd=options.prior_sd))
+    return problem._replace(prior=normal_prior(sd=options.prior_sd))
 
 
 def assemble_run(
@@ -210,7 +209,7 @@ def assemble_run(
     if named.pooled:
         clients, clients_per_round = pool_clients(clients, clients_per_round, config.seed), 1
     engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
-    objective = set_prior(problem.objective, options)
+    objective = set_prior(problem, options).objective
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
         params = fill_model(params, arrays, f"init = {config.init!r}")

@@ -12,7 +12,7 @@ An error is reported in the reply, in one line, and in the node's log.
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import ERROR
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +30,9 @@ import fedpa
 from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
 from fedpa.algorithms.methods import Method, set_population
 from fedpa.data.federated import FederatedData, check_when_read
-from fedpa.engines.engine import Cohort, Engine, RoundResult
+from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports
 from fedpa.engines.local import per_client
-from fedpa.errors import BadValueError, FedpaError, refuse
+from fedpa.errors import BadValueError, FedpaError
 from fedpa.flower import wire
 from fedpa.flower.node import Holding, StateFiles, StateStore, read_holding, select_clients
 from fedpa.objectives.client_data import ClientData
@@ -41,22 +41,25 @@ from fedpa.types import Params
 
 INQUIRY = "inquiry"
 """Used in place of a phase: the inquiry before a round."""
+LOST = (
+    "its state is lost: what it last sent stays as it is (state-dir in --node-config keeps states)"
+)
+"""Why a client is left out where the method can't do without its state."""
 
 
 class Node(NamedTuple):
     """What a node runs."""
 
     clients: FederatedData
-    algorithm: Algorithm
-    """Its aggregation gives the sum, not yet divided."""
-    theta: Params
-    """Has the model's shapes; its values come from the server."""
+    prepare: Callable[[float, int], tuple[Algorithm, Params]]
+    """(Σ q_i, number of examples), both of all nodes' clients → the algorithm, whose aggregation
+    gives the sum, not yet divided; and θ, which has the model's shapes: its values come from the
+    server."""
     engine: Engine
 
 
-Load = Callable[[Mapping[str, Any], Holding, float], Node]
-"""(the run's settings, what the node holds, Σ q_i over all nodes' clients) → what it runs, with all
-clients of its data."""
+Load = Callable[[Mapping[str, Any], Holding], Node]
+"""(the run's settings, what the node holds) → what it runs, with all clients of its data."""
 
 
 def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -69,8 +72,8 @@ def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
     Returns:
         Flower's app, for `flwr run`.
     Example:
-        >>> def load(settings, holding, population):
-        ...     return make_node(read_problem(holding.data_dir), method, population)
+        >>> def load(settings, holding):
+        ...     return make_node(read_problem(holding.data_dir), method)
         >>> app = client_app(load)
     """
     app = ClientApp(mods=list(mods))
@@ -79,15 +82,15 @@ def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
     return app
 
 
-def make_node(
-    problem: Problem, method: Method, population: float, engine: Engine | None = None
-) -> Node:
+def make_node(problem: Problem, method: Method, engine: Engine | None = None) -> Node:
     """Make what a node runs: the problem's clients by the method.
+
+    What is known of all nodes' clients together, which a prior and some methods need, comes from
+    the server with each round.
 
     Args:
         problem: Its clients are those of the node's data.
         method: As on the server.
-        population: Σ q_i over all nodes' clients, for methods that need it.
         engine: Where clients run; default: one after the other, since a process may live for one
             round, and programs for several clients side by side take longer to compile.
     Returns:
@@ -102,23 +105,22 @@ def make_node(
         >>> metric = fedpa.metrics.classifier(lambda params, x: x @ params)
         >>> problem = Problem(clients, lambda key: jnp.zeros((2, 2)), loss, metric, test=clients)
         >>> method = fedpa.fedavg(fedpa.LocalTraining(0.1, 2), fedpa.Server(fedpa.server.sgd(1.0)))
-        >>> make_node(problem, method, population=3.0).clients.ids
+        >>> make_node(problem, method).clients.ids
         ['a']
     """
-    if problem.prior is not None and problem.num_examples is None:
-        expected = "a prior counts once for all nodes together: give the examples of all of them"
-        raise refuse("problem.num_examples", None, expected)
-    method = set_population(method, population)
     model = _make_model(problem.init)
-    # The number of rounds does not affect clients.
-    algorithm, theta, *_ = prepare(problem.objective, model, problem.clients, method, sys.maxsize)
-    undivided = algorithm.aggregation._replace(value=lambda total: total)
-    return Node(
-        check_when_read(problem.clients),
-        algorithm._replace(aggregation=undivided),
-        theta,
-        per_client() if engine is None else engine,
-    )
+
+    @functools.lru_cache(maxsize=2)  # a query's and a run's
+    def prepare_for(population: float, num_examples: int) -> tuple[Algorithm, Params]:
+        told = set_population(method, population)
+        objective = problem.objective._replace(num_examples=num_examples)
+        # The number of rounds does not affect clients.
+        algorithm, theta, *_ = prepare(objective, model, problem.clients, told, sys.maxsize)
+        undivided = algorithm.aggregation._replace(value=lambda total: total)
+        return algorithm._replace(aggregation=undivided), theta
+
+    engine = per_client() if engine is None else engine
+    return Node(check_when_read(problem.clients), prepare_for, engine)
 
 
 def _make_model(init: Any) -> Any:
@@ -176,24 +178,28 @@ def reply_shapes(
 
 
 def describe_node(node: Node) -> dict[str, str]:
-    """What must be the same on the server and on a node: arrays that are sent, and of examples."""
-    message = message_shapes(node.algorithm, node.theta, next(iter(node.algorithm.clients)))
+    """What must be the same on the server and on a node: arrays that are sent, and of examples.
+
+    Raises FedpaError if loss, model, data and method don't fit together.
+    """
+    algorithm, theta = node.prepare(1.0, 1)
+    message = message_shapes(algorithm, theta, next(iter(algorithm.clients)))
     return wire.describe_arrays({"message": message, "example": example_shapes(node.clients)})
 
 
 # The answers.
 
 
-def _find_node(load: Load, context: Context, population: float = 1.0) -> tuple[Holding, Node]:
+def _find_node(load: Load, context: Context) -> tuple[Holding, Node]:
     holding = read_holding(context.node_config)
     settings = tuple(sorted(context.run_config.items()))
-    return holding, _load_node(load, settings, holding, population)
+    return holding, _load_node(load, settings, holding)
 
 
 # Of the module, not of the app: Flower's simulation sends the app to other processes.
 @functools.lru_cache(maxsize=4)
-def _load_node(load: Load, settings: tuple[Any, ...], holding: Holding, population: float) -> Node:
-    whole = load(dict(settings), holding, population)
+def _load_node(load: Load, settings: tuple[Any, ...], holding: Holding) -> Node:
+    whole = load(dict(settings), holding)
     return whole._replace(clients=select_clients(holding, whole.clients))
 
 
@@ -223,15 +229,17 @@ def _answer_query(load: Load, content: RecordDict, context: Context) -> RecordDi
 def _answer_train(load: Load, content: RecordDict, context: Context) -> RecordDict:
     """Run a round of some of the clients."""
     assignment = wire.read_fields(wire.Assignment, content)
-    holding, node = _find_node(load, context, assignment.population)
-    shapes = message_shapes(node.algorithm, node.theta, assignment.phase)
+    holding, node = _find_node(load, context)
+    algorithm, theta = node.prepare(assignment.population, assignment.num_examples)
+    shapes = message_shapes(algorithm, theta, assignment.phase)
     message = wire.unpack(shapes, content[wire.ARRAYS])
     ids, states, lost = assignment.clients, dict[str, Any](), list[str]()
     if assignment.states:
         store, floor = _find_store(context, holding, assignment)
-        template = node.algorithm.client_init(node.theta)
+        template = algorithm.client_init(theta)
         states, lost = store.take(template, ids, assignment.states, floor)
-    result = run_clients(node, assignment, message, states)
+    left_out = frozenset(lost if algorithm.is_state_required else ())
+    result = run_clients(node, assignment, message, states, left_out)
     accepted = [bool(ok) for ok in result.accepted]
     if assignment.states:
         kept = {name: result.states[name] for name, ok in zip(ids, accepted, strict=True) if ok}
@@ -252,15 +260,20 @@ def _answer_train(load: Load, content: RecordDict, context: Context) -> RecordDi
 
 
 def run_clients(
-    node: Node, assignment: wire.Assignment, message: Any, states: Mapping[str, Any]
+    node: Node,
+    assignment: wire.Assignment,
+    message: Any,
+    states: Mapping[str, Any],
+    left_out: Collection[str] = (),
 ) -> RoundResult:
     """The round of the node's clients; its aggregate is the sum, not yet divided."""
+    algorithm, theta = node.prepare(assignment.population, assignment.num_examples)
     ids = assignment.clients
     unknown = sorted(set(ids) - set(node.clients.ids))
     if unknown:
         raise FedpaError(f"the node does not have client {unknown[0]!r}")
     words: Any = np.asarray(assignment.keys, np.uint32).reshape(len(ids), -1)
-    new = node.algorithm.client_init(node.theta)
+    new = algorithm.client_init(theta)
     cohort = Cohort(
         ids,
         node.clients.examples,
@@ -270,8 +283,25 @@ def run_clients(
         None,
         sorted({node.clients.num_examples(name) for name in node.clients.ids}),
     )
-    update = list_updates(node.algorithm)[assignment.phase]
-    return node.engine(update, node.algorithm.aggregation, message, cohort)
+    update = list_updates(algorithm)[assignment.phase]
+    if not left_out:
+        return node.engine(update, algorithm.aggregation, message, cohort)
+    members = [member for member, name in enumerate(ids) if name not in left_out]
+    failures = dict.fromkeys(left_out, LOST)
+    if not members:
+        shapes, _ = reply_shapes(algorithm, theta, assignment.phase, example_shapes(node.clients))
+        nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        return collect_reports(cohort, nothing, [], failures, 0)
+    some = cohort._replace(
+        ids=[ids[member] for member in members],
+        keys=cohort.keys[np.asarray(members)],
+        sizes=[cohort.sizes[member] for member in members],
+    )
+    result = node.engine(update, algorithm.aggregation, message, some)
+    report = Report(members, result.infos, result.accepted, result.examples)
+    failures |= result.failures
+    whole = collect_reports(cohort, result.aggregate, [report], failures, result.bytes_up)
+    return whole._replace(states={**whole.states, **result.states})
 
 
 def _find_store(

@@ -2,10 +2,10 @@
 
 The settings, `flower-supernode --node-config`, are a flat table of strings and numbers.
 
-Client states (SCAFFOLD's c_i) stay on the node: in Flower's context of the run, which is memory,
-or, with `state-dir`, in files, which a resumed run finds again. A state is stored under its round.
-The server tells from which round a client continues: a state of a round that was not counted is not
-used, and the one before it is still stored.
+Client states (SCAFFOLD's c_i, EP's t_i) stay on the node: in memory, in Flower's context of the
+run, or, with `state-dir`, in files, which a resumed run finds again. A state is stored under its
+round. The server tells from which round a client continues: a state of a round that was not counted
+is not used, and the one before it is still stored.
 """
 
 import dataclasses

@@ -39,7 +39,7 @@ from fedpa.engines.engine import (
     collect_reports,
     raw_keys,
 )
-from fedpa.errors import FedpaError
+from fedpa.errors import FedpaError, NoUsableClientError
 from fedpa.flower import wire
 from fedpa.flower.client import (
     INQUIRY,
@@ -64,7 +64,7 @@ from fedpa.types import Params
 SHOWN = ("train/loss", "eval/loss", "eval/accuracy", "eval/recall_at_5", "train/rejected")
 """A round's numbers in the log."""
 LOST = (
-    "fedpa: round %d: %s has lost the states of %d of its clients (%r, …): they start again "
+    "fedpa: round %d: %s has lost the states of %d of its clients (%r, …): %s "
     "(a state-dir in its --node-config would have kept them)"
 )
 
@@ -106,6 +106,9 @@ def make_run(
     recording: RecordingOptions = RecordingOptions(),
 ) -> Served:
     """Make a run of your own problem and method, recorded as by `fedpa.fit`.
+
+    `fedpa.load(out, params=model)` reads its model, and `fedpa.posterior.from_run(out, model)` the
+    posterior that `fedpa.algorithms.ep()` and the like give.
 
     Args:
         problem: Its clients are any that have the shapes of the nodes' data; its model is drawn
@@ -178,7 +181,7 @@ def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
     with _log_by_flower():
         out = Path(connection.out) if connection.out else fresh_directory(served.name)
         # What nodes compare with their own.
-        arrays = describe_node(make_node(served.problem, served.method, 1.0))
+        arrays = describe_node(make_node(served.problem, served.method))
         roster = Roster(grid, connection, arrays)
         roster.wait(connection.min_nodes, f"min-nodes = {connection.min_nodes}, but")
         start = read_start(out) or RunStart(secrets.token_hex(8), roster.sizes())
@@ -193,7 +196,7 @@ def serve(grid: Grid, connection: Connection, served: Served) -> Fit:
         result = served.train(problem, OfAlgorithm(connect), out, [_log_round])
     nothing = " (already finished, nothing to do)" if done == len(result.history) else ""
     log(INFO, "fedpa: done, after round %d%s", len(result.history), nothing)
-    return result
+    return result._replace(client_states={})  # they are on the nodes
 
 
 @contextlib.contextmanager
@@ -267,8 +270,10 @@ def flower(
     merge, value = jax.jit(algorithm.aggregation.merge), jax.jit(algorithm.aggregation.value)
     finite = jax.jit(all_finite)
     weight_of = jax.jit(lambda total: value(total).weight)
-    # 1, as in queries, where the method does not ask for it.
     population = count_population(served.method, start.clients.values())
+    num_examples = max(sum(start.clients.values()), 1)  # as the server's own objective has it
+    gone: set[str] = set()
+    """Clients that can't take part: they have lost a state that the method can't do without."""
 
     @functools.cache
     def expect(phase: str) -> tuple[Any, tuple[str, ...]]:
@@ -285,7 +290,9 @@ def flower(
         for node, ids in parts.items():
             words = [word for name in ids for word in keys[name]]
             states = [int(cohort.states[name]) for name in ids if keeps and phase != INQUIRY]
-            asked = wire.Assignment(phase, t, ids, words, population, start.run, floor, states)
+            asked = wire.Assignment(
+                phase, t, ids, words, population, num_examples, start.run, floor, states
+            )
             contents[node] = RecordDict(
                 {wire.ARRAYS: arrays, wire.CONFIG: wire.write_fields(asked)}
             )
@@ -344,13 +351,23 @@ def flower(
             total = merged
             lost = [name for name in ids if name in report.lost]
             if lost:
-                log(WARNING, LOST, number, sites[node].name, len(lost), lost[0])
+                required = algorithm.is_state_required
+                then = "they are left out" if required else "they start again"
+                log(WARNING, LOST, number, sites[node].name, len(lost), lost[0], then)
+                gone.update(lost if required else ())
             reasons = dict(zip(report.failed, report.reasons, strict=False))
             failures |= {name: reasons[name] for name in ids if name in reasons}
             members = [place[name] for name in ids]
             reports.append(Report(members, infos, report.accepted, list(sizes.values())))
             if keeps:
                 tokens.update(dict.fromkeys(accepted, np.int32(number)))
+                gone.difference_update(accepted)
+        if len(gone) == len(start.clients):
+            raise NoUsableClientError(
+                f"round {number}: all {len(gone)} clients have lost their states, and the method "
+                "can't do without: give nodes a state-dir in --node-config, and start the run "
+                f"again in another directory than {str(out)!r}"
+            )
         up = sum(wire.count_bytes(a) for a in answers.values() if isinstance(a, RecordDict))
         down = sum(wire.count_bytes(content) for content in contents.values())
         result = collect_reports(cohort, value(total), reports, failures, up // len(place))

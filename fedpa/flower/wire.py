@@ -65,6 +65,8 @@ class Assignment(NamedTuple):
     its cohort; to make them again would take a tenth of a second of every message."""
     population: float
     """Σ q_i of all nodes' clients, for methods that need it."""
+    num_examples: int
+    """Of all nodes' clients together, for priors and methods that have to know."""
     run: str = ""
     """The run's name, where clients keep states."""
     floor: int = 0

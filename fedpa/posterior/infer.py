@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,11 @@ from fedpa.samplers.diagnostics import judge
 from fedpa.sites.site import FindSite
 from fedpa.training.callbacks import Answer, Callback, Event, Remembering, Stop
 from fedpa.training.fit import fit
+from fedpa.training.loading import load_checkpoint
 from fedpa.training.loop import Fit
 from fedpa.training.problem import some_examples, split_params
 from fedpa.training.run import RecordingOptions
+from fedpa.training.run_directory import read_run
 from fedpa.types import Examples, Key, Losses, Model
 
 Way = Literal["laplace", "product", "ep", "pvi", "sep"]
@@ -139,7 +141,7 @@ def infer(
     def loss(model: Model, batch: Examples, key: Key) -> Losses:
         return -log_likelihood(model, batch)
 
-    stop = _stop_when_converged(
+    stop = stop_when_converged(
         min(tolerance, LAPLACE_TOLERANCE) if method == "laplace" else tolerance,
         1 if method == "laplace" else max(2, math.ceil(everyone / cohort)),
         method == "laplace",
@@ -177,7 +179,7 @@ CONVERGED = "converged"
 
 
 def from_fit(result: Fit, params: Model) -> Posterior:
-    """Make the posterior of a run of `laplace`, `product`, `ep`, `pvi` or `sep`, e.g. over Flower.
+    """Make the posterior of a run of `laplace`, `product`, `ep`, `pvi` or `sep`.
 
     Warns if the last round's chains say that its moments can't be trusted.
 
@@ -198,7 +200,10 @@ def from_fit(result: Fit, params: Model) -> Posterior:
     if not isinstance(result.state, SiteState):
         raise refuse("result", result, "must be of laplace, product, ep, pvi or sep")
     last = result.history[-1]
-    for sentence in judge(last["train/rhat"], last["train/ess"], int(last["train/divergent"])):
+    rhat, ess = last["train/rhat"], last["train/ess"]
+    if rhat == 1 and math.isnan(ess):  # no chains, ESS = ∞: files have no infinity
+        ess = math.inf
+    for sentence in judge(rhat, ess, int(last["train/divergent"])):
         warnings.warn(f"client chains of round {last['round']}: {sentence}", stacklevel=2)
     return Posterior(
         result.state.q,
@@ -207,6 +212,47 @@ def from_fit(result: Fit, params: Model) -> Posterior:
         result.history,
         converged=len(result.history) == 1 or str(result.stopped or "").startswith(CONVERGED),
     )
+
+
+def from_run(directory: str | Path, params: Model) -> Posterior:
+    """Make the posterior of a recorded run of these methods, e.g. over Flower.
+
+    One that is not finished is as far as its last checkpoint. Sites stay with the clients: the
+    posterior has none.
+
+    Args:
+        directory: The run's directory: `out` of `fedpa.fit`, `fedpa.infer` and Flower's server.
+        params: The model as it was given, or any of its structure.
+    Returns:
+        The posterior.
+    Raises:
+        FedpaError: The directory contains no such run, or `params` is another model.
+    Example:
+        >>> import tempfile, fedpa
+        >>> loss = lambda mu, batch, key: 0.5 * (batch - mu) ** 2
+        >>> objective = fedpa.Objective(loss, prior=fedpa.normal_prior(sd=1.0))
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     result = fedpa.fit(objective, np.zeros(()), {"a": np.ones(3)},
+        ...                        fedpa.algorithms.laplace(), rounds=1, clients_per_round=1,
+        ...                        out=out, progress=False)
+        ...     float(from_run(out, np.zeros(())).mean)
+        0.75
+    """
+    recorded = read_run(Path(directory))
+    ways = get_args(Way)
+    if recorded.settings.get("method") not in ways:
+        raise refuse(
+            "directory",
+            str(directory),
+            f"must contain a run of {', '.join(ways[:-1])} or {ways[-1]}",
+        )
+    structure = recorded.settings["hyperparameters"]["structure"]
+    theta, _ = split_params(params)
+    # What the server keeps is of one form, whichever the method.
+    like = laplace(structure=structure)(Objective(lambda *_: jnp.zeros(0))).init(theta)
+    checkpoint = load_checkpoint(directory, like=like)
+    stopped = (recorded.summary or {}).get("stopped")
+    return from_fit(Fit(params, checkpoint.history, checkpoint.state, stopped), params)
 
 
 class _Settings(NamedTuple):
@@ -267,7 +313,28 @@ def check_per_example(field: str, function: Any, params: Model, data: FederatedD
         )
 
 
-def _stop_when_converged(tolerance: float, in_a_row: int, in_newton: bool) -> Remembering:
+def stop_when_converged(
+    tolerance: float = TOLERANCE, in_a_row: int = 2, in_newton: bool = False
+) -> Remembering:
+    """Make the convergence rule of `fedpa.infer`, a callback that ends a run.
+
+    Args:
+        tolerance: Standard deviations by which a round may move the mean of q, and share by which
+            it may change its standard deviations, > 0.
+        in_a_row: How many rounds must be so.
+        in_newton: Whether Newton rounds count: True for `laplace`, which has no others.
+    Returns:
+        The callback, for `fedpa.fit` and `fedpa.flower.make_run`.
+    Example:
+        >>> import fedpa
+        >>> loss = lambda mu, batch, key: 0.5 * (batch - mu) ** 2
+        >>> result = fedpa.fit(loss, np.zeros(()), {"a": np.ones(3)}, fedpa.algorithms.laplace(),
+        ...                    rounds=9, clients_per_round=1, progress=False,
+        ...                    callbacks=[stop_when_converged(in_newton=True)])
+        >>> len(result.history)
+        3
+    """
+
     def update(count: int, event: Event) -> tuple[int, Answer]:
         record = event.record
         counts = record["phase"] != NEWTON or in_newton

@@ -45,8 +45,6 @@ class Problem(NamedTuple):
     """Name of the data set, if there are several; otherwise None."""
     prior: Prior | None = None
     """Of the global posterior: counted once."""
-    num_examples: int | None = None
-    """Of all clients together, where `clients` are not all of them: a prior needs it."""
 
     @property
     def objective(self) -> Objective:
@@ -58,7 +56,6 @@ class Problem(NamedTuple):
             self.sparse,
             self.weight,
             prior=self.prior,
-            num_examples=self.num_examples,
         )
 
 
