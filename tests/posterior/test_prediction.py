@@ -192,7 +192,7 @@ def test_probit_is_close_to_the_integral(mean, sd):
     posterior = binary(mean, sd)
     found = posterior.predict(logit, ONE, kind="logits", linearized=True)
     exact = integrate(sigmoid, mean, sd)
-    assert found.mean[0] == pytest.approx(exact, abs=0.02)
+    assert found.mean[0] == pytest.approx(exact, abs=0.01)
     square = integrate(lambda z: (sigmoid(z) - exact) ** 2, mean, sd)
     assert found.sd[0] == pytest.approx(math.sqrt(square), rel=0.01)
     ends = [sigmoid(mean - 1.959964 * sd), sigmoid(mean + 1.959964 * sd)]
