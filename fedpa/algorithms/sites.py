@@ -173,10 +173,11 @@ def infer_by_sites(
         one = jnp.ones((), wide.dtype)
         return SiteState(theta, prior_of(theta), damping * one, wide, -jnp.inf * one)
 
-    def share_of(data: ClientData) -> Scalar:
+    def share_of(data: ClientData, like: Array) -> Scalar:
+        """n_i/n, of the dtype of `like`."""
         if objective.num_examples is None:
             raise refuse("num_examples", None, "must be given: fedpa.infer and fit do it")
-        return data.n / jnp.asarray(objective.num_examples, jnp.float32)
+        return data.n.astype(like.dtype) / jnp.asarray(objective.num_examples, like.dtype)
 
     def damping_at(state: SiteState, t: RoundNumber) -> Scalar:
         return state.damping / (1 + decay * jnp.maximum(jnp.asarray(t) - newton_rounds, 0))
@@ -186,7 +187,7 @@ def infer_by_sites(
         if cavity is not None and cavity.keeps_site:
             kept: Gaussian = state
             return kept
-        share = share_of(data).astype(message.q.eta.dtype)
+        share = share_of(data, message.q.eta)
         return message.q.divide(prior_of(message.theta)).power(share)
 
     def send(
@@ -215,7 +216,7 @@ def infer_by_sites(
         local = localize(objective, message.theta, data, jax.random.fold_in(key, 0))
         at, _ = ravel_pytree(widen(message.theta))
         new = linearize(local, at, structure)
-        share = prior_of(message.theta).power(share_of(data).astype(at.dtype))
+        share = prior_of(message.theta).power(share_of(data, at))
         one = jnp.ones((), at.dtype)
         return send(
             message,
@@ -234,7 +235,7 @@ def infer_by_sites(
         loss_key, find_key = jax.random.split(key)
         local = localize(objective, message.theta, data, loss_key)
         old = held_by(message, data, state)
-        share = share_of(data).astype(old.eta.dtype)
+        share = share_of(data, old.eta)
         own_prior = cavity.of(message.q, old, prior_of(message.theta), share)
         new, looked = find(local, own_prior, message.q, find_key)
         improper = ~own_prior.is_proper | ~own_prior.times(new).is_proper
