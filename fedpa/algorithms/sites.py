@@ -158,6 +158,8 @@ def infer_by_sites(
     prior: Any = objective.prior
     if prior is not None and not isinstance(prior, NormalPrior):
         raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
+    if find is not None and not newton_rounds and (prior is None or not prior.is_proper):
+        raise refuse("prior", prior, "must be proper: clients start from it; normal_prior(sd=2.0)")
     objective = objective._replace(prior=None)
 
     def prior_of(theta: Params) -> Gaussian:
@@ -238,7 +240,8 @@ def infer_by_sites(
         share = share_of(data, old.eta)
         own_prior = cavity.of(message.q, old, prior_of(message.theta), share)
         new, looked = find(local, own_prior, message.q, find_key)
-        improper = ~own_prior.is_proper | ~own_prior.times(new).is_proper
+        # Flat directions of the cavity are no harm: where the prior is flat, one client has them.
+        improper = is_indefinite(own_prior, message.q) | ~own_prior.times(new).is_proper
         return send(message, local, old, new, message.damping, looked, improper, state)
 
     def server(
@@ -304,13 +307,20 @@ ROUNDING = 1e-6
 """Share of the log-posterior by which it may fall from rounding alone."""
 
 
-def is_indefinite(gaussian: Gaussian) -> Bool[Array, ""]:
-    """Whether Λ has an eigenvalue that is clearly negative, or is not finite."""
+def is_indefinite(gaussian: Gaussian, scale: Gaussian | None = None) -> Bool[Array, ""]:
+    """Whether Λ has an eigenvalue that is clearly negative, or is not finite.
+
+    scale: whose largest eigenvalue says what is clearly; default: its own.
+    """
+    values = _eigenvalues(gaussian)
+    largest = jnp.max(jnp.abs(values if scale is None else _eigenvalues(scale)))
+    return ~(jnp.min(values) >= -LEAST * largest)
+
+
+def _eigenvalues(gaussian: Gaussian) -> Vector:
     if isinstance(gaussian.precision, Diagonal):
-        values = gaussian.precision.values
-    else:
-        values, _ = eigh(gaussian.precision.matrix)
-    return ~(jnp.min(values) >= -LEAST * jnp.max(jnp.abs(values)))
+        return gaussian.precision.values
+    return eigh(gaussian.precision.matrix)[0]
 
 
 def check_size(d: int, structure: Structure) -> None:

@@ -125,6 +125,10 @@ def infer(
     everyone = len(data.ids)
     cohort = everyone if clients_per_round is None else clients_per_round
     check_integer("clients_per_round", cohort, 1)
+    if cohort < everyone and method in ("laplace", "product"):
+        raise refuse(
+            "clients_per_round", cohort, f"method='{method}' needs all {everyone:,} in a round"
+        )
     settings = _Settings(method, inner, structure, damping, cohort < everyone)
     built = _build(settings)
     if settings.partial and method in ("ep", "pvi") and rounds * cohort < LEAST_RETURNS * everyone:
@@ -229,12 +233,6 @@ def _build(settings: _Settings) -> Method:
         raise refuse("inner", inner, "Laplace's way has no inner inference: leave it out")
     if inner not in (None, "variational") and method == "pvi":
         raise refuse("inner", inner, "PVI's is variational; method='ep' takes any")
-    if partial and method in ("laplace", "product"):
-        raise refuse(
-            "clients_per_round",
-            "fewer than all",
-            f"method='{method}' needs every client in a round",
-        )
     inner = "nuts" if inner is None else inner
     newton_rounds = 0 if partial else NEWTON_ROUNDS
     ways: Mapping[str, Callable[[], Method]] = {

@@ -107,6 +107,7 @@ def test_a_flat_prior_gives_least_squares(method, sizes, x64):
     rounds = make_rounds(method, num_examples=EXAMPLES, rounds=2, prior=None)
     state, _ = rounds(data, jax.random.key(0))
     assert_close(state.q, exact(x, y, flat=True), tolerance=1e-6)
+    assert state.damping == 1  # no round was skipped
 
 
 # Through `fedpa.infer`, in float32, as users call it.
@@ -239,6 +240,5 @@ def test_clients_that_agree_give_no_warning(x64):
 def test_a_client_that_disagrees_is_named(x64):
     for seed in range(5):
         posterior = make_posteriors(seed, shift=3.0)
-        assert influence(posterior)[0].client == "client-3" or seed
         with pytest.warns(UserWarning, match="'client-3'"):
             warn_of_disagreement(posterior)
