@@ -160,10 +160,12 @@ def test_sep_needs_no_client_to_return():
     with pytest.warns(UserWarning, match="not converged"):
         posterior = infer(method="sep", clients_per_round=2, rounds=60, tolerance=1e-9)
     assert not posterior.sites
-    assert_close(posterior.gaussian, TRUTH, tolerance=0.5)
+    assert_close(posterior.gaussian, TRUTH, tolerance=0.35)
 
 
-@pytest.mark.parametrize("engine", ["debug", "per-client", "vectorized"])
+@pytest.mark.parametrize(
+    "engine", ["per-client", "vectorized", pytest.param("debug", marks=pytest.mark.long)]
+)
 def test_every_engine_gives_the_same(posterior, engine):
     options = fedpa.engines.EngineOptions()
     other = infer(engine=fedpa.engines.ENGINES[engine](options))
@@ -177,7 +179,7 @@ def test_every_engine_gives_the_same(posterior, engine):
 
 
 def test_an_interrupted_inference_ends_as_one_that_was_not(tmp_path):
-    """Bit for bit, the sites of clients included; NUTS has randomness of its own in every round."""
+    """Bit for bit, the sites of clients included; variational draws and cohorts are random."""
     options = {"clients_per_round": 2, "rounds": 12, "out": tmp_path / "whole"}
     options["recording"] = fedpa.RecordingOptions(checkpoint_every=2)
 
