@@ -158,6 +158,8 @@ def infer_by_sites(
     prior: Any = objective.prior
     if prior is not None and not isinstance(prior, NormalPrior):
         raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
+    if find is not None and not newton_rounds and (prior is None or not prior.is_proper):
+        raise refuse("prior", prior, "must be proper: clients start from it; normal_prior(sd=2.0)")
     objective = objective._replace(prior=None)
 
     def prior_of(theta: Params) -> Gaussian:
@@ -173,10 +175,11 @@ def infer_by_sites(
         one = jnp.ones((), wide.dtype)
         return SiteState(theta, prior_of(theta), damping * one, wide, -jnp.inf * one)
 
-    def share_of(data: ClientData) -> Scalar:
+    def share_of(data: ClientData, like: Array) -> Scalar:
+        """n_i/n, of the dtype of `like`."""
         if objective.num_examples is None:
             raise refuse("num_examples", None, "must be given: fedpa.infer and fit do it")
-        return data.n.astype(jnp.float32) / jnp.asarray(objective.num_examples, jnp.float32)
+        return data.n.astype(like.dtype) / jnp.asarray(objective.num_examples, like.dtype)
 
     def damping_at(state: SiteState, t: RoundNumber) -> Scalar:
         return state.damping / (1 + decay * jnp.maximum(jnp.asarray(t) - newton_rounds, 0))
@@ -186,7 +189,7 @@ def infer_by_sites(
         if cavity is not None and cavity.keeps_site:
             kept: Gaussian = state
             return kept
-        share = share_of(data).astype(message.q.eta.dtype)
+        share = share_of(data, message.q.eta)
         return message.q.divide(prior_of(message.theta)).power(share)
 
     def send(
@@ -215,7 +218,7 @@ def infer_by_sites(
         local = localize(objective, message.theta, data, jax.random.fold_in(key, 0))
         at, _ = ravel_pytree(widen(message.theta))
         new = linearize(local, at, structure)
-        share = prior_of(message.theta).power(share_of(data).astype(at.dtype))
+        share = prior_of(message.theta).power(share_of(data, at))
         one = jnp.ones((), at.dtype)
         return send(
             message,
@@ -234,10 +237,11 @@ def infer_by_sites(
         loss_key, find_key = jax.random.split(key)
         local = localize(objective, message.theta, data, loss_key)
         old = held_by(message, data, state)
-        share = share_of(data).astype(old.eta.dtype)
+        share = share_of(data, old.eta)
         own_prior = cavity.of(message.q, old, prior_of(message.theta), share)
         new, looked = find(local, own_prior, message.q, find_key)
-        improper = ~own_prior.is_proper | ~own_prior.times(new).is_proper
+        # Flat directions of the cavity are no harm: where the prior is flat, one client has them.
+        improper = is_indefinite(own_prior, message.q) | ~own_prior.times(new).is_proper
         return send(message, local, old, new, message.damping, looked, improper, state)
 
     def server(
@@ -304,13 +308,20 @@ ROUNDING = 1e-6
 """Share of the log-posterior by which it may fall from rounding alone."""
 
 
-def is_indefinite(gaussian: Gaussian) -> Bool[Array, ""]:
-    """Whether Λ has an eigenvalue that is clearly negative, or is not finite."""
+def is_indefinite(gaussian: Gaussian, scale: Gaussian | None = None) -> Bool[Array, ""]:
+    """Whether Λ has an eigenvalue that is clearly negative, or is not finite.
+
+    scale: whose largest eigenvalue says what is clearly; default: its own.
+    """
+    values = _eigenvalues(gaussian)
+    largest = jnp.max(jnp.abs(values if scale is None else _eigenvalues(scale)))
+    return ~(jnp.min(values) >= -LEAST * largest)
+
+
+def _eigenvalues(gaussian: Gaussian) -> Vector:
     if isinstance(gaussian.precision, Diagonal):
-        values = gaussian.precision.values
-    else:
-        values, _ = eigh(gaussian.precision.matrix)
-    return ~(jnp.min(values) >= -LEAST * jnp.max(jnp.abs(values)))
+        return gaussian.precision.values
+    return eigh(gaussian.precision.matrix)[0]
 
 
 def check_size(d: int, structure: Structure) -> None:

@@ -72,26 +72,28 @@ def influence(posterior: Posterior) -> list[Influence]:
 
 
 def _look_at(posterior: Posterior, client: str) -> Influence:
-    q, others = posterior.gaussian, posterior.leave_out(client).gaussian
-    mean, sd = np.asarray(q.mean, np.float64), np.asarray(q.sd, np.float64)
-    if not bool(others.is_proper):  # all that is known comes from this client
+    site = posterior.sites[client]
+    matrix, other_matrix = _matrix(posterior.gaussian), _matrix(posterior.gaussian) - _matrix(site)
+    eta = np.asarray(posterior.gaussian.eta, np.float64)
+    if np.linalg.eigvalsh(other_matrix)[0] <= 0:  # all that is known comes from this client
         return Influence(client, np.inf, np.inf, np.nan, 1.0)
-    rest = np.asarray(others.mean, np.float64)
-    shift = float(np.max(np.abs(rest - mean) / sd))
-    ratio = float(np.max(np.asarray(others.sd, np.float64) / sd))
-    distance, p_value = _compare(posterior.sites[client], others)
-    return Influence(client, shift, ratio, distance, p_value)
+    covariance, spread = np.linalg.inv(matrix), np.linalg.inv(other_matrix)
+    sd = np.sqrt(np.diag(covariance))
+    rest = spread @ (eta - np.asarray(site.eta, np.float64))
+    shift = float(np.max(np.abs(rest - covariance @ eta) / sd))
+    ratio = float(np.max(np.sqrt(np.diag(spread)) / sd))
+    return Influence(client, shift, ratio, *_compare(site, rest, spread))
 
 
-def _compare(site: Gaussian, others: Gaussian) -> tuple[float, float]:
-    """√χ²/dof and its p-value."""
-    matrix, spread = _matrix(site), np.linalg.inv(_matrix(others))
+def _compare(site: Gaussian, mean: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
+    """√χ²/dof of a site against N(mean, spread), and its p-value."""
+    matrix = _matrix(site)
     values, vectors = np.linalg.eigh(matrix)
     known = values > NEGLIGIBLE * max(values.max(), 0)
     if not known.any():
         return float("nan"), 1.0
     basis = vectors[:, known]
-    residual = basis.T @ (np.asarray(site.eta, np.float64) - matrix @ np.asarray(others.mean))
+    residual = basis.T @ (np.asarray(site.eta, np.float64) - matrix @ mean)
     inside = basis.T @ matrix
     covariance = inside @ spread @ inside.T + np.diag(values[known])
     square, dof = float(residual @ np.linalg.solve(covariance, residual)), int(known.sum())

@@ -65,7 +65,9 @@ class Worst(NamedTuple):
     """The smallest effective sample size."""
 
 
-def judge(rhat: float, ess: float, divergences: int | None = None) -> list[str]:
+def judge(
+    rhat: float, ess: float, divergences: int | None = None, *, most_rhat: float = MOST_RHAT
+) -> list[str]:
     """Say why draws can't be trusted: the rule that `diagnose` warns by.
 
     They can't if R̂ > 1.01 (the chains disagree), if they are worth fewer than 100 independent
@@ -75,6 +77,8 @@ def judge(rhat: float, ess: float, divergences: int | None = None) -> list[str]:
         rhat: The largest R̂ over the parameters; NaN counts as too large.
         ess: The smallest effective sample size, of all chains together; NaN counts as too small.
         divergences: Divergent transitions; None if the sampler knows none.
+        most_rhat: The largest R̂ of chains that agree, > 1. Of a few hundred independent draws per
+            chain it is above 1.01 by chance alone.
     Returns:
         One sentence per reason, with its number; empty if there is none.
     Example:
@@ -84,9 +88,9 @@ def judge(rhat: float, ess: float, divergences: int | None = None) -> list[str]:
         ['R̂ = 1.300 is above 1.01: the chains do not agree. Lengthen the burn-in or draw more.']
     """
     reasons = []
-    if not rhat <= MOST_RHAT:
+    if not rhat <= most_rhat:
         reasons.append(
-            f"R̂ = {rhat:.3f} is above {MOST_RHAT}: the chains do not agree. Lengthen the burn-in "
+            f"R̂ = {rhat:.3f} is above {most_rhat}: the chains do not agree. Lengthen the burn-in "
             "or draw more."
         )
     if not ess >= LEAST_ESS:
