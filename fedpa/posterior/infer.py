@@ -200,8 +200,9 @@ def from_fit(result: Fit, params: Model) -> Posterior:
         >>> import fedpa
         >>> loss = lambda mu, batch, key: 0.5 * (batch - mu) ** 2
         >>> objective = fedpa.Objective(loss, prior=fedpa.normal_prior(sd=1.0))
-        >>> result = fedpa.fit(objective, np.zeros(()), {"a": np.ones(3)}, fedpa.algorithms.ep(),
-        ...                    rounds=1, clients_per_round=1, progress=False)
+        >>> result = fedpa.fit(objective, np.zeros(()), {"a": np.ones(3)},
+        ...                    fedpa.algorithms.laplace(), rounds=1, clients_per_round=1,
+        ...                    progress=False)
         >>> float(from_fit(result, np.zeros(())).mean)
         0.75
     """

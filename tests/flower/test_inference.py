@@ -94,9 +94,8 @@ def assert_close(a, b, tolerance=2e-4):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=() if way == "ep" else pytest.mark.long) for way in WAYS]
-)
+@pytest.mark.long  # EP's, by the page's app, is in a shorter test
+@pytest.mark.parametrize("way", WAYS)
 def test_a_posterior_over_nodes_is_the_local_engine_s(tmp_path, way):
     rounds = 1 if way == "product" else 4
     fit = serve(grid_of(way), tmp_path / "run", way, rounds)
