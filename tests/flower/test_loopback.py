@@ -624,7 +624,7 @@ OTHERS = {
         {"example/x": "float32[32]"},
         r"example/x is float32\[32\] on the server and float32\[64\]",
     ),
-    "an array more": ({"example/z": "int32[]"}, r"is int32\[\] on the server and not there"),
+    "an array more": ({"example/z": "int32[]"}, r"is int32\[\] on the server and missing"),
 }
 
 
@@ -649,7 +649,7 @@ def test_what_is_not_the_servers_is_refused_by_its_array(tmp_path, monkeypatch, 
             "= 2147483647: must be a whole number from 0 to",
         ),
         ({"examples": [-1] * 34}, "examples of client 'client-000' = -1"),
-        ({"clients": ["a"] * 34}, "each once"),
+        ({"clients": ["a"] * 34}, "each only once"),
         ({"clients": 5}, "clients = 5: must be a list"),
         ({"clients": ["a"]}, "must be lists of one length"),
         ({"clients": ["a\nb", *map(str, range(33))]}, "client 'a\\\\nb': an id must be"),
