@@ -40,21 +40,22 @@ STEP = 0.7
 class ParameterComparison(NamedTuple):
     """One parameter's posterior against pooled NUTS.
 
+    Args:
+        name: Its place in the model: w[0].
+        mean: The posterior's.
+        sd: The posterior's.
+        pooled_mean: Of NUTS's draws.
+        pooled_sd: Of NUTS's draws.
     Example:
         >>> ParameterComparison("w[0]", 1.1, 0.2, 1.0, 0.25).difference.__round__(2)
         0.4
     """
 
     name: str
-    """Its place in the model: w[0]."""
     mean: float
-    """The posterior's."""
     sd: float
-    """The posterior's."""
     pooled_mean: float
-    """Of NUTS's draws."""
     pooled_sd: float
-    """Of NUTS's draws."""
 
     @property
     def difference(self) -> float:
@@ -72,6 +73,11 @@ class PooledComparison(NamedTuple):
 
     Printed, it is a table, with a sentence that says how far they agree.
 
+    Args:
+        rows: One for each parameter, in the order of the parameters ravelled.
+        rhat: The largest R̂ of NUTS's chains.
+        ess: Their smallest effective sample size.
+        divergences: Transitions of NUTS that diverged.
     Example:
         >>> row = ParameterComparison("w", 1.1, 0.24, 1.0, 0.25)
         >>> comparison = PooledComparison((row,), rhat=1.0, ess=10000.0, divergences=0)
@@ -80,13 +86,9 @@ class PooledComparison(NamedTuple):
     """
 
     rows: tuple[ParameterComparison, ...]
-    """One for each parameter, in the order of the parameters ravelled."""
     rhat: float
-    """The largest R̂ of NUTS's chains."""
     ess: float
-    """Their smallest effective sample size."""
     divergences: int
-    """Transitions of NUTS that diverged."""
 
     @property
     def mean_error(self) -> float:

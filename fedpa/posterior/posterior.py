@@ -39,6 +39,12 @@ class Posterior(NamedTuple):
 
     Printed, it is a table of means and standard deviations.
 
+    Args:
+        gaussian: η and Λ over the parameters ravelled in tree order.
+        model: The model as it was given: structure, dtypes, and leaves that are no parameters.
+        sites: Client id → the Gaussian that stands for its likelihood, where clients keep it.
+        history: One record per round.
+        converged: Whether the rounds ended by the convergence rule; a single round has none.
     Example:
         >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
         >>> posterior = Posterior(gaussian, {"w": np.zeros(2, np.float32)})
@@ -49,15 +55,10 @@ class Posterior(NamedTuple):
     """
 
     gaussian: Gaussian
-    """η and Λ over the parameters ravelled in tree order."""
     model: Model
-    """The model as it was given: structure, dtypes, and leaves that are no parameters."""
     sites: Mapping[str, Gaussian] = MappingProxyType({})
-    """Client id → the Gaussian that stands for its likelihood, where clients keep it."""
     history: History = History()
-    """One record per round."""
     converged: bool = True
-    """Whether the rounds ended by the convergence rule; a single round has none."""
 
     @property
     def mean(self) -> Model:

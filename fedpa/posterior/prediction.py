@@ -64,15 +64,16 @@ LINES = 10
 class Interval(NamedTuple):
     """A central interval for each example: as much probability lies below as above it.
 
+    Args:
+        lower: Of the shape of the prediction's mean.
+        upper: The same.
     Example:
         >>> Interval(np.array([0.1]), np.array([0.4])).upper.tolist()
         [0.4]
     """
 
     lower: np.ndarray
-    """Of the shape of the prediction's mean."""
     upper: np.ndarray
-    """The same."""
 
 
 class Prediction(NamedTuple):
@@ -80,6 +81,14 @@ class Prediction(NamedTuple):
 
     Printed, it is a table. Arrays have shape (n,), or (n, k) for k classes or outputs.
 
+    Args:
+        kind: What f returned: "mean", "logits" or "probabilities".
+        mean: The predicted mean; of a classifier the probability of each class, or of the label 1.
+        sd: How uncertain that is, since θ is: the standard deviation of f, or of the probabilities.
+        observation_sd: The standard deviation of a new observation, √(sd² + noise²); None without
+            noise.
+        intervals: Level → the interval of f, or of the probabilities.
+        observation_intervals: Level → the interval of a new observation; empty without noise.
     Example:
         >>> half = {0.95: Interval(np.array([0.3]), np.array([0.7]))}
         >>> prediction = Prediction("logits", np.array([0.5]), np.array([0.1]), intervals=half)
@@ -88,17 +97,11 @@ class Prediction(NamedTuple):
     """
 
     kind: Kind
-    """What f returned: "mean", "logits" or "probabilities"."""
     mean: np.ndarray
-    """The predicted mean; of a classifier the probability of each class, or of the label 1."""
     sd: np.ndarray
-    """How uncertain that is, since θ is: the standard deviation of f, or of the probabilities."""
     observation_sd: np.ndarray | None = None
-    """The standard deviation of a new observation, √(sd² + noise²); None without noise."""
     intervals: Mapping[float, Interval] = MappingProxyType({})
-    """Level → the interval of f, or of the probabilities."""
     observation_intervals: Mapping[float, Interval] = MappingProxyType({})
-    """Level → the interval of a new observation; empty without noise."""
 
     def interval(self, level: float = 0.95) -> Interval:
         """The interval in which f, or the probability, lies with this probability.
