@@ -47,7 +47,8 @@ def list_places(data_dir: str | Path | None) -> list[Path]:
     """Where data sets are looked for, in this order. A directory that was named is the only one."""
     if data_dir is not None:
         if not Path(data_dir).is_dir():
-            raise refuse("data_dir", str(data_dir), "must be a directory that exists")
+            wrong = "is not a directory" if Path(data_dir).exists() else "no such directory"
+            raise refuse("data_dir", str(data_dir), wrong)
         return [Path(data_dir)]
     own = os.environ.get("FEDPA_DATA")
     return [*([Path(own)] if own else []), places.user_data()]

@@ -78,8 +78,8 @@ class RunConfig:
         metadata={"value": "NAME", "help": "Method to train with; fedpa methods lists them."},
     )
     preset: str | None = None
-    """Preset with the default settings: laptop (minutes on two cores) or paper; fedpa tasks lists
-    them."""
+    """Set of defaults: laptop (minutes on two cores) or paper (the paper's settings); fedpa tasks
+    lists them."""
     rounds: int = 100
     """Communication rounds, at least 1."""
     clients_per_round: int = 20

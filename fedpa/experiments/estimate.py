@@ -19,6 +19,7 @@ from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training.estimate import Estimate, estimate_phases
+from fedpa.training.loop import warn_of_few_clients
 from fedpa.training.problem import Problem
 
 REPEATS = 5
@@ -38,6 +39,7 @@ def estimate_run(config: RunConfig, problem: Problem | None = None) -> RunEstima
     training = assemble_run(config, problem)
     algorithm, theta, assemble, _ = training.prepared
     data, evaluate = training.data, training.evaluate
+    warn_of_few_clients(training.clients_per_round, len(data.ids))
     assert evaluate is not None
     phases = Counter(algorithm.phase(t) for t in range(training.rounds))
     method = METHODS[config.method].build(config.hyperparameters)

@@ -74,15 +74,16 @@ class Hyperparameters:
     """The settings of a method. Each task has its own defaults."""
 
     epochs: int = 5
-    """Local epochs per round, M ≥ 1."""
+    """Local epochs per round, at least 1 (M in fedpa methods)."""
     batch_size: int = 20
     """Examples per local step, at least 1."""
     burn_in_rounds: int = 0
-    """First rounds, which run FedAvg; FedPA samples from then on. At least 0."""
+    """Rounds of FedAvg before FedPA starts sampling, at least 0."""
     samples: int | None = None
     """Posterior samples of a client per round, ℓ ≥ 1 (default: one per epoch)."""
     rho: float = 0.1
-    """Shrinkage ρ ≥ 0 of the samples' covariance (Theorem 3); at 0 it is the identity."""
+    """Shrinkage ρ ≥ 0: 0 replaces the covariance by the identity; larger ρ trusts the samples more
+    (Theorem 3 of the FedPA paper)."""
     burn_in_epochs: int | None = None
     """Local epochs before the first sample of a round, at least 0 (default: 0)."""
     steps_per_sample: int | None = None

@@ -291,7 +291,8 @@ def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparamet
 METHODS = {
     "afo": NamedMethod(
         "AFO[M]",
-        "FedAvg[1] with an adaptive server and decaying client learning rates",
+        "adaptive federated optimization: FedAvg[1] with an adaptive server and decaying client "
+        "learning rates",
         build_fedavg,
         use_adaptive_and_decay,
         default_afo,
@@ -342,7 +343,7 @@ METHODS = {
         build_fedpa,
         samples=True,
         sends="θ / Δ̂",
-        cost="1, and Δ̂",
+        cost="1 plus computing Δ̂",
     ),
     "fedpa-oas": NamedMethod(
         "FedPA-OAS[M]",
@@ -351,7 +352,7 @@ METHODS = {
         lambda h: dataclasses.replace(unset(h, ("rho",)), shrinkage="oas"),
         samples=True,
         sends="θ / Δ̂",
-        cost="1, and Δ̂",
+        cost="1 plus computing Δ̂",
     ),
     "fedprox": NamedMethod(
         "FedProx[M]",
@@ -368,7 +369,7 @@ METHODS = {
         samples=True,
         begins_as_fedavg=False,
         takes=(*PRECISION_FIELDS, "precision_block", "precision_rank"),
-        sends="θ / Δ, at times Z",
+        sends="θ / Δ, every k-th round Z",
         keeps="A, L",
         cost="1 + 1/(kM)",
     ),
@@ -382,7 +383,7 @@ METHODS = {
         takes=PRECISION_FIELDS,
         control_of=("global-precision",),
         isolates="correlations between parameters",
-        sends="θ / Δ, at times Z",
+        sends="θ / Δ, every k-th round Z",
         keeps="A, L",
         cost="1 + 1/(kM)",
     ),

@@ -246,12 +246,7 @@ def train(
     check_share("min_success", min_success)
     if not data.ids:
         raise FedpaError("data has no clients: give at least one")
-    if clients_per_round > len(data.ids):
-        warnings.warn(
-            f"clients_per_round = {clients_per_round}: there are only {len(data.ids)} clients, all "
-            "take part in every round",
-            stacklevel=2,
-        )
+    warn_of_few_clients(clients_per_round, len(data.ids))
     data = check_when_read(data)
     engine = local() if engine is None else engine
     broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
@@ -384,6 +379,16 @@ def _warn_of_strangers(
 
 LEAST_TIMES = 2
 """How often clients that keep a state should take part, on average."""
+
+
+def warn_of_few_clients(clients_per_round: int, clients: int) -> None:
+    """Warn if a round would take more clients than there are."""
+    if clients_per_round > clients:
+        warnings.warn(
+            f"clients_per_round = {clients_per_round}: there are only {clients} clients, all take "
+            "part in every round",
+            stacklevel=3,
+        )
 
 
 def check_counts(rounds: Any, clients_per_round: Any, seed: Any) -> None:

@@ -209,8 +209,8 @@ class CompareCommand:
     """Method that the others are compared with (default: fedavg if it takes part, else the
     first)."""
     tune: str | None = None
-    """Multiples of each method's server learning rate to try first, as 0.3,1,3; of the client's
-    where the server's is fixed. The best on validation clients is used (default: no search)."""
+    """Try these multiples of the server learning rate (of the client's, for methods with a fixed
+    server rate) and keep the best on validation clients, e.g. 0.3,1,3 (default: no search)."""
     tune_rounds: int | None = None
     """Rounds of the runs of --tune, at least 1 (default: --rounds)."""
     tune_by: str | None = None
@@ -218,8 +218,8 @@ class CompareCommand:
     published: bool = False
     """Show the paper's results beside the measured ones."""
     jobs: int | None = None
-    """Runs at the same time, one process each, at least 1 (default: half of the cores for small
-    models, 1 for models that use all cores by themselves)."""
+    """Number of runs in parallel, at least 1 (default: half of the cores for small models, 1 for
+    models that use all cores by themselves)."""
     out: Path | None = None
     """Directory to write to (default: a new runs/<time>-<task>-compare). If it contains a
     comparison, that is continued: finished runs are kept, interrupted runs resumed, missing runs
@@ -256,8 +256,8 @@ class SweepCommand:
     prune: bool = False
     """Stop a trial that is worse than the median of the others at the same round."""
     jobs: int | None = None
-    """Trials at the same time, one process each, at least 1 (default: half of the cores for small
-    models, 1 for models that use all cores by themselves)."""
+    """Number of trials in parallel, at least 1 (default: half of the cores for small models, 1 for
+    models that use all cores by themselves)."""
     paper: bool = False
     """Search in two stages, as the paper did: learning rates and epochs with FedAvg, then burn-in
     rounds and ρ with FedPA."""

@@ -163,7 +163,10 @@ def make_results(comparison: Comparison) -> Results:
             ]
         )
     best = _find_best(comparison, names)
-    caption = _explain(comparison) + "; rejected: clients, all seeds"
+    caption = (
+        _explain(comparison)
+        + "; rejected: clients whose update was not finite, over all rounds and seeds"
+    )
     caption += "; bold: the best mean of a column." if best else "."
     return Results(header, rows, caption, names, best)
 

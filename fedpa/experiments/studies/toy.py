@@ -253,9 +253,17 @@ def _contours(axes: Axes, rows: Sequence[Row]) -> None:
             linewidths=0.8,
             linestyles=["-", "--"][index],
         )
-        axes.plot(x, y, "o^"[index], color=CLIENTS[index], label=f"{name}'s optimum", ls="none")
+        axes.plot(
+            x,
+            y,
+            "o^"[index],
+            color=CLIENTS[index],
+            label=f"{name}: contours ({['solid', 'dashed'][index]}), optimum",
+            ls="none",
+        )
     optimum = _read(rows, "global", "x", "y")
-    axes.plot(*optimum, "*k", markersize=11, label="global optimum", ls="none")
+    # Above the paths, which end there.
+    axes.plot(*optimum, "*k", markersize=11, label="global optimum", ls="none", zorder=3)
     axes.set_aspect("equal")
     axes.set_xlim(-13, 13)
     axes.set_ylim(-13, 13)
@@ -313,16 +321,23 @@ def animation(rows: Sequence[Row]) -> dict[str, bytes]:
     """`toy.gif`: the server's path over the contours, FedAvg against FedPA."""
     from PIL import Image  # with matplotlib, which draws with it
 
-    figure = new_figure(7.6, 4.3)
+    figure = new_figure(7.6, 4.6)
     optimum = np.array(_read(rows, "global", "x", "y"))
     looks, drawn = _choose_looks(PATHS), []
     for axes, name in zip(figure.subplots(1, 2), PATHS, strict=True):
         _contours(axes, rows)
         tidy(axes, "", "θ₁", "θ₂")
         colour = COLOURS[looks[name].colour]
-        line = axes.plot([], [], "o-", color=colour, linewidth=2.0, markersize=3)[0]
+        line = axes.plot([], [], "o-", color=colour, linewidth=1.2, markersize=2.5)[0]
         xy = [values_of(rows, "round", method=name, quantity=q) for q in ("x", "y")]
         drawn.append((axes, line, PATHS[name], np.array([STARTS[0], *zip(*xy, strict=True)])))
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        fontsize=8,
+        frameon=False,
+        loc="outside lower center",
+        ncols=3,
+    )
     longest = max(len(path) for *_, path in drawn)
     images = []
     for t in [*range(30), *range(30, longest, 3)]:

@@ -82,7 +82,7 @@ PAPER = Preset(
         server_momentum=0.9,
     ),
     TaskOptions(model="resnet18", eval_split="test"),
-    summary="appendix D",
+    summary="appendix D of the FedPA paper",
     targets=(0.3, 0.4),
     last=100,
     grid=make_grid((0.01, 0.05, 0.1, 0.5, 1.0, 5.0), (0.001, 0.005, 0.01, 0.05, 0.1)),

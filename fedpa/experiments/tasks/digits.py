@@ -9,7 +9,7 @@ a small perceptron.
 import contextlib
 import functools
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +66,11 @@ def _split() -> tuple[np.ndarray, ...]:
     message.
     """
     names = ("x_train", "x_test", "y_train", "y_test")
-    target = cache() / "digits" / f"scikit-learn-{version('scikit-learn')}.npz"
+    try:
+        release = version("scikit-learn")
+    except PackageNotFoundError:
+        raise ModuleNotFoundError("scikit-learn is not installed", name="sklearn") from None
+    target = cache() / "digits" / f"scikit-learn-{release}.npz"
     try:
         with target.open("rb") as file, np.load(file) as stored:
             return tuple(stored[name] for name in names)

@@ -76,7 +76,7 @@ PAPER = Preset(
         server_momentum=0.9,
     ),
     TaskOptions(eval_split="test", eval_examples=100_000),
-    summary="appendix D",
+    summary="appendix D of the FedPA paper",
     targets=(0.84, 0.86),
     last=100,
     grid=make_grid((0.01, 0.05, 0.1, 0.5, 1.0, 5.0), (0.001, 0.005, 0.01, 0.05, 0.1)),
@@ -94,7 +94,7 @@ LAPTOP = Preset(
 )
 
 TASK = Task(
-    summary="handwritten characters by writer (digits only, if only those are available)",
+    summary="handwritten characters by writer (or digits only, if that is the data you have)",
     load=load,
     presets={"laptop": LAPTOP, "paper": PAPER},
     takes=(

@@ -66,7 +66,7 @@ PAPER = Preset(
         server_tau=1e-5,
     ),
     TaskOptions(max_examples=1_000, eval_split="test"),
-    summary="appendix D",
+    summary="appendix D of the FedPA paper",
     targets=(0.6, 0.65),
     last=100,
     grid=make_grid((0.1, 0.5, 1.0, 5.0, 10.0), (1.0, 5.0, 10.0, 50.0, 100.0)),
@@ -92,7 +92,7 @@ LAPTOP = Preset(
 )
 
 TASK = Task(
-    summary="the 500 tags of users' posts from bags of 10,000 words",
+    summary="predict which of 500 tags a post has, from its words",
     load=load,
     presets={"laptop": LAPTOP, "paper": PAPER},
     metric="recall_at_5",

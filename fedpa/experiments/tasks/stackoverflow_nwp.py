@@ -66,7 +66,7 @@ PAPER = Preset(
         server_tau=1e-3,
     ),
     TaskOptions(max_examples=128, eval_split="test"),
-    summary="appendix D",
+    summary="appendix D of the FedPA paper",
     targets=(0.22, 0.23),
     last=100,
     grid=make_grid((0.01, 0.05, 0.1, 0.5, 1.0), (0.01, 0.05, 0.1)),

@@ -28,8 +28,8 @@ class TaskOptions:
     """
 
     data_dir: str | None = None
-    """Directory of the data set, unpacked or as downloaded (default: $FEDPA_DATA, then your own
-    data directory)."""
+    """Directory with the data set's archive or its unpacked files (default: $FEDPA_DATA, then
+    ~/.local/share/fedpa)."""
     dataset: str | None = None
     """One of the task's data sets (default: the first that is found, see fedpa tasks)."""
     model: str | None = None
@@ -200,6 +200,10 @@ ALWAYS = ("prior_sd", "eval_split", "eval_examples")
 
 def check_task_options(task: str, options: TaskOptions, takes: tuple[str, ...]) -> None:
     """Refuse what the task does not take, and values out of range."""
+    if options.data_dir is not None and "data_dir" not in takes and not task_named(task).datasets:
+        raise refuse(
+            "data_dir", options.data_dir, f"task {task} has bundled data; remove --data-dir"
+        )
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name not in (*takes, *ALWAYS) and value is not None:

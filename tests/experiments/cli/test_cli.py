@@ -364,13 +364,16 @@ def _without_seconds(table):
     ]
 
 
+@pytest.mark.filterwarnings("default:clients_per_round = 500")
 def test_dry_run_prints_and_writes_nothing(here, capsys):
-    main(["run", *QUICK, "--dry-run"])
-    said = capsys.readouterr().out
+    main(["run", *QUICK, "--clients-per-round", "500", "--dry-run"])
+    said, warned = capsys.readouterr()
+    assert "clients_per_round = 500: there are only 100 clients" in warned
     assert "rounds = 3" in said
     assert "samples = 2" in said  # resolved
     assert "s per round" in said
-    assert "MiB per client" in said
+    assert re.search(r"[\d.]+ [kM]?B per client", said)
+    assert "iB" not in said  # one unit
     assert not list(here.iterdir())
 
 

@@ -221,7 +221,7 @@ def test_ctrl_c_leaves_a_part_and_says_that_it_resumes(tmp_path):
         (["get", "fed_emnist", "--miror", "here"], "did you mean --mirror?"),
         (["info"], "fedpa data info needs NAME"),
         (["info", "fed_emnist"], "fedpa data get fed_emnist"),
-        (["info", "fed_emnist", "--data-dir", "nowhere"], "must be a directory that exists"),
+        (["info", "fed_emnist", "--data-dir", "nowhere"], "data_dir = 'nowhere'"),
         (["partition"], "needs SOURCE and --scheme and --out"),
         (["partition", "a.npz"], "fedpa data partition needs SOURCE and --scheme"),
         (

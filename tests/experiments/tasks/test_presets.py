@@ -78,7 +78,7 @@ def test_sampling_is_reached_by_every_preset():
 @pytest.mark.parametrize(
     ("task", "options", "says"),
     [
-        ("digits", {"data_dir": "x"}, "data_dir = 'x': does not apply to task digits"),
+        ("digits", {"data_dir": "x"}, "data_dir = 'x': task digits has bundled data"),
         ("emnist", {"vocabulary": 5}, "vocabulary = 5: does not apply to task emnist; it takes"),
         ("emnist", {"max_examples": 0}, "max_examples = 0"),
         ("emnist", {"validation_share": 1.0}, "validation_share = 1.0: must be a share"),

@@ -29,7 +29,8 @@ DATA = {
 }
 DATA_NOTE = (
     "Data sets are searched for in --data-dir if it is given, otherwise in the directory of\n"
-    "the environment variable FEDPA_DATA, then in your data directory."
+    "the environment variable FEDPA_DATA, then in ~/.local/share/fedpa (or\n"
+    "$XDG_DATA_HOME/fedpa, if that variable is set)."
 )
 COMMANDS = {
     "compare": Command(
@@ -48,12 +49,12 @@ COMMANDS = {
         "write a run's parameters to a .npz or .safetensors file", "model.export_params"
     ),
     "methods": Command("list methods: what they send, keep and cost", "listing.list_methods"),
-    "report": Command("make a report page of runs: curves, tables, diagnostics", "report.main"),
+    "report": Command("write one HTML page that summarizes runs", "report.main"),
     "resume": Command(
         "resume an interrupted run, or extend a finished one", "run.resume", computes=True
     ),
     "run": Command("train one method on one task", "run.start", "RunCommand", True),
-    "study": Command("measure and draw the paper's synthetic studies", "study.main", computes=True),
+    "study": Command("rerun and plot the paper's synthetic studies", "study.main", computes=True),
     "sweep": Command(
         "search for a method's hyperparameters on a task",
         "sweep.main",
@@ -65,7 +66,8 @@ COMMANDS = {
     ),
 }
 FEDPA = Command(
-    "Federated learning as posterior inference (FedPA)",
+    "Simulate federated learning on one machine, compare methods fairly, infer\n"
+    "posteriors, and run the same methods on real machines through Flower",
     commands=COMMANDS,
-    note="fedpa help COMMAND lists a command's options; fedpa --version the version.",
+    note="fedpa help COMMAND lists a command's options; fedpa --version prints the version.",
 )

@@ -40,7 +40,7 @@ class ListCommand:
     """List the benchmarks' data sets, and where each was found."""
 
     data_dir: Path | None = None
-    """Look only in this directory (default: $FEDPA_DATA, then your data directory)."""
+    """Look only in this directory (default: $FEDPA_DATA, then ~/.local/share/fedpa)."""
     json: bool = False
     """Print JSON."""
 
@@ -55,7 +55,7 @@ class GetCommand:
 
     names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
-    """Directory to write to (default: your data directory)."""
+    """Directory to write to (default: ~/.local/share/fedpa)."""
     mirror: str | None = None
     """Base URL of a copy of the archives (default: $FEDPA_DATA_URL, else the original site)."""
 
@@ -66,7 +66,7 @@ class InfoCommand:
 
     names: tuple[str, ...] = dataclasses.field(metadata=NAMES)
     data_dir: Path | None = None
-    """Look only in this directory (default: $FEDPA_DATA, then your data directory)."""
+    """Look only in this directory (default: $FEDPA_DATA, then ~/.local/share/fedpa)."""
     json: bool = False
     """Print JSON."""
 

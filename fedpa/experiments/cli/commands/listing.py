@@ -29,8 +29,8 @@ class TasksCommand:
     """List tasks, their models and presets, and the data they need."""
 
     data_dir: str | None = None
-    """Look for data sets only in this directory (default: $FEDPA_DATA, then your data
-    directory)."""
+    """Look for data sets only in this directory (default: $FEDPA_DATA, then
+    ~/.local/share/fedpa)."""
     json: bool = False
     """Print JSON."""
 
@@ -42,21 +42,29 @@ def list_methods(argv: Sequence[str], console: Console) -> None:
     if command.json:
         print(json.dumps(described, indent=2, ensure_ascii=False))
         return
-    for name, method in described.items():
-        facts = {key: method[key] for key in ("sends", "keeps", "cost")}
-        listed = (f"{key} {'nothing' if fact == '–' else fact}" for key, fact in facts.items())
-        console.print(Text(name, style="bold"))
-        for line in (method["summary"], "; ".join(listed)):
-            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
-    console.print()
     for note in NOTES:
         console.print(Text(note))
+    for group in GROUPS:
+        console.print(Text(f"\n{group}", style="underline"))
+        for name, method in described.items():
+            if method["group"] == group:
+                _print_method(name, method, console)
+
+
+def _print_method(name: str, method: dict[str, Any], console: Console) -> None:
+    facts = {key: method[key] for key in ("sends", "keeps", "cost")}
+    listed = (f"{key} {'nothing' if fact == '–' else fact}" for key, fact in facts.items())
+    console.print(Text(name, style="bold"))
+    for line in (method["summary"], "; ".join(listed)):
+        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
 
 def describe_method(method: NamedMethod) -> dict[str, Any]:
     """Describe the method as plain values."""
+    plain, posterior, controls = GROUPS
     return {
         "label": method.label,
+        "group": controls if method.control_of else posterior if method.samples else plain,
         "summary": method.summary,
         "sends": method.sends,
         "keeps": method.keeps,
@@ -65,8 +73,11 @@ def describe_method(method: NamedMethod) -> dict[str, Any]:
     }
 
 
+GROUPS = ("FedAvg, its relatives and other baselines", "FedPA and global precision", "controls")
 NOTES = (
-    "θ: the model; Δ: a client's update; M: local epochs; ℓ: posterior samples; ρ: shrinkage.",
+    "θ: the model; θ₀: the model that a client receives; Δ: a client's update; M: local epochs; "
+    "ℓ: posterior samples; ρ: shrinkage; ∇f: a client's gradient at θ over all of its examples; "
+    "∇f̂: over mini-batches.",
     "sends: from the server to a client / from the client to the server. Each is as large as the "
     "model, except the number ‖Δ‖² and Z, which is at most that large and sent every k-th round.",
     "keeps: state between rounds, in addition to θ and the server optimizer's state.",

@@ -100,8 +100,8 @@ class PartitionCommand:
     examples_per_client: int | None = None
     """pachinko: examples per client, at least 1 (default: 100)."""
     data_dir: Path | None = None
-    """Look for cifar-100-binary only in this directory (default: $FEDPA_DATA, then your data
-    directory)."""
+    """Look for cifar-100-binary only in this directory (default: $FEDPA_DATA, then
+    ~/.local/share/fedpa)."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:

@@ -27,13 +27,13 @@ TABLES = ("table.csv", "table.tex")
 
 @dataclasses.dataclass(frozen=True)
 class ReportCommand:
-    """Make one self-contained page of runs and comparisons, and its figures.
+    """Write one HTML page that summarizes runs and comparisons, and its figures.
 
     examples:
       fedpa report runs/c                       report.html of a comparison
       fedpa report runs/a runs/b --out ab.html  a page of two runs
       fedpa report runs/c --columns method,final,difference
-                                                columns of the page's and other tables
+                                                choose the table columns
     """
 
     directories: tuple[Path, ...] = dataclasses.field(
@@ -47,7 +47,8 @@ class ReportCommand:
     columns: str | None = dataclasses.field(
         default=None,
         metadata={
-            "help": f"Columns of the tables, in this order: {', '.join(COLUMNS)} (default: all)."
+            "help": f"Columns of the tables, in this order: {', '.join(COLUMNS)}. rejected counts "
+            "the clients whose update was not finite, over all rounds and seeds (default: all)."
         },
     )
     mixed: bool = False

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import filesize
 from rich.console import Console
 
 from fedpa.engines.distributed import is_first, join
@@ -181,7 +182,7 @@ def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:
             console,
             f"# {phase}: about {seconds:.3g} s per round "
             f"(measured on the client of median size, without compilation), "
-            f"{memory / 2**20:.3g} MiB per client in flight",
+            f"{filesize.decimal(memory)} per client in flight",
         )
     for line in str(cost).splitlines():
         say(console, f"# {line}")

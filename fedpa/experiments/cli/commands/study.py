@@ -29,7 +29,7 @@ from fedpa.training.run_directory import check_free, writing
 
 @dataclasses.dataclass(frozen=True)
 class StudyCommand:
-    """Measure and draw the paper's synthetic studies.
+    """Rerun and plot the paper's synthetic studies.
 
     examples:
       fedpa study toy --quick --out studies/toy       a small version of one study
