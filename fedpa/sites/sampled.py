@@ -93,8 +93,8 @@ def sampled(
         site = fit_score(local, points.reshape(-1, d), structure)
         mixing = measure_mixing(points)
         info = SiteInfo(
-            mixing.rhat,
-            mixing.ess,
+            jnp.asarray(mixing.rhat),
+            jnp.asarray(mixing.ess),
             jnp.mean(infos.acceptance),
             jnp.sum(infos.divergent, dtype=jnp.int32),
         )
