@@ -112,9 +112,10 @@ def sample_pooled(data: dict[str, np.ndarray], seed: int = 1) -> Moments:
         return jax.lax.scan(step, kernel.init(start), keys)[1][BURN_IN:]
 
     start_key, key = jax.random.split(jax.random.key(seed))
-    starts = guess.mean + guess.sd * jax.random.normal(start_key, (CHAINS, d))
+    noise = np.asarray(jax.random.normal(start_key, (CHAINS, d)))
+    starts = (guess.mean + guess.sd * noise).astype(np.float32)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        draws = jax.jit(jax.vmap(run))(jax.random.split(key, CHAINS), starts.astype(jnp.float32))
+        draws = jax.jit(jax.vmap(run))(jax.random.split(key, CHAINS), starts)
         ess = np.asarray(blackjax.diagnostics.effective_sample_size(draws))
     assert np.max(1 / np.sqrt(ess)) < LARGEST_ERROR, ess
     flat = np.asarray(draws, np.float64).reshape(-1, d)

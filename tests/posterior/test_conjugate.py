@@ -40,10 +40,10 @@ for _name, _build in {
             structure=structure,
         )
 
-# Draws cost seconds of compiling: the shortest suite has them once.
-LONG = {"product-hmc", "product-nuts", "sep-nuts", "sep-hmc", "ep-hmc"}
+# Draws cost many seconds of compiling: the shorter suite has them in `test_logistic.py`.
+SHORT = {"laplace", "pvi", "product-laplace", "ep-laplace", "sep-laplace"}
 ways = pytest.mark.parametrize(
-    "way", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in WAYS]
+    "way", [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in WAYS]
 )
 
 
