@@ -311,6 +311,6 @@ def test_refusals(attempt, anchors):
 
 
 def test_the_limit_of_rhat_can_be_chosen():
-    assert fedpa.samplers.judge(1.03, 900.0)
-    assert not fedpa.samplers.judge(1.03, 900.0, most_rhat=1.05)
-    assert fedpa.samplers.judge(float("nan"), 900.0, most_rhat=1.05)
+    assert judge(1.03, 900.0)
+    assert not judge(1.03, 900.0, most_rhat=1.05)
+    assert judge(float("nan"), 900.0, most_rhat=1.05)
