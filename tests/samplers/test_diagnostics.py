@@ -308,3 +308,9 @@ def test_refusals(attempt, anchors):
 
     with refused(*anchors):
         attempt(run)
+
+
+def test_the_limit_of_rhat_can_be_chosen():
+    assert judge(1.03, 900.0)
+    assert not judge(1.03, 900.0, most_rhat=1.05)
+    assert judge(float("nan"), 900.0, most_rhat=1.05)
