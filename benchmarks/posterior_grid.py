@@ -2,6 +2,8 @@
 
     python -m benchmarks.posterior_grid docs/posterior.csv
 
+Cells that the table has are kept: an interrupted grid continues, and a new one needs a new file.
+
 5 and 20 clients of 20 to 200 examples, d = 5 and 20 parameters, prior N(0, 2²), and three splits:
 `balanced`, by chance; `label`, sorted by label, so that most clients have one label; `separable`,
 sorted by the true linear predictor. The truth is NUTS on the pooled data, and for PVI also the
@@ -192,18 +194,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="the table, e.g. docs/posterior.csv")
     out = parser.parse_args(arguments).out
-    rows = []
+    done = read_rows(out)
     for cell in GRID:
-        for row in measure(cell):
-            rows.append(row)
-            print(*row, file=sys.stderr, flush=True)
-    with out.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(Row._fields)
-        table.writerows(
-            [round(value, 4) if isinstance(value, float) else value for value in row]
-            for row in rows
-        )
+        if {way for *found, way in done if tuple(found) == tuple(map(str, cell))} >= set(WAYS):
+            continue
+        rows = list(measure(cell))
+        with out.open("a", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            if not file.tell():
+                table.writerow(Row._fields)
+            for row in rows:
+                table.writerow([round(x, 4) if isinstance(x, float) else x for x in row])
+                print(*row, file=sys.stderr, flush=True)
+
+
+def read_rows(path: Path) -> set[tuple[str, ...]]:
+    """Clients, d, split and way of each row of the table."""
+    if not path.exists():
+        return set()
+    with path.open(newline="", encoding="utf-8") as file:
+        return {(r["clients"], r["d"], r["split"], r["way"]) for r in csv.DictReader(file)}
 
 
 if __name__ == "__main__":
