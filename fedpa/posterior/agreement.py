@@ -56,11 +56,11 @@ def influence(posterior: Posterior) -> list[Influence]:
         FedpaError: Clients keep no sites in this method.
     Example:
         >>> import fedpa
-        >>> clients = {"a": np.zeros(50), "b": np.zeros(50), "odd": np.full(50, 9.0)}
+        >>> clients = {"a": np.zeros(5), "b": np.zeros(5), "large": np.full(90, 0.1)}
         >>> posterior = fedpa.infer(lambda mu, y: -0.5 * (y - mu) ** 2, np.zeros(()), clients,
         ...                         prior=fedpa.normal_prior(sd=9.0), method="pvi", progress=False)
         >>> influence(posterior)[0].client
-        'odd'
+        'large'
     """
     if not posterior.sites:
         raise FedpaError(

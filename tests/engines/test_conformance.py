@@ -157,7 +157,7 @@ def another_shape(tree):
     ("how", "says"),
     [
         (unreadable, "OSError: no such file"),
-        (too_large, "not finite|inf"),
+        (too_large, "finite|inf"),
     ],
 )
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def efficiency(sampler, num):
 
 
 @pytest.mark.filterwarnings("ignore:draws can't be trusted")
+@pytest.mark.long
 def test_a_mass_is_worth_many_gradients():
     """Measured: 1.3, 190 and 214 effective draws per 1,000 gradients."""
     identity = efficiency(nuts(OBJECTIVE, window=Epochs(100)), 200)

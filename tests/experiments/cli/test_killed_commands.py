@@ -20,7 +20,7 @@ from fedpa.experiments.cli.commands import data, model, partition, report
 
 partition._figure = lambda *_: None
 partition.render_figure = lambda figure, kind: b"picture"
-report.make_page = lambda found: "page"
+report.make_page = lambda *_: "page"
 report.draw_figures = lambda found: {"curves.png": b"png", "curves.pdf": b"pdf"}
 warnings.simplefilter("ignore")  # JAX on forking: the children don't use it
 words, steps = json.loads(sys.argv[1]), 0
