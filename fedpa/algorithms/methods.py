@@ -147,6 +147,31 @@ def sample_functions(arguments: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+def has_functions(method: Described) -> bool:
+    """Whether it was given functions that `sample_functions` knows by name alone.
+
+    Such are a sampler, a delta, an aggregation; not optimizers, schedules and defaults.
+    """
+    parameters = inspect.signature(method.builder).parameters
+    return _has_functions(method.arguments, {name: p.default for name, p in parameters.items()})
+
+
+def _has_functions(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    for name, value in arguments.items():
+        known = isinstance(value, optax.GradientTransformation) or name == "schedule"
+        if known or value is defaults.get(name):
+            continue
+        if isinstance(value, Described):
+            found = has_functions(value)
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            found = _has_functions(value._asdict(), getattr(value, "_field_defaults", {}))
+        else:
+            found = callable(value)
+        if found:
+            return True
+    return False
+
+
 def _take_steps(optimizer: optax.GradientTransformation) -> list[float]:
     """Its steps for three gradients; none of one that must be given more than a gradient."""
     theta, steps = np.zeros(1, np.float32), []

@@ -137,9 +137,9 @@ def infer(
         raise refuse(
             "method",
             method,
-            f"keeps a site at each client, and {rounds} rounds of {cohort} clients meet each of "
-            f"the {everyone:,} {rounds * cohort / everyone:.2g} times: most would never return. "
-            "method='sep' keeps none",
+            f"keeps a site at each client, so clients must return: {rounds} rounds of {cohort} "
+            f"clients reach each of {everyone:,} clients {rounds * cohort / everyone:.2g} times on "
+            f"average, and {LEAST_RETURNS} are needed. Give more rounds, or method='sep'",
         )
 
     def loss(model: Model, batch: Examples, key: Key) -> Losses:

@@ -144,7 +144,7 @@ class Posterior(NamedTuple):
             >>> def f(w, x):
             ...     return x @ w
             >>> posterior.predict(f, x, linearized=True, noise=4.0)
-            Prediction of 2 examples, mean ± sd, 95 % interval (of a new observation)
+            Prediction of 2 examples: value of f, mean ± sd, 95 % interval (of a new observation)
                0           1 ± 1   -0.96 … 2.96   (-7.081 … 9.081)
                1           0 ± 3   -5.88 … 5.88   (-9.8 … 9.8)
             >>> posterior.predict(f, x, jax.random.key(0), kind="logits").interval(0.9).lower.shape

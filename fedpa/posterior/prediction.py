@@ -127,7 +127,9 @@ class Prediction(NamedTuple):
     def __repr__(self) -> str:
         """A line for each example, of at most `LINES`."""
         level = min(self.intervals, key=lambda level: abs(level - 0.95), default=None)
-        title = f"Prediction of {len(self.mean):,} examples, mean ± sd"
+        what = "value of f" if self.kind == "mean" else "probability"
+        count = f"{len(self.mean):,} example{'' if len(self.mean) == 1 else 's'}"
+        title = f"Prediction of {count}: {what}, mean ± sd"
         if level is not None:
             title += f", {100 * level:g} % interval"
             title += " (of a new observation)" if self.observation_intervals else ""

@@ -152,7 +152,9 @@ def split_params(params: Any) -> tuple[Params, Callable[[Params], Any]]:
         _check_parameter(jax.tree_util.keystr(path) or "array", leaf)
     theta, rest = eqx.partition(jax.tree.map(_move, params), eqx.is_inexact_array)
     if not jax.tree.leaves(theta):
-        raise FedpaError("params has no floating-point arrays: there is nothing to train")
+        raise FedpaError(
+            "params has no floating-point arrays: give 0.0 and float arrays, integers are not trained"
+        )
     return theta, lambda theta: eqx.combine(theta, rest)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from fedpa.algorithms.fedopt import Algorithm, Cohort, fed_round
-from fedpa.algorithms.methods import Described, sample_functions
+from fedpa.algorithms.methods import Described, has_functions, sample_functions
 from fedpa.data.federated import FederatedData
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import Minibatch
@@ -130,7 +130,8 @@ def arrays_fingerprint(tree: Any) -> str:
 def describe_program(method: Any, prepared: Prepared, loss: str | None = None) -> str:
     """Describe the functions of a run: the loss and the method.
 
-    The settings of fedpa's methods are recorded as values; a user's method is probed.
+    The settings of fedpa's methods are recorded as values; a user's method, or a method that was
+    given a sampler, a delta, an aggregation or another function, is probed.
 
     loss: the result of `probe_objective`, if known.
     """
@@ -139,7 +140,10 @@ def describe_program(method: Any, prepared: Prepared, loss: str | None = None) -
     if not isinstance(method, Described):
         return f"{loss} {probe_algorithm(algorithm, theta, objective.like)}"
     functions = repr(sample_functions(method.arguments)).encode()
-    return f"{loss} {hashlib.blake2b(functions, digest_size=8).hexdigest()}"
+    described = f"{loss} {hashlib.blake2b(functions, digest_size=8).hexdigest()}"
+    if has_functions(method):
+        return f"{described} {probe_algorithm(algorithm, theta, objective.like)}"
+    return described
 
 
 def probe_objective(objective: Objective, theta: Params) -> str:
