@@ -63,7 +63,7 @@ MISTAKES = {
     "fit(clients={'a': {'x': [[1.0, 2.0]], 'y': [1.0]}})": "must be an array",
     "fit(loss=lambda p, b, k: jnp.mean(b['y']))": "wrap a loss of the whole batch in fedpa.per_example",
     "fit(loss=lambda p, b, k: (b['y'] > 0).astype(int))": "must be floating-point",
-    "fit(params={'n': 3})": "nothing to train",
+    "fit(params={'n': 3})": "params has no floating-point arrays",
     "fit(evaluate=lambda p: 0.5)": "evaluate's answer = 0.5: must be metrics by name",
     "fit(callbacks=[lambda e: True])": "callback's answer = True",
     "fit(eval_every=0, evaluate=lambda p: {})": "eval_every = 0",

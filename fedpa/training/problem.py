@@ -153,7 +153,7 @@ def split_params(params: Any) -> tuple[Params, Callable[[Params], Any]]:
     theta, rest = eqx.partition(jax.tree.map(_move, params), eqx.is_inexact_array)
     if not jax.tree.leaves(theta):
         raise FedpaError(
-            "params has no floating-point arrays: give 0.0 and float arrays, integers are not trained"
+            "params has no floating-point arrays, and integers are not trained: give floats"
         )
     return theta, lambda theta: eqx.combine(theta, rest)
 
