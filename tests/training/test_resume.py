@@ -726,25 +726,19 @@ def test_a_method_of_other_settings_is_known(own):
 def test_a_piece_of_other_settings_is_known():
     """Pieces are functions: by name alone, deltas of one builder would all be the same."""
 
-    def give(**piece):
-        return fedpa.fedpa(LOCAL, Server(server.sgd(0.1)), burn_in_rounds=3, **piece)
+    def describe(**piece):
+        return describe_fit(fedpa.fedpa(LOCAL, Server(server.sgd(0.1)), burn_in_rounds=3, **piece))
 
-    def describe(rho):
-        return describe_fit(give(delta=fedpa.deltas.posterior(5, fedpa.deltas.fixed(rho))))
+    def delta(rho):
+        return fedpa.deltas.posterior(5, fedpa.deltas.fixed(rho))
 
-    assert describe(0.1) == describe(0.1)
-    assert describe(0.1) != describe(0.2)
-    samplers = [
-        give(
-            sampler=lambda objective, rate, k=k: fedpa.samplers.iasg(
-                objective, k * rate, batch_size=4
-            )
-        )
-        for k in (0.1, 0.1, 0.2)
-    ]
-    one, same, other = map(describe_fit, samplers)
-    assert one == same
-    assert one != other
+    def sampler(rate):
+        return lambda objective, multiplier: fedpa.samplers.iasg(objective, rate, batch_size=4)
+
+    for name, make, more in (("delta", delta, {}), ("sampler", sampler, {"rho": 0.1})):
+        one = describe(**{name: make(0.1)}, **more)
+        assert describe(**{name: make(0.1)}, **more) == one
+        assert describe(**{name: make(0.2)}, **more) != one
 
 
 def test_constants_inside_a_compiled_loss_are_part_of_the_program():
