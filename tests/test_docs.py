@@ -98,6 +98,7 @@ assert delta.shape == theta0.shape and np.isfinite(delta).all()
 LONG = {
     "tutorials/hospitals.md",
     "tutorials/own_model.md",
+    "tutorials/posterior.md",
     "tutorials/silos.md",
     "tutorials/pytorch.md",
 }

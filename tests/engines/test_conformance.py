@@ -196,6 +196,7 @@ def test_a_round_in_which_everybody_fails_is_an_error(engine):
         train(engine, "fedavg", lambda name, read: unreadable(name))
 
 
+@pytest.mark.long
 def test_the_debug_engine_names_client_step_and_value():
     with pytest.warns(UserWarning, match=r"client-0002: step 1: .*loss = inf"):
         train("debug", "fedavg", failing({"client-0002"}, too_large))

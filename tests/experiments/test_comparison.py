@@ -347,6 +347,7 @@ def test_seeds_can_be_named_and_runs_have_about_ten_lines(capsys):
     assert trees_equal(again.fits["FedAvg"][2].params, found.fits["FedAvg"][2].params)
 
 
+@pytest.mark.long
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     """As it stands, but for its length."""
     page = Path(__file__).parents[2] / "docs" / "how_to" / "report.md"

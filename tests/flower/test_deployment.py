@@ -48,7 +48,8 @@ def assert_as_locally(tmp_path, out, **changes):
             np.testing.assert_allclose(here[name], there[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("rounds", "nodes"), [(2, 2), pytest.param(3, 3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("rounds", "nodes"), [(2, 2), (3, 3)])
 def test_rounds_across_the_switch_are_those_of_the_local_engine(tmp_path, rounds, nodes):
     """Every message starts a process: two nodes and two rounds are the fewest that show it."""
     out = tmp_path / "run"

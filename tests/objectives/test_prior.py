@@ -97,6 +97,7 @@ def derivatives(prior, n, theta, data):
 
 
 @given(problem=regressions())
+@pytest.mark.long
 def test_the_minimum_of_the_federated_mean_loss_is_the_textbook_mean(problem):
     mean, precision = problem.textbook()
     with jax.enable_x64(True):

@@ -61,7 +61,10 @@ def run(sampler, num, seed=0):
     return draw_chains(sampler, starts, DATA, jax.random.key(seed), num)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * (n != "nuts-dense")) for n in OPTIONS],
+)
 def test_moments_are_the_posteriors(name):
     build, options, num = OPTIONS[name]
     samples, infos = run(build(OBJECTIVE, **options), num)
