@@ -46,7 +46,7 @@ settings.register_profile(
     "fedpa",
     deadline=None,
     derandomize=True,
-    max_examples=12,
+    max_examples=8,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 # Searches at random: a failure prints the example and what reproduces it, and is tried first in

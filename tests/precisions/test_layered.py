@@ -164,6 +164,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_the_tasks_show_what_leaves_their_layers(name):
     """Of what enters and what leaves a layer, Σ a gᵀ is the gradient by [b; W]."""

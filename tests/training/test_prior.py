@@ -49,7 +49,14 @@ def fit(clients, method, objective=OBJECTIVE, params=None, **options):
     return fedpa.fit(objective, params, clients, method, **settings)
 
 
-@pytest.mark.parametrize("cuts", [(), (1,), (3, 8, 9, 20, 21, 39)], ids=["1", "2", "7"])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param((), marks=pytest.mark.long, id="1"),
+        pytest.param((1,), marks=pytest.mark.long, id="2"),
+        pytest.param((3, 8, 9, 20, 21, 39), id="7"),
+    ],
+)
 def test_mb_sgd_reaches_the_maximum_of_the_posterior_whatever_the_split(cuts):
     found = fedpa.simulate(
         OBJECTIVE,
@@ -63,7 +70,13 @@ def test_mb_sgd_reaches_the_maximum_of_the_posterior_whatever_the_split(cuts):
     np.testing.assert_allclose(found.params[0], textbook_mean(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name not in ("fedavg", "scaffold")))
+        for name in METHODS
+    ],
+)
 def test_every_method_has_the_prior_once(name):
     found = fit(split({5, 12, 30}), METHODS[name])
     np.testing.assert_allclose(found.params, textbook_mean(), rtol=1e-3, atol=1e-4)

@@ -713,7 +713,9 @@ def other_methods():
     yield fedpa.fedpa(LOCAL, decaying, rho=0.1, burn_in_rounds=3)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["fedpa's", "own"])
+@pytest.mark.parametrize(
+    "own", [False, pytest.param(True, marks=pytest.mark.long)], ids=["fedpa's", "own"]
+)
 def test_a_method_of_other_settings_is_known(own):
     def give(method):
         return (lambda objective: method(objective)) if own else method

@@ -27,7 +27,7 @@ METHODS = {
     "mime": fedpa.mime(LOCAL, SERVER, base=fedpa.algorithms.momentum(0.9)),
     "global_precision": fedpa.global_precision(FEDPA, every=2),
 }
-QUICK = ("fedpa", "scaffold")
+QUICK = ("scaffold",)
 
 
 def evaluate(params):
