@@ -11,6 +11,7 @@ one algorithm, and a choice of a client's inference. Clients keep their sites.
 from fedpa.algorithms.fedopt import Algorithm
 from fedpa.algorithms.methods import Method, describe
 from fedpa.algorithms.sites import (
+    DAMPING,
     NEWTON_ROUNDS,
     Cavity,
     check_damping,
@@ -22,8 +23,6 @@ from fedpa.errors import check_integer
 from fedpa.objectives.objective import Objective
 from fedpa.precisions.gaussian import Structure
 from fedpa.sites.site import FindSite
-
-DAMPING = 0.7
 
 
 @describe

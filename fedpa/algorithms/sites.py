@@ -56,6 +56,8 @@ from fedpa.types import Key, Params, Scalar
 NEWTON = "newton"
 SITES = "sites"
 NEWTON_ROUNDS = 10
+DAMPING = 0.7
+"""ε of EP, PVI and SEP, by default."""
 LARGEST_DENSE = 2000
 """Parameters above which d×d matrices are refused."""
 

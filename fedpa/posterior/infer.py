@@ -9,12 +9,19 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from fedpa.algorithms.ep import DAMPING, ep, pvi
+from fedpa.algorithms.ep import ep, pvi
 from fedpa.algorithms.laplace import laplace
 from fedpa.algorithms.methods import Method
 from fedpa.algorithms.product import product
 from fedpa.algorithms.sep import sep
-from fedpa.algorithms.sites import NEWTON, NEWTON_ROUNDS, SiteState, check_size, check_structure
+from fedpa.algorithms.sites import (
+    DAMPING,
+    NEWTON,
+    NEWTON_ROUNDS,
+    SiteState,
+    check_size,
+    check_structure,
+)
 from fedpa.data.federated import Clients, FederatedData, as_federation
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, check_integer, check_takes, refuse

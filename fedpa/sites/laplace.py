@@ -11,7 +11,7 @@ STEPS = 50
 """Newton steps at most."""
 HALVINGS = 10
 CLOSE = 1e-3
-"""A step of so many standard deviations ends the search."""
+"""The search ends with a step of at most this many standard deviations."""
 
 
 def laplace(structure: Structure = "dense") -> FindSite:
