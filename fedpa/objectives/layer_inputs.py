@@ -65,10 +65,11 @@ class Rows(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """The diagonal of XᵀX, and the number of X's rows."""
+    """The diagonal of XᵀX."""
 
     sums: Float[Array, " features"]
-    n: Scalar
+    real: Float[Array, " n"]
+    """1 for a row of X that counts, 0 for padding."""
 
 
 class _Tap(NamedTuple):
@@ -102,15 +103,15 @@ _OUTPUTS: ContextVar[_Outputs | None] = ContextVar("fedpa_layer_outputs", defaul
 
 
 def observing() -> bool:
-    """Whether layers' inputs are looked at: what is made for `layer_input` alone can be left out.
+    """Whether layers are looked at: what is made for `layer_input` alone can be left out.
 
     Returns:
-        True while a method that needs layers' inputs runs the model.
+        True while a method that needs what enters or leaves layers runs the model.
     Example:
         >>> observing()
         False
     """
-    return _SHOWN.get() is not None
+    return _SHOWN.get() is not None or _OUTPUTS.get() is not None
 
 
 def layer_input(
@@ -150,10 +151,15 @@ def layer_input(
 def layer_output(z: Array, weight: Array) -> Array:
     """Show that z left the layer of `weight`, for methods that use the loss's derivative there.
 
+    Any summand of the output will do in place of z: the loss has the same derivative by each. Of
+    a recurrence z_t = x_t W + h_{t−1} U + b this is x W + b, made for all steps before the loop.
+
     Args:
         z: Shape (examples, …, outputs), before anything that is not linear. Its rows are those of
-            the input that `fedpa.layer_input` is shown. With or without the bias.
-        weight: The parameter itself, as `fedpa.layer_input` is shown it; of several the first.
+            the input that `fedpa.layer_input` or `fedpa.table_input` is shown. With or without the
+            bias.
+        weight: The parameter itself, as `fedpa.layer_input` is shown it (W of W and U), or
+            `fedpa.table_input`.
     Returns:
         z, as it is.
     Example:
@@ -190,7 +196,7 @@ def table_input(
     Example:
         >>> params = {"words": jnp.ones((5, 2))}
         >>> ids = fedpa.table_input(jnp.array([[0, 3], [1, 4]]), params["words"])
-        >>> params["words"][ids].shape
+        >>> fedpa.layer_output(params["words"][ids], params["words"]).shape
         (2, 2, 2)
     """
     shown = _SHOWN.get()
@@ -526,8 +532,7 @@ def _squares(layer: Layer, tap: _Tap, weights: Float[Array, " b"]) -> Squares:
         counts = _count_rows(tap.real, weights, ids.shape)
         flat, squares = ids.reshape(-1), counts
     sums = jnp.zeros(layer.inputs[0], squares.dtype).at[flat].add(squares)
-    count = jnp.sum(counts)
-    return Squares(sums if layer.bias is None else jnp.append(count, sums), count)
+    return Squares(sums if layer.bias is None else jnp.append(jnp.sum(counts), sums), counts)
 
 
 def _count_rows(
@@ -540,8 +545,9 @@ def _count_rows(
     return counts.reshape(-1)
 
 
-def _together(one: Rows | Squares, other: Rows | Squares) -> Rows | Squares:
+def _together(one: Any, other: Any) -> Rows | Squares:
     """A layer that is run twice has the inputs of both."""
-    join = (lambda a, b: jnp.concatenate([a, b])) if isinstance(one, Rows) else jnp.add
-    both: Rows | Squares = jax.tree.map(join, one, other)
-    return both
+    real = jnp.concatenate([one.real, other.real])
+    if isinstance(one, Squares):
+        return Squares(one.sums + other.sums, real)
+    return Rows(jnp.concatenate([one.x, other.x]), real)

@@ -1,9 +1,9 @@
 """Kronecker precisions of one factor, Λ = A ⊗ I, and of two, Λ = A ⊗ G.
 
 A layer's parameters are a matrix v = [b; W] of p rows and r columns. With one factor, one p×p
-matrix A for all r outputs, Λv is A v; with two, Λv is A v G. A is kept as its diagonal blocks, all
-of one size: one block is A as a whole, blocks of 1 are its diagonal. Rows of zeros fill up the last
-block.
+matrix A for all r outputs, Λv is A v; with two, Λv is A v G. A and G are kept as their diagonal
+blocks, all of one size: one block is A as a whole, blocks of 1 are its diagonal. Rows of zeros fill
+up the last block.
 
 Two factors are K-FAC (Martens, Grosse: Optimizing neural networks with Kronecker-factored
 approximate curvature, ICML 2015; convolutions: Grosse, Martens, ICML 2016). Each of a layer's n
@@ -122,25 +122,24 @@ class KroneckerPair(NamedTuple):
     """A Gaussian precision Λ = (Σaaᵀ) ⊗ (Σggᵀ)/n + λI over p×r matrices: K-FAC, and a prior.
 
     A `fedpa.Precision`: Λv is (Σaaᵀ) v (Σggᵀ)/n + λv. `solve`, `sample` and `logdet` are exact, in
-    the factors' eigenbases, where λI is diagonal, too; O(p³ + r³ + pr(p + r)). `add` adds the sums
-    of both factors, n and λ, which gives the factors of the pooled rows; it is not the sum of the
-    matrices Λ.
+    the factors' eigenbases, where λI is diagonal, too; O(p³ + r³ + pr(p + r)), or less with blocks.
+    `add` adds the sums of both factors, n and λ, which gives the factors of the pooled rows; it is
+    not the sum of the matrices Λ.
 
     Args:
         inputs: Σaaᵀ, the p×p sum over rows of what entered the layer, as diagonal blocks.
-        outputs: Σggᵀ, the r×r sum over rows of the gradients by what left it.
+        outputs: Σggᵀ, the r×r sum over rows of the gradients by what left it, as diagonal blocks.
         n: How many rows the sums have: examples, or examples times places.
         prior: λ ≥ 0; 0 for what clients send.
     Example:
-        >>> data = KroneckerPair(
-        ...     8 * jnp.eye(2)[None], 2 * jnp.eye(3), jnp.float32(4), jnp.float32(0)
-        ... )
+        >>> inputs, outputs = 8 * jnp.eye(2)[None], 2 * jnp.eye(3)[None]
+        >>> data = KroneckerPair(inputs, outputs, jnp.float32(4), jnp.float32(0))
         >>> data.add_identity(1.0).times(jnp.ones((2, 3)))[0].tolist()  # 8·2/4 + 1
         [5.0, 5.0, 5.0]
     """
 
     inputs: Blocks
-    outputs: Float[Array, "r r"]
+    outputs: Blocks
     n: Scalar
     prior: Scalar
 
@@ -158,64 +157,70 @@ class KroneckerPair(NamedTuple):
 
     def times(self, v: Matrix) -> Matrix:
         """Λv."""
-        share = self._share()
-
-        def multiply(rows: Array) -> Array:
-            return share * (self.inputs @ rows @ self.outputs) + self.prior * rows
-
-        return _by_blocks(multiply, self.inputs, v)
+        share, inputs, outputs = self._share(), self.inputs[None], self.outputs[:, None]
+        return self._by_tiles(
+            lambda tiles: share * (inputs @ tiles @ outputs) + self.prior * tiles, v
+        )
 
     def solve(self, v: Matrix) -> Matrix:
         """Λ⁻¹v, for Λ positive definite."""
-        return self._in_eigenbasis(lambda rows, values: rows / values, v)
+        return self._in_eigenbasis(lambda tiles, values: tiles / values, v)
 
     def sample(self, like: Matrix, key: Key) -> Matrix:
         """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
         noise = jax.random.normal(key, like.shape, self.inputs.dtype)
-        draw = self._in_eigenbasis(lambda rows, values: rows / jnp.sqrt(values), noise)
+        draw = self._in_eigenbasis(lambda tiles, values: tiles / jnp.sqrt(values), noise)
         return draw.astype(like.dtype)
 
     def logdet(self, like: Matrix) -> Scalar:
         """log det Λ over matrices of the shape of `like`."""
-        alpha, _ = _spectra(self._filled(like.shape[0]))
-        beta, _ = eigh(self.outputs)
-        missing = alpha.size - like.shape[0]  # their eigenvalues in A are 1
-        one = jnp.ones((1, 1), alpha.dtype)
-        logs = [jnp.sum(jnp.log(self._eigenvalues(part, beta))) for part in (alpha, one)]
-        return logs[0] - missing * logs[1] if missing else logs[0]
+        p, r = like.shape
+        alpha, rows = _count_eigenvalues(_spectra(_fill(self.inputs, p))[0], p)
+        beta, columns = _count_eigenvalues(_spectra(_fill(self.outputs, r))[0], r)
+        logs = jnp.log(self._eigenvalues(alpha[:, None], beta[None]))
+        return jnp.sum(rows[:, None] * logs * columns[None])
 
     @property
     def num_numbers(self) -> int:
-        """The upper triangles of both factors, n and λ."""
-        r = len(self.outputs)
-        return Cut(*self.inputs.shape[:2]).num_numbers + r * (r + 1) // 2 + 2
+        """The upper triangles of both factors' blocks, n and λ."""
+        return sum(Cut(*part.shape[:2]).num_numbers for part in self[:2]) + 2
 
     def _share(self) -> Scalar:
         """1/n; without any rows, 0."""
         return jnp.where(self.n > 0, 1 / jnp.where(self.n > 0, self.n, 1), 0)
 
-    def _eigenvalues(
-        self, alpha: Float[Array, "blocks size"], beta: Float[Array, " r"]
-    ) -> Float[Array, "blocks size r"]:
+    def _eigenvalues(self, alpha: Array, beta: Array) -> Array:
         """αβ/n + λ of eigenvalues of the factors, which rounding can make negative."""
-        alpha, beta = jnp.maximum(alpha, 0), jnp.maximum(beta, 0)
-        return self._share() * alpha[:, :, None] * beta[None, None] + self.prior
-
-    def _filled(self, features: int) -> Blocks:
-        """Σaaᵀ with 1 on the diagonal of rows that fill up the last block."""
-        blocks, size = self.inputs.shape[:2]
-        missing = jnp.arange(blocks * size).reshape(blocks, size, 1) >= features
-        return jnp.where(missing, jnp.eye(size, dtype=self.inputs.dtype)[None], self.inputs)
+        return self._share() * jnp.maximum(alpha, 0) * jnp.maximum(beta, 0) + self.prior
 
     def _in_eigenbasis(self, divide: Callable[[Array, Array], Array], v: Matrix) -> Matrix:
-        alpha, left = _spectra(self._filled(v.shape[0]))
-        beta, right = eigh(self.outputs)
-        values = self._eigenvalues(alpha, beta)
+        alpha, left = _spectra(_fill(self.inputs, v.shape[0]))
+        beta, right = _spectra(_fill(self.outputs, v.shape[1]))
+        values = self._eigenvalues(alpha[None, :, :, None], beta[:, None, None])
+        left, right = left[None], right[:, None]
 
-        def between(rows: Array) -> Array:
-            return left @ divide(left.swapaxes(1, 2) @ rows @ right, values) @ right.T
+        def between(tiles: Array) -> Array:
+            return left @ divide(left.mT @ tiles @ right, values) @ right.mT
 
-        return _by_blocks(between, self.inputs, v)
+        return self._by_tiles(between, v)
+
+    def _by_tiles(self, function: Callable[[Array], Array], v: Matrix) -> Matrix:
+        """`function` of v cut at both factors' blocks, put together again.
+
+        Tiles are (blocks of columns, blocks of rows, rows, columns).
+        """
+        p, r = v.shape
+        (down, height), (across, width) = self.inputs.shape[:2], self.outputs.shape[:2]
+        missing = ((0, down * height - p), (0, across * width - r))
+        tiles = jnp.pad(v.astype(self.inputs.dtype), missing).reshape(down, height, across, width)
+        whole = function(tiles.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
+        return whole.reshape(down * height, across * width)[:p, :r].astype(v.dtype)
+
+
+def _fill(blocks: Blocks, size: int) -> Blocks:
+    """The blocks of a matrix of `size` rows, 1 on the diagonal of rows that fill up the last."""
+    missing = jnp.arange(blocks.shape[0] * blocks.shape[1]).reshape(*blocks.shape[:2], 1) >= size
+    return jnp.where(missing, jnp.eye(blocks.shape[1], dtype=blocks.dtype)[None], blocks)
 
 
 def _spectra(blocks: Blocks) -> tuple[Float[Array, "blocks size"], Blocks]:
@@ -224,6 +229,18 @@ def _spectra(blocks: Blocks) -> tuple[Float[Array, "blocks size"], Blocks]:
         return blocks[:, :, 0], jnp.ones_like(blocks)
     values, vectors = jax.vmap(eigh)(blocks)
     return values, vectors
+
+
+def _count_eigenvalues(
+    values: Float[Array, "blocks size"], size: int
+) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
+    """Eigenvalues of filled blocks, and how often each counts: so often that the fill's don't."""
+    flat = values.reshape(-1)
+    counts, missing = jnp.ones_like(flat), flat.size - size
+    if not missing:
+        return flat, counts
+    end = (0, 1)
+    return jnp.pad(flat, end, constant_values=1), jnp.pad(counts, end, constant_values=-missing)
 
 
 if TYPE_CHECKING:
@@ -386,9 +403,9 @@ class _Sums(NamedTuple):
 
 
 def _sums(seen: Rows | Squares, s: int | None, cut: Cut, key: Key) -> _Sums:
-    if isinstance(seen, Squares):
-        return _Sums(seen.sums[:, None, None], seen.n)
     n = jnp.sum(seen.real)
+    if isinstance(seen, Squares):
+        return _Sums(seen.sums[:, None, None], n)
     if s is not None:  # rows that don't count are 0 in X
         return _Sums(seen.x.T @ signs(key, seen.x.shape[0], s, seen.x.dtype), n)
     x = split_rows(seen.x.T, cut)

@@ -1,7 +1,8 @@
 """A precision over a whole model: Kronecker factors for each layer, a scalar or diagonal elsewhere.
 
-Layers are those that the model shows (`fedpa.layer_input`, `fedpa.table_input`): dense,
-convolutional, recurrent and embedding layers alike, each as its matrix [b; W].
+Layers are those that the model shows (`fedpa.layer_input` or `fedpa.table_input`, and
+`fedpa.layer_output`): dense, convolutional, recurrent and embedding layers alike, each as its
+matrix [b; W].
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from fedpa.errors import FedpaError, check_integer
 from fedpa.objectives.client_data import ClientData
@@ -26,7 +27,7 @@ from fedpa.objectives.minibatches import Minibatch, sum_batches
 from fedpa.objectives.objective import Objective
 from fedpa.precision import widen
 from fedpa.precisions.diagonal import Diagonal
-from fedpa.precisions.kronecker import Cut, KroneckerPair, cut_layer, split_rows
+from fedpa.precisions.kronecker import Blocks, Cut, KroneckerPair, cut, cut_layer, split_rows
 from fedpa.precisions.precision import Precision
 from fedpa.types import Count, Examples, Key, Params, Scalar
 
@@ -136,8 +137,9 @@ def layer_precision(
 ) -> Layered:
     """Compute a client's Fisher matrix at θ, K-FAC for each layer, from one pass over its examples.
 
-    A layer whose input and output are shown (`fedpa.layer_input`, `fedpa.layer_output`) has both
-    factors, Σaaᵀ and Σggᵀ (`KroneckerPair`). Other parameters have the diagonal Σ_j (∂ℓ_j/∂θ)².
+    A layer whose input and output are shown (`fedpa.layer_input` or `fedpa.table_input`, and
+    `fedpa.layer_output`) has both factors, Σaaᵀ and Σggᵀ (`KroneckerPair`), of the rows that are
+    not padding. Other parameters have the diagonal Σ_j (∂ℓ_j/∂θ)².
     Both are sums over examples of −log-likelihoods ℓ_j: no prior, no regularizer. Those of several
     clients add up to the pooled examples'.
 
@@ -150,7 +152,8 @@ def layer_precision(
         data: From `fedpa.objectives.client_data`.
         key: For a loss that is random.
         batch_size: Examples at a time; parameters outside of layers take as many gradients' memory.
-        block: Σaaᵀ of a layer with more inputs is block-diagonal, in blocks of at most this size.
+        block: Σaaᵀ of a layer with more inputs, and Σggᵀ of one with more outputs, is
+            block-diagonal, in blocks of at most this size. Σaaᵀ of a table is diagonal.
     Returns:
         Λ, which need not be positive definite: add a prior by `add_identity`.
     Example:
@@ -168,10 +171,7 @@ def layer_precision(
         seen = observe(objective.loss, theta, batch.examples, batch.weights, k)
         gradients = output_gradients(objective.loss, theta, batch.examples, batch.weights, k)
         layers = tuple(layer for layer in seen if layer.weights[0] in gradients)
-        pairs = [
-            _pair(layer, seen[layer], gradients[layer.weights[0]], cut_layer(layer, block))
-            for layer in layers
-        ]
+        pairs = [_pair(layer, seen[layer], gradients[layer.weights[0]], block) for layer in layers]
         places = _outside(layers, len(jax.tree.leaves(theta)))
         squares = _squared_gradients(objective, theta, places, batch.examples, batch.weights, k)
         return Layered(layers, tuple(pairs), tuple(map(Diagonal, squares)))
@@ -180,20 +180,26 @@ def layer_precision(
     return total
 
 
-def _pair(layer: Layer, seen: Rows | Squares, gradients: Array, cut: Cut) -> KroneckerPair:
-    rows = gradients.shape[0] if isinstance(seen, Squares) else seen.x.shape[0]
-    if gradients.shape != (rows, layer.outputs):
+def _pair(layer: Layer, seen: Rows | Squares, gradients: Array, block: int) -> KroneckerPair:
+    wanted = (len(seen.real), layer.outputs)
+    if gradients.shape != wanted:
         raise FedpaError(
             f"layer_output is shown {gradients.shape} rows and outputs of a layer that has "
-            f"{(rows, layer.outputs)}: show what leaves the layer for all that enters it"
+            f"{wanted}: show what leaves the layer for all that enters it"
         )
-    outputs = gradients.T @ gradients
     if isinstance(seen, Squares):
-        inputs, n = seen.sums[:, None, None], seen.n
+        inputs = seen.sums[:, None, None]
     else:
-        x = split_rows(seen.x.T, cut)
-        inputs, n = x @ x.swapaxes(1, 2), jnp.sum(seen.real)
-    return KroneckerPair(inputs, outputs, n.astype(inputs.dtype), jnp.zeros((), inputs.dtype))
+        inputs = _gram(seen.x, cut_layer(layer, block))
+    real = jnp.where(seen.real[:, None] > 0, gradients, 0).astype(gradients.dtype)
+    n = jnp.sum(seen.real).astype(inputs.dtype)
+    return KroneckerPair(inputs, _gram(real, cut(layer.outputs, block)), n, jnp.zeros_like(n))
+
+
+def _gram(rows: Float[Array, "n c"], cut: Cut) -> Blocks:
+    """The diagonal blocks of Σ xxᵀ."""
+    x = split_rows(rows.T, cut)
+    return x @ x.mT
 
 
 def _squared_gradients(

@@ -197,7 +197,7 @@ def test_a_recurrences_inputs_are_its_words_and_its_states_before_them():
     x, real = found[hidden]
     np.testing.assert_allclose(x[real > 0][:, 1:], np.stack(states), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found[table].sums, np.isin(np.arange(11), [1, 2, 4]))
-    assert float(found[table].n) == 3
+    assert float(found[table].real.sum()) == 3
 
 
 def test_of_a_bag_of_words_the_squares_are_kept():
@@ -210,7 +210,7 @@ def test_of_a_bag_of_words_the_squares_are_kept():
     bags = np.einsum("bw,bwv->bv", shares, np.eye(6)[ids])[:2]
     x = np.concatenate([np.ones((2, 1)), bags], axis=1)
     np.testing.assert_allclose(found.sums, np.diagonal(x.T @ x), rtol=1e-6)
-    assert float(found.n) == 2
+    assert float(found.real.sum()) == 2
     assert layer.features == 7
 
 

@@ -33,6 +33,8 @@ from fedpa.precisions import (
 from tests.compiling import QUICK, run_in_two_threads
 
 FEATURES, OUTPUTS = 7, 3
+WIDTH = 5
+"""Outputs of pairs."""
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -126,23 +128,23 @@ def in_kronecker_blocks(largest: int) -> Structure:
     )
 
 
-def in_kronecker_pairs(largest: int) -> Structure:
-    cut = kronecker.cut(FEATURES, largest)
+def in_kronecker_pairs(largest: int, largest_output: int = WIDTH) -> Structure:
+    cuts = kronecker.cut(FEATURES, largest), kronecker.cut(WIDTH, largest_output)
 
     def make(rng: np.random.Generator) -> KroneckerPair:
         number, prior = rng.uniform(1, 9, 2)
-        inputs, outputs = random_blocks(rng, cut, FEATURES), gram(rng, OUTPUTS)
+        inputs, outputs = map(random_blocks, [rng] * 2, cuts, (FEATURES, WIDTH))
         return KroneckerPair(inputs, outputs, np.asarray(number), np.asarray(prior - 1))
 
     def dense(one: KroneckerPair) -> np.ndarray:
-        whole = np.kron(block_diagonal(one.inputs, FEATURES), one.outputs) / one.n
-        return whole + one.prior * np.eye(len(whole))
+        factors = map(block_diagonal, (one.inputs, one.outputs), (FEATURES, WIDTH))
+        return np.kron(*factors) / one.n + one.prior * np.eye(FEATURES * WIDTH)
 
     return Structure(
         make=make,
         dense=dense,
-        like=np.zeros((FEATURES, OUTPUTS)),
-        num_numbers=cut.blocks * cut.size * (cut.size + 1) // 2 + 6 + 2,
+        like=np.zeros((FEATURES, WIDTH)),
+        num_numbers=sum(cut.blocks * cut.size * (cut.size + 1) // 2 for cut in cuts) + 2,
         add=lambda one, other: dense(KroneckerPair(*map(np.add, one, other))),
     )
 
@@ -187,7 +189,7 @@ def layered() -> Structure:
         blocks = [random_blocks(rng, *both) for both in zip(cuts, sizes, strict=True)]
         counts = rng.uniform(1, 9, (3, 2))
         pairs = [
-            KroneckerPair(inputs, gram(rng, 2), np.asarray(n), np.asarray(prior))
+            KroneckerPair(inputs, gram(rng, 2)[None], np.asarray(n), np.asarray(prior))
             for inputs, (n, prior) in zip(blocks[:3], counts, strict=True)
         ]
         one = Kronecker(blocks[3] + np.eye(3)[None])
@@ -197,7 +199,7 @@ def layered() -> Structure:
     def dense(one: Layered) -> np.ndarray:
         whole = np.zeros((ends[-1],) * 2)
         parts = [
-            np.kron(block_diagonal(pair.inputs, size), pair.outputs) / pair.n
+            np.kron(block_diagonal(pair.inputs, size), pair.outputs[0]) / pair.n
             + pair.prior * np.eye(2 * size)
             for pair, size in zip(one.factors[:3], sizes, strict=False)
         ]
@@ -228,6 +230,8 @@ STRUCTURES = {
     "kronecker pair": in_kronecker_pairs(FEATURES),
     "kronecker pair in blocks": in_kronecker_pairs(4),
     "kronecker pair with a diagonal": in_kronecker_pairs(1),
+    "kronecker pair in blocks of both": in_kronecker_pairs(4, 3),
+    "kronecker pair of diagonals": in_kronecker_pairs(1, 1),
     "layered": layered(),
 }
 TOLERANCE = {"float32": 2e-4, "float64": 1e-11}
@@ -441,7 +445,7 @@ def blocks(matrices, key):
 @jax.jit
 @jax.vmap
 def pair(matrix, key):
-    precision, like = KroneckerPair(matrix[None], matrix, matrix[0, 0], matrix[1, 1]), matrix
+    precision, like = KroneckerPair(matrix[None], matrix[None], matrix[0, 0], matrix[1, 1]), matrix
     return precision.solve(precision.sample(like, key)), precision.logdet(like)
 
 @jax.jit

@@ -94,7 +94,7 @@ def test_factors_are_those_by_hand_whatever_the_batches(batch_size, capacity):
     factors, squares = wanted_factors(EXAMPLES["x"], EXAMPLES["y"])
     assert [layer.weights for layer in found.layers] == [(1,), (3,), (4,)]
     for pair, (inputs, outputs, n) in zip(found.factors, factors, strict=True):
-        close(pair, KroneckerPair(inputs[None], outputs, n, np.zeros(())))
+        close(pair, KroneckerPair(inputs[None], outputs[None], n, np.zeros(())))
     close(found.rest, (Diagonal(squares),))
 
 
@@ -143,7 +143,7 @@ def test_a_table_has_a_diagonal_and_its_outputs():
     (pair,) = precision(loss, theta, examples).factors
     np.testing.assert_array_equal(pair.inputs[:, 0, 0], [2, 0, 0, 3, 1])
     g = theta["rows"][examples["ids"].ravel()]
-    close(pair.outputs, g.T @ g)
+    close(pair.outputs, (g.T @ g)[None])
     assert pair.n == 6
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedpa.objectives.layer_inputs import table_input
+from fedpa.objectives.layer_inputs import layer_output, table_input
 from fedpa.objectives.objective import SparseTable, gather_rows
 from fedpa.types import Examples, Key, Losses
 
@@ -38,13 +38,21 @@ class BagOfWords(eqx.Module):
 def loss(params: BagOfWords, batch: Examples, key: Key) -> Losses:
     """Per example, the mean over tags of the sigmoid cross-entropy."""
     table_input(batch["ids"], params.weight, params.bias, shares=batch["weights"])
-    return _loss_of_gathered(gather_rows(SPARSE, params, batch), batch, key)
+    z = _logits_of_gathered(gather_rows(SPARSE, params, batch), batch)
+    return _losses(layer_output(z, params.weight), batch)
 
 
 def _loss_of_gathered(params: BagOfWords, batch: Examples, key: Key) -> Losses:
     """The same with the words' rows in the weight's place."""
     del key
-    z = params.logits(params.weight, batch["weights"].astype(params.bias.dtype))
+    return _losses(_logits_of_gathered(params, batch), batch)
+
+
+def _logits_of_gathered(params: BagOfWords, batch: Examples) -> Float[Array, "b t"]:
+    return params.logits(params.weight, batch["weights"].astype(params.bias.dtype))
+
+
+def _losses(z: Float[Array, "b t"], batch: Examples) -> Losses:
     return jnp.mean(jax.nn.softplus(z) - z * batch["y"].astype(z.dtype), axis=1)
 
 

@@ -13,7 +13,8 @@ The recurrence is written so that products over single time steps are only where
 The input's share x W + b is one product over all steps. Differentiating the scan as it stands would
 add up the gradients of W, U and b step by step, a pass over all weights each; here the backward
 scan yields ∂z_t alone, and with all of them ∂U = Σ_t h_{t−1}ᵀ ∂z_t is one product (∂W, ∂b and ∂x,
-too). Reverse mode only: forward mode (and with it `jax.hessian`) is not defined.
+too). ∂z_t is also the derivative by the input's share, which is therefore shown as the layer's
+output. Reverse mode only: forward mode (and with it `jax.hessian`) is not defined.
 """
 
 from typing import NamedTuple
@@ -25,8 +26,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpa.data.text import PAD
 from fedpa.metrics.classification import cross_entropy
-from fedpa.objectives.layer_inputs import layer_input, observing, table_input
-from fedpa.objectives.objective import SparseTable, gather_rows
+from fedpa.objectives.layer_inputs import layer_input, layer_output, observing, table_input
+from fedpa.objectives.objective import SparseTable, gather_rows, replace_table
 from fedpa.types import Examples, Key, Losses
 
 SPECIAL_IDS = 4
@@ -70,15 +71,19 @@ class NextWordLSTM(eqx.Module):
     ) -> Float[Array, "t*b v"]:
         """The logits from embedded words; time first, as the recurrence runs.
 
-        real: where there is a target, for those who look at what enters the layers.
+        real: where there is a target, for methods that look at what enters the layers.
         """
-        h = lstm(words, self.input_weight, self.recurrent_weight, self.bias)
+        sentences = words.shape[1]
+        z = input_share(words, self.input_weight, self.bias)
+        h = lstm(_show_output(z, self.input_weight, sentences), self.recurrent_weight)
         hidden = dense(h.reshape(-1, h.shape[-1]), self.hidden_weight, self.hidden_bias)
+        hidden = _show_output(hidden, self.hidden_weight, sentences)
         if observing():
-            self._show(words, h, hidden.reshape(*h.shape[:2], -1), real)
-        return dense(hidden, self.output_weight, self.output_bias)
+            self._show_inputs(words, h, hidden.reshape(*h.shape[:2], -1), real)
+        z = dense(hidden, self.output_weight, self.output_bias)
+        return _show_output(z, self.output_weight, sentences)
 
-    def _show(
+    def _show_inputs(
         self,
         words: Float[Array, "t b e"],
         h: Float[Array, "t b h"],
@@ -95,9 +100,12 @@ class NextWordLSTM(eqx.Module):
 
 def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
     """Per sentence, the mean cross-entropy of its targets; 0 if it has none."""
+    gathered = gather_rows(SPARSE, params, batch)
     if observing():
-        table_input(batch["x"], params.embedding, real=batch["y"] != PAD)
-    return _loss_of_gathered(gather_rows(SPARSE, params, batch), batch, key)
+        ids = table_input(batch["x"], params.embedding, real=batch["y"] != PAD)
+        words = _show_output(gathered.embedding, params.embedding, len(ids))
+        gathered = replace_table(SPARSE, gathered, words)
+    return _loss_of_gathered(gathered, batch, key)
 
 
 def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
@@ -107,6 +115,16 @@ def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses
     losses = cross_entropy(params.logits(params.embedding, mask), targets.reshape(-1))
     losses = jnp.where(mask, losses.reshape(targets.shape).T, 0)
     return jnp.sum(losses, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1).astype(losses.dtype)
+
+
+def _show_output(
+    z: Float[Array, "*tb o"], weight: Float[Array, "_ o"], sentences: int
+) -> Float[Array, "*tb o"]:
+    """`layer_output` of what is time first, (t, b, o) or (t·b, o): it is shown by sentences."""
+    if not observing():
+        return z
+    rows = z.reshape(-1, sentences, z.shape[-1]).swapaxes(0, 1)
+    return layer_output(rows, weight).swapaxes(0, 1).reshape(z.shape)
 
 
 def count_targets(batch: Examples) -> Losses:
@@ -133,6 +151,32 @@ SPARSE = SparseTable(
 )
 
 
+@jax.custom_vjp
+def input_share(
+    x: Float[Array, "t b i"], weight: Float[Array, "i g"], bias: Float[Array, " g"]
+) -> Float[Array, "t b g"]:
+    """X W + b of all steps. Left to JAX, ∂W would be made as its transpose, and transposed."""
+    return _share_forward(x, weight, bias)[0]
+
+
+def _share_forward(
+    x: Float[Array, "t b i"], weight: Float[Array, "i g"], bias: Float[Array, " g"]
+) -> tuple[Float[Array, "t b g"], tuple[Array, Array]]:
+    return x @ weight + bias[None, None], (x, weight)
+
+
+def _share_backward(saved: tuple[Array, Array], dz: Array) -> tuple[Array, Array, Array]:
+    x, weight = saved
+    return (
+        jnp.einsum("tbg,ig->tbi", dz, weight),
+        jnp.einsum("tbi,tbg->ig", x, dz),
+        jnp.sum(dz, axis=(0, 1)),
+    )
+
+
+input_share.defvjp(_share_forward, _share_backward)
+
+
 Sequence = Float[Array, "t b h"]
 
 
@@ -146,8 +190,6 @@ class Gates(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    x: Float[Array, "t b i"]
-    input_weight: Float[Array, "i g"]
     recurrent_weight: Float[Array, "h g"]
     h: Sequence
     c: Sequence
@@ -155,21 +197,17 @@ class Residuals(NamedTuple):
 
 
 @jax.custom_vjp
-def lstm(
-    x: Float[Array, "t b i"],
-    input_weight: Float[Array, "i g"],
-    recurrent_weight: Float[Array, "h g"],
-    bias: Float[Array, " g"],
-) -> Sequence:
-    """h_1 … h_T, time first. The weights' columns are the four gates' in turn: i, f, g, o."""
-    return _forward(x, input_weight, recurrent_weight, bias)[0]
+def lstm(z: Float[Array, "t b g"], recurrent_weight: Float[Array, "h g"]) -> Sequence:
+    """h_1 … h_T from the input's share x W + b of z, time first.
+
+    The last axis of z, and of the weight, is the four gates' in turn: i, f, g, o. The derivative
+    by the input's share is the derivative by z itself.
+    """
+    return _forward(z, recurrent_weight)[0]
 
 
 def _forward(
-    x: Float[Array, "t b i"],
-    input_weight: Float[Array, "i g"],
-    recurrent_weight: Float[Array, "h g"],
-    bias: Float[Array, " g"],
+    z: Float[Array, "t b g"], recurrent_weight: Float[Array, "h g"]
 ) -> tuple[Sequence, Residuals]:
     def step(
         carry: tuple[Array, Array], z: Array
@@ -181,12 +219,12 @@ def _forward(
         h = gates.output * jnp.tanh(c)
         return (h, c), (h, c, gates)
 
-    start = jnp.zeros((x.shape[1], recurrent_weight.shape[0]), x.dtype)
-    _, (h, c, gates) = jax.lax.scan(step, (start, start), x @ input_weight + bias[None, None])
-    return h, Residuals(x, input_weight, recurrent_weight, h, c, gates)
+    start = jnp.zeros((z.shape[1], recurrent_weight.shape[0]), z.dtype)
+    _, (h, c, gates) = jax.lax.scan(step, (start, start), z)
+    return h, Residuals(recurrent_weight, h, c, gates)
 
 
-def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array, Array, Array]:
+def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array]:
     def step(
         carry: tuple[Array, Array], now: tuple[Array, Array, Array, Gates]
     ) -> tuple[tuple[Array, Array], Array]:
@@ -203,16 +241,7 @@ def _backward(saved: Residuals, dh: Sequence) -> tuple[Array, Array, Array, Arra
     inputs = (dh, saved.c, before(saved.c), saved.gates)
     start = jnp.zeros_like(dh[0])
     _, dz = jax.lax.scan(step, (start, start), inputs, reverse=True)
-
-    def over_all_steps(a: Array) -> Array:
-        return jnp.einsum("tbi,tbg->ig", a, dz)
-
-    return (
-        jnp.einsum("tbg,ig->tbi", dz, saved.input_weight),
-        over_all_steps(saved.x),
-        over_all_steps(before(saved.h)),
-        jnp.sum(dz, axis=(0, 1)),
-    )
+    return dz, jnp.einsum("tbh,tbg->hg", before(saved.h), dz)
 
 
 lstm.defvjp(_forward, _backward)

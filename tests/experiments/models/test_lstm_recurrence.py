@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpa.experiments.models.lstm import lstm
+from fedpa.experiments.models.lstm import input_share, lstm
 from tests.compiling import QUICK
 
 
@@ -21,6 +21,10 @@ def plain(x, input_weight, recurrent_weight, bias):
 
     start = jnp.zeros((x.shape[1], recurrent_weight.shape[0]), x.dtype)
     return jax.lax.scan(step, (start, start), x)[1]
+
+
+def ours(x, input_weight, recurrent_weight, bias):
+    return lstm(input_share(x, input_weight, bias), recurrent_weight)
 
 
 def inputs(t, b, i, h, seed, dtype=jnp.float32, clients=()):
@@ -42,7 +46,7 @@ def compiled(function):
     return jax.jit(function, compiler_options=QUICK)
 
 
-BOTH = value_and_gradients(lstm), value_and_gradients(plain)
+BOTH = value_and_gradients(ours), value_and_gradients(plain)
 OURS, PLAIN = map(compiled, BOTH)
 
 
