@@ -191,9 +191,9 @@ def _pair(layer: Layer, seen: Rows | Squares, gradients: Array, block: int) -> K
         inputs = seen.sums[:, None, None]
     else:
         inputs = _gram(seen.x, cut_layer(layer, block))
-    real = jnp.where(seen.real[:, None] > 0, gradients, 0).astype(gradients.dtype)
-    n = jnp.sum(seen.real).astype(inputs.dtype)
-    return KroneckerPair(inputs, _gram(real, cut(layer.outputs, block)), n, jnp.zeros_like(n))
+    outputs = _gram(jnp.where(seen.real[:, None] > 0, gradients, 0), cut(layer.outputs, block))
+    parts = (inputs, outputs, jnp.sum(seen.real), jnp.zeros(()))
+    return KroneckerPair(*(part.astype(outputs.dtype) for part in parts))  # counts are float32
 
 
 def _gram(rows: Float[Array, "n c"], cut: Cut) -> Blocks:

@@ -22,6 +22,7 @@ from fedpa.objectives.layer_inputs import (
     layers_of,
     observe,
     observing,
+    output_gradients,
     stack_layer,
     unstack_layer,
 )
@@ -101,6 +102,24 @@ def test_every_benchmark_model_shows_all_its_layers(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_every_benchmark_model_shows_what_leaves_its_layers(name):
+    loss, make, examples = MODELS[name]
+    theta, key = jax.eval_shape(make), jax.eval_shape(lambda: KEY)
+
+    def both(theta, examples, key):
+        entered = observe(loss, theta, examples, jnp.ones(2), key)
+        left = output_gradients(loss, theta, examples, jnp.ones(2), key)
+        layers.extend(entered)
+        return [inputs.real for inputs in entered.values()], left
+
+    layers = []
+    rows, left = jax.eval_shape(both, theta, examples, key)
+    shapes = [(*real.shape, layer.outputs) for layer, real in zip(layers, rows, strict=True)]
+    assert [left.pop(layer.weights[0]).shape for layer in layers] == shapes
+    assert not left
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_unobserved_a_model_is_traced_as_if_it_showed_nothing(name, monkeypatch):
     loss, make, examples = MODELS[name]
     theta, key = jax.eval_shape(make), jax.eval_shape(lambda: KEY)
@@ -114,6 +133,7 @@ def test_unobserved_a_model_is_traced_as_if_it_showed_nothing(name, monkeypatch)
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, lambda x, *rest, **options: x)
     monkeypatch.setattr(perceptron, "over_examples", jax.vmap)
+    monkeypatch.setattr(lstm, "_show_output", lambda z, *rest: z)
     assert showing == traced()
     assert not observing()
 
@@ -305,7 +325,7 @@ def test_what_can_not_be_a_layer_is_refused(show, words):
 def test_the_documented_lines_are_all_that_a_model_needs():
     """The code of docs/global_precision.md."""
     text = (Path(fedpa.__file__).parents[1] / "docs" / "global_precision.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     found = {}
     exec(code, found)
     theta = {"w1": normal(0, 4, 3), "b1": normal(1, 3), "w2": normal(2, 3, 2), "b2": normal(3, 2)}
@@ -313,5 +333,5 @@ def test_the_documented_lines_are_all_that_a_model_needs():
     with jax.numpy_rank_promotion("allow"):
         layers = layers_of(found["loss"], theta, batch)
     assert [(layer.features, layer.outputs) for layer in layers] == [(5, 3), (4, 2)]
-    for name in re.findall(r"fedpa\.(\w+_inputs?|over_examples)\b", text):
+    for name in re.findall(r"fedpa\.(\w+_(?:in|out)put|over_examples)\b", text):
         assert name in fedpa.__all__

@@ -211,6 +211,36 @@ def test_outputs_that_are_none_are_refused(show, words):
         precision(no_loss(show), normal(3, 2), {"x": normal(5, 3)})
 
 
+def test_outputs_of_fewer_rows_than_a_table_reads_are_refused():
+    def loss(theta, batch, key):
+        ids = table_input(batch["ids"], theta)
+        return jnp.sum(layer_output(theta[ids[:, 0]], theta), axis=1)
+
+    with refused("(32, 2)"):
+        precision(loss, normal(3, 2), {"ids": np.zeros((5, 2), np.int32)})
+
+
+@pytest.mark.parametrize("kind", ["dense", "table"])
+def test_rows_that_are_padding_count_in_neither_factor(kind):
+    """Also where the loss depends on them."""
+    theta, ids = normal(3, 2), np.array([[0, 1], [2, 2], [1, 0]], np.int32)
+    real = np.array([[True, False], [True, True], [False, False]])
+
+    def loss(theta, batch, key):
+        if kind == "table":
+            z = theta[table_input(batch["ids"], theta, real=batch["real"])]
+        else:
+            z = layer_input(jnp.eye(3)[batch["ids"]], theta, real=batch["real"]) @ theta
+        return 0.5 * jnp.sum(layer_output(z, theta) ** 2, axis=(1, 2))
+
+    (pair,) = precision(loss, theta, {"ids": ids, "real": real}, capacity=4).factors
+    a, g = np.eye(3)[ids[real]], theta[ids[real]]
+    found = pair.inputs[:, 0, 0] if kind == "table" else np.diag(pair.inputs[0])
+    np.testing.assert_array_equal(found, (a**2).sum(axis=0))
+    close(pair.outputs, (g.T @ g)[None])
+    assert pair.n == 3
+
+
 def test_parameters_of_another_structure_are_refused():
     prior = Layered((), (), (Scalar(jnp.float32(1)),))
     with refused("v has 2"):
