@@ -3,23 +3,34 @@
     μ = θ − (Σ q_i Σ_i⁻¹)⁻¹ Σ q_i Σ_i⁻¹ (θ − μ_i)
 
 FedPA's clients estimate the terms of the numerator and leave the denominator to the server's
-learning rate. Here every k-th round clients also send a sketch of their precision, the input
-factor A_i of each layer's Fisher matrix, from one pass over their examples at θ
-(`fedpa.precisions.kronecker`). For each layer, Δ̄ its averaged delta stacked as [b; W], the
-server keeps a running average and divides by it:
+learning rate. Here, in the first few rounds and then in every k-th, clients also send a sketch of
+their precision, the input factor A_i of each layer's Fisher matrix, from one pass over their
+examples at θ (`fedpa.precisions.kronecker`); of a layer whose inputs are the data, which training
+does not change, only in the first rounds. For each layer, Δ̄ its averaged delta stacked as [b; W],
+the server keeps a running average and divides by it:
 
-    A ← βA + (1 − β) Σ q_i A_i / Σ q_i          A_i = Z_i Z_iᵀ, or exactly X_iᵀX_i/n_i
+    A ← β^k A + (1 − β^k) Σ q_i A_i / Σ q_i     A_i = Z_i Z_iᵀ, or exactly X_iᵀX_i/n_i
     Ā = A (p + 1)/tr A
-    D = ε (Ā + εI)⁻¹ Δ̄
+    D = ε (Ā + εI)⁻¹ Δ̄                          "ridge", or
+    D = (I + κĀ)((1 + ε)κĀ + εI)⁻¹ Δ̄            "saturating"
 
-and D goes to the server optimizer in Δ̄'s place. Δ_i is what any method's clients send. Directions
-that inputs don't reach keep gain 1, steep ones shrink; ε is in units of Ā's mean eigenvalue, 1.
-Large layers have a block-diagonal A. What belongs to no layer that is seen keeps gain 1.
+with k the rounds since the last sketch. Δ_i is what any method's clients send. With the ridge,
+directions that inputs don't reach keep gain 1 and steep ones shrink; ε is in units of Ā's mean
+eigenvalue, 1. The saturating filter undoes local training, which goes the share x/(1 + x) of the
+way to the client's optimum, x = κλ in a direction of eigenvalue λ: steep directions, where clients
+arrive, have gain 1/(1 + ε), flat ones 1/ε. Large layers have a block-diagonal A. What belongs to no
+layer that is seen keeps gain 1.
+
+The length of the step, unless the server's rate is to say it, is that of the clients' own:
+
+    D ← ρ √(Σ q_i ‖Δ_i‖² / Σ q_i) D / ‖D‖
+
+and D goes to the server optimizer in Δ̄'s place.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +51,15 @@ from fedpa.algorithms.fedopt import (
 from fedpa.algorithms.methods import Method, describe
 from fedpa.errors import FedpaError, check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.layer_inputs import Layer, layers_of, stack_layer, unstack_layer
+from fedpa.objectives.layer_inputs import (
+    Layer,
+    data_layers,
+    layers_of,
+    stack_layer,
+    unstack_layer,
+)
 from fedpa.objectives.objective import Objective
-from fedpa.precision import accumulation_dtype, narrow
+from fedpa.precision import accumulation_dtype, narrow, widen
 from fedpa.precisions import kronecker
 from fedpa.precisions.kronecker import (
     Cholesky,
@@ -55,13 +72,18 @@ from fedpa.precisions.kronecker import (
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
 from fedpa.types import Key, Params, Scalar
 
-EVERY = 5
-EPSILON = 5.0
+START = 3
+EVERY = 20
+DECAY = 0.95
+LENGTH = 2.0
 BLOCK = 2048
-MEMORY = 0.95
-"""β of a round: what is remembered for k rounds is multiplied by β^k."""
 WITH_PRECISION = f"{WITH}precision"
+WITH_DEEPER = f"{WITH}precision of deeper layers"
 """Phases in which clients send a sketch are named after those in which they don't."""
+
+Filter = Literal["ridge", "saturating"]
+EPSILON: Mapping[Filter, float] = {"ridge": 5.0, "saturating": 0.03}
+KAPPA = 0.05
 
 
 class LayerPrecision(NamedTuple):
@@ -70,9 +92,30 @@ class LayerPrecision(NamedTuple):
     averaged: Kronecker
     """A."""
     factor: Cholesky
-    """Of Ā/ε + I: computed when A changes and kept for the rounds between."""
+    """Of the matrix that Δ̄ is divided by: computed when A changes, kept for the rounds between."""
     steepest: Scalar
     """Ā's largest eigenvalue, about; the mean is 1."""
+
+
+class Gain(NamedTuple):
+    """D = a Δ̄ + b (I + cĀ)⁻¹ Δ̄: both filters are of this form."""
+
+    direct: float
+    """a."""
+    divided: float
+    """b."""
+    steepness: float
+    """c."""
+
+
+def make_gain(filter: Filter, epsilon: float, kappa: float) -> Gain:
+    """The filter's constants.
+
+    (1 + κλ)/((1 + ε)κλ + ε) is (1 + 1/m)/(1 + ε) with m = (1 + ε)κλ + ε.
+    """
+    if filter == "ridge":
+        return Gain(0.0, 1.0, 1 / epsilon)
+    return Gain(1 / (1 + epsilon), 1 / (epsilon * (1 + epsilon)), kappa * (1 + epsilon) / epsilon)
 
 
 class PrecisionState(NamedTuple):
@@ -85,7 +128,7 @@ class PrecisionInfo(NamedTuple):
     skipped: Bool[Array, ""]
     """See `ServerInfo`."""
     precision_ratio: Scalar
-    """‖D‖/‖Δ̄‖: how much the steep directions took of the step."""
+    """‖D‖/‖Δ̄‖ as D goes to the optimizer."""
     precision_cosine: Scalar
     """Cosine of the angle between D and Δ̄."""
     precision_steepest: Scalar
@@ -96,20 +139,31 @@ class PrecisionInfo(NamedTuple):
 def global_precision(
     numerator: Method,
     *,
+    start: int = START,
     every: int = EVERY,
-    epsilon: float = EPSILON,
-    decay: float | None = None,
+    filter: Filter = "ridge",
+    epsilon: float | None = None,
+    kappa: float | None = None,
+    length: float | None = LENGTH,
+    decay: float = DECAY,
     block: int = BLOCK,
     rank: Rank = None,
     batch_size: int = 32,
 ) -> Method:
-    """Build global precision: what `numerator` averages, times ε(Ā + εI)⁻¹ (eq. 3's denominator).
+    """Build global precision: what `numerator` averages, divided by the precision (eq. 3).
 
     Args:
-        numerator: The method whose averaged delta is preconditioned, say FedAvg.
-        every: k; clients send sketches in rounds 0, k, 2k, …
-        epsilon: ε > 0. Directions of Ā far below it keep gain 1; large, it does nothing.
-        decay: β, by which A is multiplied when sketches come; default: 0.95^k.
+        numerator: The method whose averaged delta is divided, say FedAvg.
+        start: Clients send sketches in rounds 0, …, start − 1, and after that
+        every: in rounds k, 2k, …, of the layers whose inputs are not the data themselves.
+        filter: "ridge" or "saturating", which gains directions have; see the file's head.
+        epsilon: ε > 0. Of the ridge, default 5: directions of Ā far below it keep gain 1. Of the
+            saturating filter, default 0.03: 1/ε is the gain of flat directions.
+        kappa: κ > 0 of the saturating filter, by default 0.05: how far local training goes in a
+            direction of Ā's mean eigenvalue.
+        length: ρ > 0, the length of D relative to the clients' own Δ_i, for a server of rate 1;
+            None: D as the filter gives it, and the server's rate decides.
+        decay: β in [0, 1), by which A is multiplied for every round between sketches.
         block: A of a layer with more inputs is block-diagonal, in blocks of at most this size; 1 is
             the diagonal.
         rank: s, the columns of a sketch, at most a layer's outputs, the default; "exact" sends the
@@ -120,12 +174,12 @@ def global_precision(
     Example:
         >>> import fedpa
         >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
-        >>> averaging = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(3.0)))
-        >>> method = fedpa.global_precision(averaging, epsilon=5.0)
+        >>> averaging = fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> method = fedpa.global_precision(averaging)
     """
     check_integer("batch_size", batch_size, 1)
-    check_settings(every, epsilon, decay, block, rank)
-    beta = MEMORY**every if decay is None else decay
+    check_settings(start, every, filter, epsilon, kappa, length, decay, block, rank)
+    gain = make_gain(filter, epsilon or EPSILON[filter], kappa or KAPPA)
 
     def build(objective: Objective) -> Algorithm:
         inner = numerator(objective) if callable(numerator) else None
@@ -138,7 +192,7 @@ def global_precision(
                 "makes an inquiry before a round, which is not supported here",
             )
 
-        def factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
+        def all_factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
             return input_factors(
                 objective,
                 message.theta,
@@ -148,6 +202,11 @@ def global_precision(
                 rank=rank,
                 largest=block,
             )
+
+        def deeper_factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Any, ...]:
+            of_data = data_layers(objective.loss, message.theta, data.examples)
+            factors = all_factors(message, data, key)
+            return tuple(() if known else one for known, one in zip(of_data, factors, strict=True))
 
         def theta_of(state: State) -> Params:
             message = inner.broadcast(state, 0)
@@ -170,17 +229,27 @@ def global_precision(
             state = inner.init(theta)
             return PrecisionState(state, init_precision(layers(state), theta, block))
 
+        def phase(t: int) -> str:
+            if t < start:
+                return inner.phase(t) + WITH_PRECISION
+            return inner.phase(t) + ("" if t % every else WITH_DEEPER)
+
         def server(
             state: PrecisionState, aggregate: Aggregate, t: Any
         ) -> tuple[PrecisionState, PrecisionInfo]:
             seen, precision = layers(state.numerator), state.precision
-            mean, fresh = aggregate.mean
+            mean, (fresh, square) = aggregate.mean
             _check_delta(mean, theta_of(state.numerator))
             if fresh:
+                last = jnp.maximum(t - every, jnp.minimum(start, t) - 1)
                 precision = update_precision(
-                    precision, seen, fresh, aggregate.weight, decay=beta, epsilon=epsilon
+                    precision, seen, fresh, aggregate.weight, decay=decay ** (t - last), gain=gain
                 )
-            step = precondition(precision, seen, mean)
+            step = precondition(precision, seen, mean, gain)
+            if length is not None:
+                norm = optax.tree.norm(step)
+                scale = length * jnp.sqrt(square) / jnp.where(norm > 0, norm, 1)
+                step = jax.tree.map(lambda d: (scale * d).astype(d.dtype), step)
             after, info = inner.server(state.numerator, Aggregate(step, aggregate.weight), t)
             norm, plain = optax.tree.norm(step), optax.tree.norm(mean)
             return PrecisionState(after, precision), PrecisionInfo(
@@ -190,14 +259,14 @@ def global_precision(
                 jnp.max(jnp.stack([layer.steepest for layer in precision])),
             )
 
-        clients = {
-            name: _send_with(client, lambda *_: ()) for name, client in inner.clients.items()
-        }
+        clients = {}
         for name, client in inner.clients.items():
-            clients[name + WITH_PRECISION] = _send_with(client, factors)
+            clients[name] = _send_with(client, lambda *_: ())
+            clients[name + WITH_PRECISION] = _send_with(client, all_factors)
+            clients[name + WITH_DEEPER] = _send_with(client, deeper_factors)
         return Algorithm(
             init=init,
-            phase=lambda t: inner.phase(t) + ("" if t % every else WITH_PRECISION),
+            phase=phase,
             broadcast=lambda state, t: inner.broadcast(state.numerator, t),
             clients=clients,
             client_init=inner.client_init,
@@ -214,11 +283,12 @@ _SKETCH = 1001
 
 
 def _send_with(client: ClientUpdate, factors: Any) -> ClientUpdate:
-    """The client's result, and its sketch of the precision."""
+    """The client's result, its sketch of the precision, and ‖Δ‖²."""
 
     def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
         out = client(message, data, state, key)
-        return out._replace(result=Sent(out.result, factors(message, data, key)))
+        square = optax.tree.norm(widen(out.result), squared=True)
+        return out._replace(result=Sent(out.result, (factors(message, data, key), square)))
 
     return whole
 
@@ -238,19 +308,21 @@ def init_precision(
 def update_precision(
     precision: tuple[LayerPrecision, ...],
     layers: Sequence[Layer],
-    fresh: Sequence[Kronecker],
+    fresh: Sequence[Kronecker | tuple[()]],
     weight: Scalar,
     *,
-    decay: float,
-    epsilon: float,
+    decay: float | Scalar,
+    gain: Gain,
 ) -> tuple[LayerPrecision, ...]:
     """A and its factors after a round whose clients sent what they see; unchanged if none did."""
 
-    def update(old: LayerPrecision, new: Kronecker, layer: Layer) -> LayerPrecision:
+    def update(old: LayerPrecision, new: Kronecker | tuple[()], layer: Layer) -> LayerPrecision:
+        if not isinstance(new, Kronecker):
+            return old
         kept = old.averaged.scale(decay)
         averaged = kept.add(narrow(new, kept).scale(1 - decay))
         bar = averaged.normalize(layer.features)
-        factor = Kronecker(bar.blocks / epsilon).add_identity().factorize()
+        factor = bar.scale(gain.steepness).add_identity().factorize()
         return LayerPrecision(averaged, factor, bar.largest_eigenvalue())
 
     new = tuple(map(update, precision, fresh, layers))
@@ -261,12 +333,13 @@ def update_precision(
 
 
 def precondition(
-    precision: Sequence[LayerPrecision], layers: Sequence[Layer], delta: Params
+    precision: Sequence[LayerPrecision], layers: Sequence[Layer], delta: Params, gain: Gain
 ) -> Params:
-    """D, from Δ̄."""
+    """D, from Δ̄; the gain is 1 before the first sketch."""
     for layer, known in zip(layers, precision, strict=True):
-        divided = known.factor.solve(stack_layer(layer, delta))
-        delta = unstack_layer(layer, divided, delta)
+        plain = stack_layer(layer, delta)
+        step = gain.direct * plain + gain.divided * known.factor.solve(plain)
+        delta = unstack_layer(layer, jnp.where(known.steepest > 0, step, plain), delta)
     return delta
 
 
@@ -277,9 +350,9 @@ def unpack_factors(aggregation: Aggregation, largest: int) -> Aggregation:
     """
 
     def unpack(result: Sent) -> Sent:
-        return result._replace(
-            more=tuple(kronecker.unpack(factor, largest) for factor in result.more)
-        )
+        factors, square = result.more
+        blocks = tuple(kronecker.unpack(one, largest) if one else () for one in factors)
+        return result._replace(more=(blocks, square))
 
     def init(result: Result, weight: Weight) -> Any:
         return aggregation.init(jax.eval_shape(unpack, result), weight)
@@ -300,18 +373,27 @@ def _check_delta(mean: Any, theta: Params) -> None:
 
 
 def check_settings(
+    start: Any = START,
     every: Any = EVERY,
-    epsilon: Any = EPSILON,
-    decay: Any = None,
+    filter: Any = "ridge",
+    epsilon: Any = None,
+    kappa: Any = None,
+    length: Any = None,
+    decay: Any = DECAY,
     block: Any = BLOCK,
     rank: Rank = None,
     prefix: str = "",
 ) -> None:
-    check_integer(f"{prefix}every", every, 1)
-    check_integer(f"{prefix}block", block, 1)
+    for name, whole in (("start", start), ("every", every), ("block", block)):
+        check_integer(f"{prefix}{name}", whole, 1)
     if rank != "exact" and rank is not None:
         check_integer(f"{prefix}rank", rank, 1)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise refuse(f"{prefix}epsilon", epsilon, "must be a finite number > 0")
-    if decay is not None and not 0 <= decay < 1:
+    if filter not in get_args(Filter):
+        raise refuse(f"{prefix}filter", filter, f"must be {' or '.join(get_args(Filter))}")
+    if kappa is not None and filter != "saturating":
+        raise refuse(f"{prefix}kappa", kappa, "belongs to the filter saturating; leave it out")
+    for name, number in (("epsilon", epsilon), ("kappa", kappa), ("length", length)):
+        if number is not None and not (math.isfinite(number) and number > 0):
+            raise refuse(f"{prefix}{name}", number, "must be a finite number > 0")
+    if not 0 <= decay < 1:
         raise refuse(f"{prefix}decay", decay, "must be in [0, 1)")

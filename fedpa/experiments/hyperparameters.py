@@ -158,13 +158,25 @@ class Hyperparameters:
     """fedexp: ε ≥ 0 of the step length Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (default: 0.001)."""
     numerator: Literal["fedavg", "fedpa", "mean", "mb-sgd"] | None = None
     """global-precision: method whose mean delta is divided by the precision (default: fedavg)."""
+    precision_start: int | None = None
+    """global-precision: rounds at the start in which clients send sketches, at least 1 (default:
+    3)."""
     precision_every: int | None = None
-    """global-precision: rounds between two updates of the precision, k ≥ 1 (default: 5)."""
+    """global-precision: rounds between two sketches after the start, k ≥ 1 (default: 20)."""
+    precision_filter: Literal["ridge", "saturating"] | None = None
+    """global-precision: gains of steep and flat directions (default: ridge)."""
     precision_epsilon: float | None = None
-    """global-precision: damping ε > 0 in units of the mean eigenvalue; directions far flatter than
-    that keep gain 1 (default: 5)."""
+    """global-precision: ε > 0. ridge: directions far flatter than ε mean eigenvalues keep gain 1
+    (default: 5); saturating: flat directions have gain 1/ε (default: 0.03)."""
+    precision_kappa: float | None = None
+    """global-precision: κ > 0 of the saturating filter, local progress in a direction of mean
+    eigenvalue (default: 0.05)."""
+    precision_length: float | None = None
+    """global-precision: ρ ≥ 0, the step's length relative to the clients' own; 0: the server's rate
+    decides (default: 2)."""
     precision_decay: float | None = None
-    """global-precision: weight β in [0, 1) of the old precision at an update (default: 0.95^k)."""
+    """global-precision: weight β in [0, 1) of the old precision, for each round between sketches
+    (default: 0.95)."""
     precision_block: int | None = None
     """global-precision: largest block; the precision of a larger layer is block-diagonal (default:
     2048)."""

@@ -253,36 +253,54 @@ NUMERATORS: Mapping[str, Callable[[Hyperparameters], "Method"]] = {
     "mean": build_mean,
     "mb-sgd": lambda h: fedpa.mb_sgd(build_local(h), build_server(h)),
 }
-PRECISION_FIELDS = ("numerator", "precision_every", "precision_epsilon", "precision_decay")
+PRECISION_FIELDS = (
+    "numerator",
+    "precision_start",
+    "precision_every",
+    "precision_filter",
+    "precision_epsilon",
+    "precision_kappa",
+    "precision_length",
+    "precision_decay",
+)
 
 
 def build_precision(h: Hyperparameters, block: int | None) -> "Method":
     from fedpa.algorithms.global_precision import check_settings
 
     settings: dict[str, Any] = {
+        "start": h.precision_start,
         "every": h.precision_every,
+        "filter": h.precision_filter,
         "epsilon": h.precision_epsilon,
+        "kappa": h.precision_kappa,
+        "length": h.precision_length,
         "decay": h.precision_decay,
         "block": block,
         "rank": h.precision_rank,
     }
     given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("length") == 0:
+        given["length"] = None
     check_settings(prefix="precision_", **given)
     numerator = NUMERATORS[h.numerator or "fedavg"](h)
     return fedpa.global_precision(numerator, **given, batch_size=h.batch_size)
 
 
 def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparameters:
-    from fedpa.algorithms.global_precision import BLOCK, EPSILON, EVERY, MEMORY
+    from fedpa.algorithms import global_precision as default
 
-    every = EVERY if h.precision_every is None else h.precision_every
+    h = fill_missing(h, numerator="fedavg", precision_filter="ridge")
+    saturating = h.precision_filter == "saturating"
     h = fill_missing(
         h,
-        numerator="fedavg",
-        precision_every=every,
-        precision_epsilon=EPSILON,
-        precision_decay=MEMORY**every,
-        **({} if diagonal else {"precision_block": BLOCK}),
+        precision_start=default.START,
+        precision_every=default.EVERY,
+        precision_epsilon=default.EPSILON.get(h.precision_filter or ""),
+        precision_length=default.LENGTH,
+        precision_decay=default.DECAY,
+        **({"precision_kappa": default.KAPPA} if saturating else {}),
+        **({} if diagonal else {"precision_block": default.BLOCK}),
     )
     unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
     return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))

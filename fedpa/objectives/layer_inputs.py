@@ -424,6 +424,24 @@ def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
 _BATCH = 3
 
 
+def data_layers(loss: Loss, theta: Any, examples: Any) -> tuple[bool, ...]:
+    """For each of `layers_of`: whether its inputs are the data, whatever θ is."""
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_BATCH, *x.shape[1:]), x.dtype), examples)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def inputs(theta: Params, batch: Examples, key: Key) -> list[Array]:
+        found = observe(loss, theta, batch, jnp.ones(_BATCH), key)
+        return [seen.sums if isinstance(seen, Squares) else seen.x for seen in found.values()]
+
+    program = jax.make_jaxpr(inputs)(theta, batch, key).jaxpr
+    # Whatever is computed from something that depends on θ is taken to depend on it.
+    depends = set(program.invars[: len(jax.tree.leaves(theta))])
+    for step in program.eqns:
+        if any(value in depends for value in step.invars if not hasattr(value, "val")):
+            depends.update(step.outvars)
+    return tuple(hasattr(out, "val") or out not in depends for out in program.outvars)
+
+
 def stack_layer(layer: Layer, theta: Params) -> Float[Array, "features outputs"]:
     """[b; W] of a layer."""
     leaves = jax.tree.leaves(theta)
