@@ -147,6 +147,17 @@ def test_infer_gives_the_textbook_posterior(method, inner):
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "inner"),
+    [("product", "laplace"), pytest.param("ep", "nuts", marks=pytest.mark.long)],
+)
+def test_a_client_without_examples_changes_nothing(method, inner):
+    """It has no posterior of its own, or the cavity's: no chains are judged there."""
+    posterior = infer({**CLIENTS, "empty": {"x": X[:0], "y": Y[:0]}}, method=method, inner=inner)
+    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
+    assert posterior.history[-1]["train/rejected"] == 0
+
+
 def test_clients_that_return_bring_ep_to_the_exact_posterior():
     """Two of five in a round: sites that are kept make up for who is missing."""
     posterior = infer(clients_per_round=2, rounds=80, tolerance=1e-3)
