@@ -18,6 +18,7 @@ from fedpa.algorithms.sites import (
     DAMPING,
     NEWTON,
     NEWTON_ROUNDS,
+    SITES,
     SiteState,
 )
 from fedpa.data.federated import Clients, FederatedData, as_federation
@@ -92,7 +93,8 @@ def infer(
         inner: A client's inference: "nuts" (the default), "hmc", "laplace" or "variational"; or one
             of `fedpa.sites`. PVI's is variational, and "laplace" has none.
         structure: "dense" precisions, of at most 2,000 parameters, or "diagonal".
-        rounds: At most, ≥ 1.
+        rounds: At most, ≥ 1; where EP, PVI or SEP begin with ten Newton rounds (all clients take
+            part), more than these.
         clients_per_round: Default: all. Fewer for EP and PVI, if clients return, and for SEP.
         damping: Which part of a site's change is made in a round, in (0, 1].
         tolerance: Of the convergence rule, > 0.
@@ -173,10 +175,12 @@ def infer(
         progress=progress,
     )
     posterior = from_fit(result, params)
-    if method != "product" and not posterior.converged:
-        last = result.history[-1]
+    if method != "product" and not _is_converged(result):
+        posterior = posterior._replace(converged=False)
+        last, count = result.history[-1], len(result.history)
+        rounds_made = "1 round" if count == 1 else f"{count} rounds"
         warnings.warn(
-            f"not converged after {len(result.history)} rounds: the last would move the mean by "
+            f"not converged after {rounds_made}: the last would move the mean by "
             f"{last['train/mean_change']:.2g} standard deviations and change those by "
             f"{last['train/sd_change']:.2%} (tolerance = {tolerance}); give more rounds",
             stacklevel=2,
@@ -227,8 +231,13 @@ def from_fit(result: Fit, params: Model) -> Posterior:
         params,
         dict(result.client_states),
         result.history,
-        converged=len(result.history) == 1 or str(result.stopped or "").startswith(CONVERGED),
+        converged=_is_converged(result) or (len(result.history) == 1 and last["phase"] == SITES),
     )
+
+
+def _is_converged(result: Fit) -> bool:
+    """Whether the convergence rule ended the rounds."""
+    return str(result.stopped or "").startswith(CONVERGED)
 
 
 def from_run(directory: str | Path, params: Model) -> Posterior:
@@ -272,7 +281,7 @@ def from_run(directory: str | Path, params: Model) -> Posterior:
     return from_fit(Fit(params, checkpoint.history, checkpoint.state, stopped), params)
 
 
-def as_objective(log_likelihood: Any, prior: Any) -> Objective:
+def as_objective(log_likelihood: LogLikelihood, prior: Any) -> Objective:
     """What clients minimize: minus the log-likelihood, and the prior once."""
 
     def loss(model: Model, batch: Examples, key: Key) -> Losses:

@@ -43,7 +43,7 @@ class Posterior(NamedTuple):
         model: The model as it was given: structure, dtypes, and leaves that are no parameters.
         sites: Client id → the Gaussian that stands for its likelihood, where clients keep it.
         history: One record per round.
-        converged: Whether the rounds ended by the convergence rule; a single round has none.
+        converged: Whether the rounds ended by the convergence rule; the product has none.
     Example:
         >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
         >>> posterior = Posterior(gaussian, {"w": np.zeros(2, np.float32)})

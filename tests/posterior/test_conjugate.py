@@ -166,6 +166,13 @@ def test_clients_that_return_bring_ep_to_the_exact_posterior():
     assert_close(posterior.gaussian, TRUTH, tolerance=5e-3)
 
 
+def test_one_newton_round_is_not_known_to_be_the_mode():
+    with pytest.warns(UserWarning, match=r"not converged after 1 round: .* \(tolerance = 0.001\)"):
+        posterior = infer(method="laplace", inner=None, rounds=1)
+    assert not posterior.converged
+    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
+
+
 def test_sep_needs_no_client_to_return():
     """Without sites the cohorts' draws are left: decreasing damping averages them."""
     with pytest.warns(UserWarning, match="not converged"):
