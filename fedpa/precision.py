@@ -4,11 +4,14 @@ A bfloat16 counter stops at 256 and a float16 sum of weights overflows at 65,504
 that are sent and stored have their own dtype.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
 
 
 def accumulation_dtype(dtype: Any) -> Any:
@@ -24,3 +27,9 @@ def widen(tree: Any) -> Any:
 def narrow(tree: Any, like: Any) -> Any:
     """Cast every array of the tree to the dtype of its place in `like`."""
     return jax.tree.map(lambda x, target: x.astype(target.dtype), tree, like)
+
+
+def ravel(tree: Any) -> tuple[Float[Array, " d"], Callable[[Array], Any]]:
+    """All arrays of the tree as one wide vector, and the function vector → tree, of its dtypes."""
+    vector, unravel = ravel_pytree(widen(tree))
+    return vector, lambda v: narrow(unravel(v), tree)

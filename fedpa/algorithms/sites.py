@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
 from fedpa.algorithms.fedopt import (
@@ -42,14 +41,14 @@ from fedpa.lapack import eigh
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.objectives.prior import NormalPrior
-from fedpa.precision import narrow, widen
+from fedpa.precision import narrow, ravel
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian, Structure, Vector, spread
 from fedpa.server.aggregation import Aggregate, weighted_mean
 from fedpa.server.schedules import Round as RoundNumber
 from fedpa.sites.laplace import laplace as site_laplace
 from fedpa.sites.sampled import sampled
-from fedpa.sites.site import LEAST, FindSite, Local, SiteInfo, linearize, localize, no_chains
+from fedpa.sites.site import FindSite, Local, SiteInfo, linearize, localize, no_chains
 from fedpa.sites.variational import variational
 from fedpa.types import Key, Params, Scalar
 
@@ -126,8 +125,9 @@ class ClientSiteInfo(NamedTuple):
 READING = Reading(
     reduce={"rhat": "max", "ess": "min", "divergent": "sum", "indefinite": "sum"},
     reasons={
-        "indefinite": "its precision is not positive definite at the present parameters: use "
-        "other initial params, a stronger prior, or a likelihood without flat or convex regions",
+        "indefinite": "its precision is not positive definite, or its log-likelihood not finite, "
+        "at the present parameters: use other initial params, a stronger prior, or a likelihood "
+        "without flat or convex regions",
         "skipped": "the posterior's precision is not positive definite: give a proper prior",
     },
 )
@@ -165,14 +165,10 @@ def infer_by_sites(
     objective = objective._replace(prior=None)
 
     def prior_of(theta: Params) -> Gaussian:
-        wide, _ = ravel_pytree(widen(theta))
-        if prior is None:
-            return Gaussian(jnp.zeros_like(wide), spread(jnp.zeros_like(wide), structure))
-        pulls, diagonal = prior.natural(theta)
-        return Gaussian(pulls.astype(wide.dtype), spread(diagonal.astype(wide.dtype), structure))
+        return as_gaussian(prior, theta, structure)
 
     def init(theta: Params) -> SiteState:
-        wide, _ = ravel_pytree(widen(theta))
+        wide, _ = ravel(theta)
         check_size(len(wide), structure)
         one = jnp.ones((), wide.dtype)
         return SiteState(theta, prior_of(theta), damping * one, wide, -jnp.inf * one)
@@ -205,8 +201,9 @@ def infer_by_sites(
         state: ClientState,
     ) -> ClientResult:
         n = jnp.maximum(local.data.n, 1).astype(new.eta.dtype)
-        at, _ = ravel_pytree(widen(message.theta))
+        at, _ = ravel(message.theta)
         value = local.log_likelihood(at)
+        indefinite |= ~jnp.isfinite(value)
         change = new.divide(old).power(damping)
         # What is indefinite is rejected: results that are not finite are.
         change = change._replace(eta=jnp.where(indefinite, jnp.nan, change.eta))
@@ -218,7 +215,7 @@ def infer_by_sites(
 
     def newton(message: Belief, data: ClientData, state: ClientState, key: Key) -> ClientResult:
         local = localize(objective, message.theta, data, jax.random.fold_in(key, 0))
-        at, _ = ravel_pytree(widen(message.theta))
+        at, _ = ravel(message.theta)
         new = linearize(local, at, structure)
         share = prior_of(message.theta).power(share_of(data, at))
         one = jnp.ones((), at.dtype)
@@ -244,6 +241,13 @@ def infer_by_sites(
         new, looked = find(local, own_prior, message.q, find_key)
         # Flat directions of the cavity are no harm: where the prior is flat, one client has them.
         improper = is_indefinite(own_prior, message.q) | ~own_prior.times(new).is_proper
+        # A client without examples says nothing: t_i = 1.
+        nothing = jax.tree.map(jnp.zeros_like, new), no_chains(), jnp.zeros_like(improper)
+        new, looked, improper = jax.tree.map(
+            lambda found, none: jnp.where(data.n > 0, found, none.astype(found.dtype)),
+            (new, looked, improper),
+            nothing,
+        )
         return send(message, local, old, new, message.damping, looked, improper, state)
 
     def server(
@@ -255,7 +259,7 @@ def infer_by_sites(
         # Sites that clients keep change as they say; else the cohort speaks for all.
         scale = aggregate.weight.astype(state.value.dtype) if keeps else everyone
         q = state.q.times(narrow(aggregate.mean.site, state.q).power(scale))
-        at, unravel = ravel_pytree(widen(state.theta))
+        at, restore = ravel(state.theta)
         value = everyone * aggregate.mean.log_likelihood.astype(at.dtype) + p0.log_density(at)
         is_newton = t < newton_rounds if find is not None else True
         # A Newton step that went too far: halfway back, and expand again there.
@@ -271,7 +275,7 @@ def infer_by_sites(
         # Where damping falls to 0, what matters is what a round still changes.
         undamped = 1 if decay else jnp.where(is_newton, 1, damping_at(state, t))
         new = SiteState(
-            narrow(unravel(mean), state.theta),
+            restore(mean),
             q,
             state.damping,
             jnp.where(too_far, state.best, at),
@@ -306,8 +310,19 @@ def infer_by_sites(
     )
 
 
+def as_gaussian(prior: NormalPrior | None, theta: Params, structure: Structure) -> Gaussian:
+    """The prior over θ ravelled; flat, if there is none."""
+    wide, _ = ravel(theta)
+    if prior is None:
+        return Gaussian(jnp.zeros_like(wide), spread(jnp.zeros_like(wide), structure))
+    pulls, diagonal = prior.natural(theta)
+    return Gaussian(pulls.astype(wide.dtype), spread(diagonal.astype(wide.dtype), structure))
+
+
 ROUNDING = 1e-6
 """Share of the log-posterior by which it may fall from rounding alone."""
+LEAST = 1e-4
+"""A Λ whose least eigenvalue is below minus this share of its largest is indefinite."""
 
 
 def is_indefinite(gaussian: Gaussian, scale: Gaussian | None = None) -> Bool[Array, ""]:

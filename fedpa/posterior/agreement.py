@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from jax.scipy.stats import chi2
 
-from fedpa.errors import FedpaError
 from fedpa.posterior.posterior import Posterior
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian
@@ -62,11 +61,7 @@ def influence(posterior: Posterior) -> list[Influence]:
         >>> influence(posterior)[0].client
         'large'
     """
-    if not posterior.sites:
-        raise FedpaError(
-            "this posterior has no sites: infer with method 'ep' or 'pvi' on a local engine keeps "
-            "each client's"
-        )
+    posterior.check_sites()
     rows = [_look_at(posterior, client) for client in posterior.sites]
     return sorted(rows, key=lambda row: -row.shift)
 

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,8 @@ from fedpa.algorithms.sites import (
     DAMPING,
     NEWTON,
     NEWTON_ROUNDS,
+    SITES,
     SiteState,
-    check_size,
-    check_structure,
 )
 from fedpa.data.federated import Clients, FederatedData, as_federation
 from fedpa.engines.engine import Engine, OfAlgorithm
@@ -94,7 +93,8 @@ def infer(
         inner: A client's inference: "nuts" (the default), "hmc", "laplace" or "variational"; or one
             of `fedpa.sites`. PVI's is variational, and "laplace" has none.
         structure: "dense" precisions, of at most 2,000 parameters, or "diagonal".
-        rounds: At most, ≥ 1.
+        rounds: At most, ≥ 1; where EP, PVI or SEP begin with ten Newton rounds (all clients take
+            part), more than these.
         clients_per_round: Default: all. Fewer for EP and PVI, if clients return, and for SEP.
         damping: Which part of a site's change is made in a round, in (0, 1].
         tolerance: Of the convergence rule, > 0.
@@ -125,22 +125,27 @@ def infer(
     check_integer("rounds", rounds, 1)
     if not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
         raise refuse("tolerance", tolerance, "must be a number > 0")
-    theta, _ = split_params(params)
     check_per_example("log_likelihood", log_likelihood, params, data)
-    if prior is not None and not isinstance(prior, NormalPrior):
-        raise refuse("prior", prior, "must be normal: fedpa.normal_prior(sd=2.0)")
-    check_structure(structure)
-    check_size(sum(leaf.size for leaf in jax.tree.leaves(theta)), structure)
     everyone = len(data.ids)
     cohort = everyone if clients_per_round is None else clients_per_round
     check_integer("clients_per_round", cohort, 1)
     if cohort < everyone and method in ("laplace", "product"):
         raise refuse(
-            "clients_per_round", cohort, f"method='{method}' needs all {everyone:,} in a round"
+            "clients_per_round",
+            cohort,
+            f"method='{method}' needs all {everyone:,} in a round; method='sep' takes fewer",
         )
-    settings = _Settings(method, inner, structure, damping, cohort < everyone)
-    built = _build(settings)
-    if settings.partial and method in ("ep", "pvi") and rounds * cohort < LEAST_RETURNS * everyone:
+    is_partial = cohort < everyone
+    newton_rounds = NEWTON_ROUNDS if method in ("ep", "pvi", "sep") and not is_partial else 0
+    if rounds <= newton_rounds:
+        raise refuse(
+            "rounds",
+            rounds,
+            f"method='{method}' begins with {newton_rounds} Newton rounds: give more, or "
+            "method='laplace'",
+        )
+    built = _build(method, inner, structure, damping, newton_rounds, is_partial)
+    if is_partial and method in ("ep", "pvi") and rounds * cohort < LEAST_RETURNS * everyone:
         raise refuse(
             "method",
             method,
@@ -148,17 +153,14 @@ def infer(
             f"clients reach each of {everyone:,} clients {rounds * cohort / everyone:.2g} times on "
             f"average, and {LEAST_RETURNS} are needed. Give more rounds, or method='sep'",
         )
-
-    def loss(model: Model, batch: Examples, key: Key) -> Losses:
-        return -log_likelihood(model, batch)
-
+    tolerance = min(tolerance, LAPLACE_TOLERANCE) if method == "laplace" else tolerance
     stop = stop_when_converged(
-        min(tolerance, LAPLACE_TOLERANCE) if method == "laplace" else tolerance,
+        tolerance,
         1 if method == "laplace" else max(2, math.ceil(everyone / cohort)),
         method == "laplace",
     )
     result = fit(
-        Objective(loss, prior=prior),
+        as_objective(log_likelihood, prior),
         params,
         data,
         built,
@@ -173,10 +175,12 @@ def infer(
         progress=progress,
     )
     posterior = from_fit(result, params)
-    if method != "product" and not posterior.converged:
-        last = result.history[-1]
+    if method != "product" and not _is_converged(result):
+        posterior = posterior._replace(converged=False)
+        last, count = result.history[-1], len(result.history)
+        rounds_made = "1 round" if count == 1 else f"{count} rounds"
         warnings.warn(
-            f"not converged after {len(result.history)} rounds: the last would move the mean by "
+            f"not converged after {rounds_made}: the last would move the mean by "
             f"{last['train/mean_change']:.2g} standard deviations and change those by "
             f"{last['train/sd_change']:.2%} (tolerance = {tolerance}); give more rounds",
             stacklevel=2,
@@ -227,8 +231,13 @@ def from_fit(result: Fit, params: Model) -> Posterior:
         params,
         dict(result.client_states),
         result.history,
-        converged=len(result.history) == 1 or str(result.stopped or "").startswith(CONVERGED),
+        converged=_is_converged(result) or (len(result.history) == 1 and last["phase"] == SITES),
     )
+
+
+def _is_converged(result: Fit) -> bool:
+    """Whether the convergence rule ended the rounds."""
+    return str(result.stopped or "").startswith(CONVERGED)
 
 
 def from_run(directory: str | Path, params: Model) -> Posterior:
@@ -272,23 +281,29 @@ def from_run(directory: str | Path, params: Model) -> Posterior:
     return from_fit(Fit(params, checkpoint.history, checkpoint.state, stopped), params)
 
 
-class _Settings(NamedTuple):
-    method: Any
-    inner: Any
-    structure: Structure
-    damping: Any
-    partial: bool
-    """Whether a round has some of the clients only."""
+def as_objective(log_likelihood: LogLikelihood, prior: Any) -> Objective:
+    """What clients minimize: minus the log-likelihood, and the prior once."""
+
+    def loss(model: Model, batch: Examples, key: Key) -> Losses:
+        return -log_likelihood(model, batch)
+
+    return Objective(loss, prior=prior)
 
 
-def _build(settings: _Settings) -> Method:
-    method, inner, structure, damping, partial = settings
+def _build(
+    method: Any,
+    inner: Any,
+    structure: Any,
+    damping: Any,
+    newton_rounds: int,
+    is_partial: bool,
+) -> Method:
+    """The method by its name; each checks its settings."""
     if inner is not None and method == "laplace":
         raise refuse("inner", inner, "Laplace's way has no inner inference: leave it out")
     if inner not in (None, "variational") and method == "pvi":
         raise refuse("inner", inner, "PVI's is variational; method='ep' takes any")
     inner = "nuts" if inner is None else inner
-    newton_rounds = 0 if partial else NEWTON_ROUNDS
     ways: Mapping[str, Callable[[], Method]] = {
         "laplace": lambda: laplace(structure=structure),
         "product": lambda: product(inner=inner, structure=structure),
@@ -300,7 +315,7 @@ def _build(settings: _Settings) -> Method:
             inner=inner,
             structure=structure,
             damping=damping,
-            decay=SEP_DECAY if partial else 0.0,
+            decay=SEP_DECAY if is_partial else 0.0,
             newton_rounds=newton_rounds,
         ),
     }
@@ -317,9 +332,11 @@ def check_per_example(field: str, function: Any, params: Model, data: FederatedD
     theta, assemble = split_params(params)
     found = jax.eval_shape(lambda theta, batch: function(assemble(theta), batch), theta, batch)
     shape = getattr(found, "shape", None)
-    if shape != (size,):
+    if shape != (size,) or not jnp.issubdtype(found.dtype, jnp.floating):
+        kind = "None" if found is None else f"a {type(found).__name__}"
+        what = kind if shape is None else f"{found.dtype} of shape {shape}"
         raise FedpaError(
-            f"{field} returns shape {shape} for a batch of {size}: it must return one "
+            f"{field} returns {what} for a batch of {size}: it must return one floating-point "
             f"number per example, shape ({size},)"
         )
 

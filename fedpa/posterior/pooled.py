@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedpa.algorithms.sites import as_gaussian
 from fedpa.data.federated import Clients, as_federation, check_when_read
 from fedpa.data.views import pool_clients
 from fedpa.errors import FedpaError, check_integer, check_type
 from fedpa.objectives.client_data import ClientData, client_data
-from fedpa.objectives.objective import Objective
 from fedpa.objectives.prior import NormalPrior
-from fedpa.posterior.infer import LogLikelihood, check_per_example
+from fedpa.posterior.infer import LogLikelihood, as_objective, check_per_example
 from fedpa.posterior.posterior import LINES, Posterior, name_parameters
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian
@@ -27,7 +27,6 @@ from fedpa.samplers.nuts import nuts
 from fedpa.samplers.sampler import Epochs, draw_chains
 from fedpa.sites.site import localize
 from fedpa.training.problem import bind
-from fedpa.types import Examples, Key, Losses, Model
 
 CHAINS = 4
 DRAWS = 2000
@@ -180,10 +179,10 @@ def compare_with_pooled(
     (pool,) = (pools := pool_clients(data, len(data.ids), seed=0)).ids
     pooled = client_data(pools.examples(pool))
 
-    def loss(model: Model, batch: Examples, key: Key) -> Losses:
-        return -log_likelihood(model, batch)
-
-    objective, theta, _ = bind(Objective(loss, prior=prior), posterior.model)
+    objective, theta, _ = bind(as_objective(log_likelihood, prior), posterior.model)
+    own_prior: Any = objective.prior
+    if own_prior is not None:
+        own_prior.check(theta)
     key, start_key, loss_key = jax.random.split(jax.random.key(seed), 3)
     q = posterior.gaussian
 
@@ -201,7 +200,7 @@ def compare_with_pooled(
 
     points, infos = run(
         q.sd**2 if isinstance(q.precision, Diagonal) else posterior.covariance(),
-        _as_gaussian(objective.prior, theta, q),
+        as_gaussian(own_prior, theta, "diagonal"),
         q.draw(jax.random.normal(start_key, (chains, len(q.eta)), q.eta.dtype)),
         pooled,
     )
@@ -217,13 +216,3 @@ def compare_with_pooled(
         ParameterComparison(name, *row) for name, row in zip(names, numbers.tolist(), strict=True)
     ]
     return PooledComparison(tuple(rows), *worst, divergences)
-
-
-def _as_gaussian(prior: object, theta: Model, like: Gaussian) -> Gaussian:
-    """The prior over θ ravelled; flat, if there is none."""
-    if prior is None:
-        return Gaussian(0 * like.eta, Diagonal(0 * like.eta))
-    assert isinstance(prior, NormalPrior)
-    prior.check(theta)
-    eta, values = prior.natural(theta)
-    return Gaussian(eta.astype(like.eta.dtype), Diagonal(values.astype(like.eta.dtype)))

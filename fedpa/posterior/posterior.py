@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedpa.algorithms.sites import LARGEST_DENSE
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -26,7 +25,7 @@ from fedpa.posterior.prediction import (
     Settings,
     predict,
 )
-from fedpa.precision import narrow, widen
+from fedpa.precision import ravel
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.history import History
@@ -44,7 +43,7 @@ class Posterior(NamedTuple):
         model: The model as it was given: structure, dtypes, and leaves that are no parameters.
         sites: Client id → the Gaussian that stands for its likelihood, where clients keep it.
         history: One record per round.
-        converged: Whether the rounds ended by the convergence rule; a single round has none.
+        converged: Whether the rounds ended by the convergence rule; the product has none.
     Example:
         >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
         >>> posterior = Posterior(gaussian, {"w": np.zeros(2, np.float32)})
@@ -186,23 +185,25 @@ class Posterior(NamedTuple):
         Raises:
             FedpaError: There is no such client, or clients keep no sites in this method.
         """
-        if not self.sites:
-            raise FedpaError(
-                "this posterior has no sites: infer with method 'ep' or 'pvi' on a local engine "
-                "keeps each client's"
-            )
+        self.check_sites()
         if client not in self.sites:
             raise refuse("client", client, f"must be one of {', '.join(list(self.sites)[:10])}")
         others = {name: site for name, site in self.sites.items() if name != client}
         return self._replace(gaussian=self.gaussian.divide(self.sites[client]), sites=others)
 
+    def check_sites(self) -> None:
+        """Refuse a posterior without sites."""
+        if not self.sites:
+            raise FedpaError(
+                "this posterior has no sites: infer with method 'ep' or 'pvi' on a local engine "
+                "keeps each client's"
+            )
+
     def restore(self, vectors: jax.Array) -> Model:
         """Vectors of all parameters, (d,) or (s, d), in the model's structure and dtypes."""
         theta, assemble = split_params(self.model)
-        _, unravel = ravel_pytree(widen(theta))
-        if vectors.ndim == 1:
-            return assemble(narrow(unravel(vectors), theta))
-        return assemble(jax.vmap(lambda v: narrow(unravel(v), theta))(vectors))
+        _, restore = ravel(theta)
+        return assemble(restore(vectors) if vectors.ndim == 1 else jax.vmap(restore)(vectors))
 
     def __repr__(self) -> str:
         """A line for each parameter, of at most `LINES`."""
@@ -215,7 +216,8 @@ class Posterior(NamedTuple):
         ]
         if len(names) > LINES:
             shown.append(f"  … {len(names) - LINES:,} more")
-        rounds = f"{len(self.history)} rounds" if self.history else "no rounds"
+        count = len(self.history)
+        rounds = f"{count or 'no'} round{'' if count == 1 else 's'}"
         state = "" if self.converged else ", not converged"
         title = f"Posterior of {len(names):,} parameters, mean ± sd ({rounds}{state})"
         return "\n".join([title, *shown])

@@ -23,7 +23,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.scipy.special import ndtri
 
 from fedpa.errors import (
@@ -35,7 +34,7 @@ from fedpa.errors import (
     refuse_type,
 )
 from fedpa.objectives.client_data import check_examples, num_rows
-from fedpa.precision import narrow, widen
+from fedpa.precision import ravel, widen
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.problem import split_params
 from fedpa.types import ClientArrays, Examples, Model, Params, Scalar
@@ -213,13 +212,14 @@ def predict(
     theta, rest = eqx.partition(assemble(params), eqx.is_inexact_array)
     outputs = _check_outputs(f, theta, rest, examples, settings)
     size = min(settings.batch_size, len(arrays[0]))
+    _, restore = ravel(theta)
     if settings.linearized:
         size = min(size, max(1, BUDGET // (math.prod(outputs) * len(gaussian.eta))))
-        thetas = _restore(gaussian.mean[None], theta)
+        thetas = jax.vmap(restore)(gaussian.mean[None])
     else:
         shape = (settings.draws, len(gaussian.eta))
         noise = jax.random.normal(key, shape, gaussian.eta.dtype)
-        thetas = _restore(gaussian.draw(noise), theta)
+        thetas = jax.vmap(restore)(gaussian.draw(noise))
     noises = _noise_of_models(settings.noise, thetas, rest)
 
     def summarize(batch: Any) -> _Part:
@@ -326,12 +326,6 @@ def _noise_of_models(noise: Any, thetas: Params, rest: Any) -> Any:
     return sds.astype(jnp.float32)
 
 
-def _restore(vectors: Any, theta: Params) -> Params:
-    """Vectors (s, d) as parameters, a first axis over s."""
-    _, unravel = ravel_pytree(widen(theta))
-    return jax.vmap(lambda v: narrow(unravel(v), theta))(vectors)
-
-
 def _batches(examples: Any, size: int) -> Iterator[Any]:
     """Batches of one size; the last is padded by repeating the last example."""
     n = num_rows(examples)
@@ -385,11 +379,11 @@ def _linearize(
     f: Any, gaussian: Gaussian, theta: Params, rest: Any, x: Any
 ) -> tuple[jax.Array, jax.Array]:
     """f at the mean, (b,) or (b, k), and JΣJᵀ of each example, (b, k, k)."""
-    _, unravel = ravel_pytree(widen(theta))
+    _, restore = ravel(theta)
 
     def respond(v: jax.Array, example: Any) -> jax.Array:
         one = jax.tree.map(lambda a: a[None], example)
-        value: jax.Array = widen(f(eqx.combine(narrow(unravel(v), theta), rest), one))[0]
+        value: jax.Array = widen(f(eqx.combine(restore(v), rest), one))[0]
         return value
 
     mean = gaussian.mean

@@ -19,13 +19,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from fedpa.errors import FedpaError, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
-from fedpa.precision import narrow, widen
+from fedpa.precision import ravel
 from fedpa.samplers.sampler import (
     Sampler,
     Steps,
@@ -171,7 +170,7 @@ def hamiltonian(
 
     def init(theta0: Params, data: ClientData, key: Key) -> HamiltonianState:
         loss_key, chain_key = jax.random.split(key)
-        wide, _ = ravel_pytree(widen(theta0))
+        wide, _ = ravel(theta0)
         frame = _first_frame(mass, wide)
         position = wide if frame is None else jnp.zeros_like(wide)
         density = log_density(theta0, frame, data, loss_key)
@@ -414,5 +413,4 @@ def _check_step_size(learning_rate: Any, step_size: Any, mass: Any, window: Wind
 
 def _restore(flat: jax.Array, theta: Params) -> Params:
     """The vector in θ's structure and dtypes."""
-    _, unravel = ravel_pytree(widen(theta))
-    return narrow(unravel(flat), theta)
+    return ravel(theta)[1](flat)

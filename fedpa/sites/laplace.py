@@ -35,7 +35,7 @@ def laplace(structure: Structure = "dense") -> FindSite:
 
 
 def find_mode(local: Local, cavity: Gaussian, start: Vector, structure: Structure) -> Vector:
-    """The mode of cavity · exp ℓ_i by Newton steps, each as long as the density improves by.
+    """The mode of cavity · exp ℓ_i by Newton steps; of their halvings the best is taken.
 
     A start that is not finite is replaced by 0.
     """

@@ -63,6 +63,14 @@ def sampled(
     def find(
         local: Local, cavity: Gaussian, guess: Gaussian, key: Key
     ) -> tuple[Gaussian, SiteInfo]:
+        d = len(guess.eta)
+        if structure == "dense" and chains * draws <= d:
+            raise refuse(
+                "draws",
+                draws,
+                f"{chains} chains have {chains * draws:,} draws, and {d:,} parameters need more: "
+                f"fedpa.sites.sampled({kind!r}, draws={2 * d // chains}), or structure='diagonal'",
+            )
         if structure == "dense":
             guess = _improve(local, cavity, guess)
             mass = guess.root @ guess.root.T
@@ -77,7 +85,6 @@ def sampled(
             **options,
         )
         start_key, *keys = jax.random.split(key, 1 + chains)
-        d = len(guess.eta)
         starts = guess.draw(jax.random.normal(start_key, (chains, d), guess.eta.dtype))
 
         def run(start: jax.Array, key: Key) -> tuple[jax.Array, Any]:
@@ -107,7 +114,7 @@ def _improve(local: Local, cavity: Gaussian, guess: Gaussian) -> Gaussian:
     """Laplace's approximation of the tilted density; the guess, where that is none."""
     mode = find_mode(local, cavity, guess.mean, "dense")
     better = linearize(local, mode, "dense").times(cavity)
-    # A mode's own mean would be a Newton step away; it is where chains start around.
+    # Centred at the mode, around which chains start; its own mean is one more Newton step away.
     better = better._replace(eta=better.precision.times(mode))
     proper = better.is_proper
     chosen: Gaussian = jax.tree.map(lambda a, b: jnp.where(proper, a, b), better, guess)

@@ -19,20 +19,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from fedpa.lapack import cholesky, solve_lower, solve_upper
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective, client_loss
-from fedpa.precision import narrow, widen
+from fedpa.precision import ravel
 from fedpa.precisions.dense import Dense
 from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian, Structure, Vector
 from fedpa.types import Count, Key, Params, Scalar
-
-LEAST = 1e-4
-"""A Hessian whose least eigenvalue is below minus this share of its largest is indefinite."""
 
 
 class Local(NamedTuple):
@@ -80,11 +76,7 @@ def localize(objective: Objective, theta: Params, data: ClientData, key: Key) ->
         >>> local.log_likelihood(jnp.zeros(2)).item()
         -5.0
     """
-    _, unravel = ravel_pytree(widen(theta))
-
-    def restore(v: Vector) -> Params:
-        return narrow(unravel(v), theta)
-
+    _, restore = ravel(theta)
     loss, regularizer = objective.loss, objective.regularizer
     flat = objective._replace(
         loss=lambda v, batch, key: loss(restore(v), batch, key),

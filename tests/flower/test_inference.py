@@ -27,19 +27,20 @@ from fedpa.precisions.dense import Dense
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.checkpoint import checkpoint_path
 from fedpa.training.problem import Problem
+from tests.flower import deployment
 from tests.flower.loopback_grid import LoopbackGrid, capture
 from tests.refusals import refused
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text("utf-8")
-APP = types.ModuleType("hospitals")
-"""The deployment page's app, with a client's inference that takes no samples."""
-exec(
+SOURCE = (
     PAGE.split("```python\n# my_app/hospitals.py", 1)[1]
     .split("```")[0]
-    .replace("ep()", 'ep(inner="laplace")')
-    .replace("clients_per_round=5", "clients_per_round=3"),
-    vars(APP),
+    .replace(".ep()", '.ep(inner="laplace")')
+    .replace("clients_per_round=5", "clients_per_round=3")
 )
+"""The deployment page's app, with a client's inference that takes no samples."""
+APP = types.ModuleType("hospitals")
+exec(SOURCE, vars(APP))
 FEW = {"min-nodes": 2, "start-timeout": 60.0, "round-timeout": 0.3, "poll": 0.01}
 NODES = [{"clients": "a,c"}, {"clients": "b"}]
 HOLDERS = {"a": 101, "b": 102, "c": 101}
@@ -94,12 +95,9 @@ def assert_close(a, b, tolerance=2e-4):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.long  # EP's, by the page's app, is in a shorter test
-@pytest.mark.parametrize("way", WAYS)
-def test_a_posterior_over_nodes_is_the_local_engine_s(tmp_path, way):
-    rounds = 1 if way == "product" else 4
-    fit = serve(grid_of(way), tmp_path / "run", way, rounds)
-    alone = fedpa.fit(
+def fit_alone(way, rounds):
+    """The same by the local engine."""
+    return fedpa.fit(
         fedpa.Objective(APP.loss, prior=PRIOR),
         PARAMS,
         CLIENTS,
@@ -109,6 +107,14 @@ def test_a_posterior_over_nodes_is_the_local_engine_s(tmp_path, way):
         engine=fedpa.engines.per_client(),
         progress=False,
     )
+
+
+@pytest.mark.long  # EP's, by the page's app, is in a shorter test
+@pytest.mark.parametrize("way", WAYS)
+def test_a_posterior_over_nodes_is_the_local_engine_s(tmp_path, way):
+    rounds = 1 if way == "product" else 4
+    fit = serve(grid_of(way), tmp_path / "run", way, rounds)
+    alone = fit_alone(way, rounds)
     assert_close(fit.state, alone.state)
     names = [name for name in alone.history[-1] if name.startswith("train/")]
     assert "train/mean_change" in names
@@ -235,11 +241,57 @@ def test_a_run_is_resumed_exactly_where_nodes_have_kept_their_sites(tmp_path):
         serve(grid_of("ep"), tmp_path / "lost", rounds=5)
 
 
-def test_the_page_s_app_gives_the_posterior_of_infer(tmp_path):
+def write_examples(root):
+    """Client b's in one directory, the others' in two."""
     for name in CLIENTS.ids:
-        place = tmp_path / ("one" if name == "b" else "two")
+        place = root / ("one" if name == "b" else "two")
         place.mkdir(exist_ok=True)
         np.savez(place / f"{name}.npz", **CLIENTS.examples(name))
+
+
+def write_app(root):
+    """The page's app as Flower runs it: EP of four rounds, which no convergence rule ends."""
+    changes = {
+        "(inner=": "(newton_rounds=1, inner=",
+        "rounds=60": "rounds=4",
+        "stop_when_converged()": "stop_when_converged(in_a_row=9)",
+    }
+    source = SOURCE
+    for old, new in changes.items():
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    (root / "my_app").mkdir(parents=True)
+    (root / "my_app" / "__init__.py").touch()
+    (root / "my_app" / "hospitals.py").write_text(source)
+    project = (deployment.APP / "pyproject.toml").read_text().split("task =")[0]
+    for name in ("server", "client"):
+        project = project.replace(f"fedpa_app.{name}:app", f"my_app.hospitals:{name}")
+    settings = 'out = ""\nmin-nodes = 2\nstart-timeout = 120.0\nround-timeout = 120.0\n'
+    (root / "pyproject.toml").write_text(f'{project}{settings}app.data = ""\n')
+    return root
+
+
+@pytest.mark.long
+def test_the_page_s_app_gives_the_local_posterior_over_processes(tmp_path):
+    """Every message starts a process: one node's sites are in Flower's state, one's in files."""
+    write_examples(tmp_path)
+    nodes = [f'data-dir="{tmp_path}/one"', f'data-dir="{tmp_path}/two" state-dir="{tmp_path}/kept"']
+    out, app = tmp_path / "run", write_app(tmp_path / "app")
+    there = deployment.Deployment(
+        tmp_path, nodes=2, app=app, node_config=lambda number, of: nodes[number]
+    )
+    with there:
+        number = there.run(**{"out": str(out), "app.data": str(tmp_path / "one")})
+        assert there.ended(number) == "finished:completed", there.run_log(number)
+    found, alone = fedpa.posterior.from_run(out, PARAMS), from_fit(fit_alone("ep", 4), PARAMS)
+    assert [record["phase"] for record in found.history] == ["newton", *["sites"] * 3]
+    assert [record["train/rejected"] for record in found.history] == [0] * 4
+    assert_close(found.gaussian, alone.gaussian)
+    assert_close((found.mean, found.sd), (alone.mean, alone.sd))
+
+
+def test_the_page_s_app_gives_the_posterior_of_infer(tmp_path):
+    write_examples(tmp_path)
     settings = {**FEW, "out": str(tmp_path / "run"), "app.data": str(tmp_path / "one")}
     nodes = [{"data-dir": str(tmp_path / place)} for place in ("one", "two")]
     APP.server(LoopbackGrid(APP.client, settings, nodes), Context(1, 1, {}, RecordDict(), settings))

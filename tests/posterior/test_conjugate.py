@@ -147,12 +147,30 @@ def test_infer_gives_the_textbook_posterior(method, inner):
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "inner"),
+    [("product", "laplace"), pytest.param("ep", "nuts", marks=pytest.mark.long)],
+)
+def test_a_client_without_examples_changes_nothing(method, inner):
+    """It has no posterior of its own, or the cavity's: no chains are judged there."""
+    posterior = infer({**CLIENTS, "empty": {"x": X[:0], "y": Y[:0]}}, method=method, inner=inner)
+    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
+    assert posterior.history[-1]["train/rejected"] == 0
+
+
 def test_clients_that_return_bring_ep_to_the_exact_posterior():
     """Two of five in a round: sites that are kept make up for who is missing."""
     posterior = infer(clients_per_round=2, rounds=80, tolerance=1e-3)
     assert posterior.converged
     assert len(posterior.history) < 80
     assert_close(posterior.gaussian, TRUTH, tolerance=5e-3)
+
+
+def test_one_newton_round_is_not_known_to_be_the_mode():
+    with pytest.warns(UserWarning, match=r"not converged after 1 round: .* \(tolerance = 0.001\)"):
+        posterior = infer(method="laplace", inner=None, rounds=1)
+    assert not posterior.converged
+    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
 
 
 def test_sep_needs_no_client_to_return():

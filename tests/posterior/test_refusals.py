@@ -36,6 +36,7 @@ def infer(log_likelihood=conjugate.log_likelihood, params=np.zeros(3, np.float32
         ({"tolerance": float("nan")}, ["tolerance = nan"]),
         ({"tolerance": "small"}, ["tolerance = 'small'"]),
         ({"rounds": 0}, ["rounds = 0"]),
+        ({"rounds": 10}, ["rounds = 10", "method='laplace'"]),
         ({"clients_per_round": 0}, ["clients_per_round = 0"]),
         ({"clients_per_round": 1.5}, ["clients_per_round = 1.5"]),
         ({"method": "laplace", "inner": None, "clients_per_round": 2}, ["clients_per_round = 2"]),
@@ -64,9 +65,11 @@ def test_settings_that_do_not_fit(options, anchors):
         (lambda theta, batch: jnp.sum(batch["y"]), ["log_likelihood", "()", "(8,)"]),
         (lambda theta, batch: batch["x"] * theta[None], ["log_likelihood", "(8, 3)", "(8,)"]),
         (lambda theta, batch: None, ["log_likelihood", "None", "(8,)"]),
+        (lambda theta, batch: (batch["y"], 1), ["log_likelihood", "tuple", "(8,)"]),
+        (lambda theta, batch: batch["y"].astype(int), ["log_likelihood", "int32", "(8,)"]),
         (lambda theta: theta, ["log_likelihood"]),
     ],
-    ids=["one number", "a matrix", "nothing", "of one argument"],
+    ids=["one number", "a matrix", "nothing", "a tuple", "integers", "of one argument"],
 )
 def test_a_log_likelihood_must_give_one_number_per_example(function, anchors):
     with refused(*anchors):
@@ -96,9 +99,30 @@ def test_a_client_whose_precision_is_not_positive_definite_is_named(method):
         )
 
 
+def test_a_log_likelihood_that_is_not_finite_at_the_start_names_its_client():
+    with refused("client 'client-0'", "log-likelihood", kind=fedpa.errors.TooFewClientsError):
+        infer(lambda theta, batch: conjugate.log_likelihood(theta, batch) + jnp.log(theta[0]))
+
+
+def test_draws_that_are_too_few_for_dense_matrices():
+    few = fedpa.sites.sampled("nuts", chains=2, draws=4)
+    params = np.zeros(9, np.float32)
+    with refused("draws = 4", "8 draws", "9 parameters", "structure='diagonal'"):
+        infer(
+            lambda theta, batch: -0.5 * (batch["y"] - theta[0]) ** 2,
+            params,
+            prior=fedpa.normal_prior(sd=2.0),
+            inner=few,
+        )
+
+
 def test_dense_matrices_of_many_parameters():
     with refused("structure = 'dense'", "2,001", "structure='diagonal'"):
-        infer(lambda theta, batch: batch["y"] * theta[0], np.zeros(2001, np.float32))
+        infer(
+            lambda theta, batch: batch["y"] * theta[0],
+            np.zeros(2001, np.float32),
+            prior=fedpa.normal_prior(sd=2.0),
+        )
     many = Gaussian(jnp.zeros(2001), Diagonal(jnp.ones(2001)))
     with refused("2,001"):
         fedpa.posterior.Posterior(many, np.zeros(2001, np.float32)).covariance()

@@ -172,8 +172,10 @@ SAMPLERS = {
     ),
 }
 ADAPTED = ("nuts-dense", "hmc-diagonal")
-"""A last bit in the adapted step size flips an acceptance some transitions later: another chain of
-the same law. `test_mass` has their moments, padded and vectorized."""
+"""Adapting ε amplifies rounding: in float64, vectorized and single runs agree in ε to 1e-11 after
+20 transitions and to 1e-9 (NUTS) or 1e-5 (HMC) after 150, as do single NUTS runs whose starts
+differ by a last bit. float32's 1e-7 becomes percents of ε: another chain of the same law, whose
+moments `test_mass` has, padded and vectorized."""
 START = jnp.array([4.0, 4.0])
 WHOLE, PADDED = target(40).data, target(200).data
 
