@@ -70,12 +70,12 @@ from fedpa.precisions.kronecker import (
     input_factors,
 )
 from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
-from fedpa.types import Key, Params, Scalar
+from fedpa.types import Count, Key, Params, Scalar
 
 START = 3
 EVERY = 20
 DECAY = 0.95
-LENGTH = 2.0
+LENGTH = 1.4
 BLOCK = 2048
 WITH_PRECISION = f"{WITH}precision"
 WITH_DEEPER = f"{WITH}precision of deeper layers"
@@ -122,6 +122,8 @@ class PrecisionState(NamedTuple):
     numerator: State
     """The server's state as the numerator's method has it."""
     precision: tuple[LayerPrecision, ...]
+    sketched: Count
+    """The last round in which clients sent sketches."""
 
 
 class PrecisionInfo(NamedTuple):
@@ -227,12 +229,14 @@ def global_precision(
 
         def init(theta: Params) -> PrecisionState:
             state = inner.init(theta)
-            return PrecisionState(state, init_precision(layers(state), theta, block))
+            precision = init_precision(layers(state), theta, block)
+            return PrecisionState(state, precision, jnp.zeros((), jnp.int32))
 
         def phase(t: int) -> str:
             if t < start:
                 return inner.phase(t) + WITH_PRECISION
-            return inner.phase(t) + ("" if t % every else WITH_DEEPER)
+            doubled = t < every and t.bit_count() == 1
+            return inner.phase(t) + (WITH_DEEPER if doubled or t % every == 0 else "")
 
         def server(
             state: PrecisionState, aggregate: Aggregate, t: Any
@@ -241,9 +245,9 @@ def global_precision(
             mean, (fresh, square) = aggregate.mean
             _check_delta(mean, theta_of(state.numerator))
             if fresh:
-                last = jnp.maximum(t - every, jnp.minimum(start, t) - 1)
+                passed = jnp.maximum(t - state.sketched, 1)
                 precision = update_precision(
-                    precision, seen, fresh, aggregate.weight, decay=decay ** (t - last), gain=gain
+                    precision, seen, fresh, aggregate.weight, decay=decay**passed, gain=gain
                 )
             step = precondition(precision, seen, mean, gain)
             if length is not None:
@@ -252,7 +256,8 @@ def global_precision(
                 step = jax.tree.map(lambda d: (scale * d).astype(d.dtype), step)
             after, info = inner.server(state.numerator, Aggregate(step, aggregate.weight), t)
             norm, plain = optax.tree.norm(step), optax.tree.norm(mean)
-            return PrecisionState(after, precision), PrecisionInfo(
+            sketched = jnp.asarray(t, jnp.int32) if fresh else state.sketched
+            return PrecisionState(after, precision, sketched), PrecisionInfo(
                 info.skipped,
                 jnp.where(plain > 0, norm / jnp.where(plain > 0, plain, 1), 1),
                 cosine(step, mean),

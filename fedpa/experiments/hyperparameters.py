@@ -173,7 +173,7 @@ class Hyperparameters:
     eigenvalue (default: 0.05)."""
     precision_length: float | None = None
     """global-precision: ρ ≥ 0, the step's length relative to the clients' own; 0: the server's rate
-    decides (default: 2)."""
+    decides (default: 1.4)."""
     precision_decay: float | None = None
     """global-precision: weight β in [0, 1) of the old precision, for each round between sketches
     (default: 0.95)."""

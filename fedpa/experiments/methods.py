@@ -265,6 +265,11 @@ PRECISION_FIELDS = (
 )
 
 
+def default_precision(h: Hyperparameters) -> Hyperparameters:
+    """The step has a length of its own: the server's rate is 1."""
+    return dataclasses.replace(h, **PLAIN_SERVER)
+
+
 def build_precision(h: Hyperparameters, block: int | None) -> "Method":
     from fedpa.algorithms.global_precision import check_settings
 
@@ -288,19 +293,19 @@ def build_precision(h: Hyperparameters, block: int | None) -> "Method":
 
 
 def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparameters:
-    from fedpa.algorithms import global_precision as default
+    from fedpa.algorithms.global_precision import BLOCK, DECAY, EPSILON, EVERY, KAPPA, LENGTH, START
 
     h = fill_missing(h, numerator="fedavg", precision_filter="ridge")
     saturating = h.precision_filter == "saturating"
     h = fill_missing(
         h,
-        precision_start=default.START,
-        precision_every=default.EVERY,
-        precision_epsilon=default.EPSILON.get(h.precision_filter or ""),
-        precision_length=default.LENGTH,
-        precision_decay=default.DECAY,
-        **({"precision_kappa": default.KAPPA} if saturating else {}),
-        **({} if diagonal else {"precision_block": default.BLOCK}),
+        precision_start=START,
+        precision_every=EVERY,
+        precision_epsilon=EPSILON[h.precision_filter or "ridge"],
+        precision_length=LENGTH,
+        precision_decay=DECAY,
+        **({"precision_kappa": KAPPA} if saturating else {}),
+        **({} if diagonal else {"precision_block": BLOCK}),
     )
     unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
     return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
@@ -384,6 +389,7 @@ METHODS = {
         "mean Δ of FedAvg (or --numerator), divided by the averaged precision",
         lambda h: build_precision(h, h.precision_block),
         adjust_precision,
+        default_precision,
         samples=True,
         begins_as_fedavg=False,
         takes=(*PRECISION_FIELDS, "precision_block", "precision_rank"),
@@ -396,6 +402,7 @@ METHODS = {
         "control of global-precision: only the precision's diagonal",
         lambda h: build_precision(h, 1),
         lambda h: adjust_precision(h, diagonal=True),
+        default_precision,
         samples=True,
         begins_as_fedavg=False,
         takes=PRECISION_FIELDS,

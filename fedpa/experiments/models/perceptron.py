@@ -1,4 +1,7 @@
-"""The perceptron of the task `digits`: 64 pixels, 32 hidden units, 10 classes; ReLU between."""
+"""Perceptrons of one hidden layer, ReLU between: 64 pixels, 32 hidden units, 10 classes by default.
+
+That is the model of the task `digits`; `emnist --model mlp` has 784 pixels and 128 hidden units.
+"""
 
 import functools
 
@@ -9,16 +12,15 @@ import optax
 from fedpa.objectives.layer_inputs import layer_input, layer_output, over_examples
 from fedpa.types import Examples, Key, Losses
 
-HIDDEN = 32
 
-
-def init(key: Key) -> eqx.nn.MLP:
+def init(key: Key, pixels: int = 64, hidden: int = 32, classes: int = 10) -> eqx.nn.MLP:
     """Draw a model of the layers' default initialization."""
-    return eqx.nn.MLP(64, 10, HIDDEN, depth=1, key=key)
+    return eqx.nn.MLP(pixels, classes, hidden, depth=1, key=key)
 
 
 def logits(params: eqx.nn.MLP, x: jax.Array) -> jax.Array:
-    """Logits of images n×64."""
+    """Logits of images, n×pixels or n×height×width×1."""
+    x = x.reshape(x.shape[0], -1)
     return over_examples(functools.partial(_logits, params))(x)
 
 

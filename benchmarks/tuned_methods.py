@@ -1,0 +1,353 @@
+"""Methods at their best rates, to the plateau: accuracy, rounds, bytes and seconds to targets.
+
+    python -m benchmarks.tuned_methods emnist-skew-mlp docs/results/tuned.csv
+    python -m benchmarks.tuned_methods --show docs/results/tuned.csv
+
+Every method has the same number of trials for its rates, a grid of the client's and the server's,
+at half of the rounds, with a seed of their own, chosen by the loss of validation clients. Then it
+runs with its best rates and fresh seeds, measured on the test split. Runs that the table has are
+kept: an interrupted comparison continues.
+"""
+
+import argparse
+import csv
+import dataclasses
+import functools
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedpa
+from fedpa.data.federated import FederatedData
+from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
+from fedpa.experiments.methods import METHODS
+from fedpa.experiments.tasks.task import TaskOptions, task_named
+from fedpa.training.problem import Problem
+
+TRIAL_SEED = 1000
+CLIENTS = 10
+"""Of a round."""
+SHARE = 0.1
+"""Of the evaluations at the end of a run that are averaged as its result."""
+
+WIDE = (0.1, 0.3, 0.9)
+SERVERS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "fedavg": {"server_learning_rate": (0.3, 1.0, 3.0)},
+    "fedavgm": {"server_learning_rate": (0.1, 0.3, 1.0)},
+    "fedadam": {"server_learning_rate": (0.01, 0.03, 0.1)},
+    "fedyogi": {"server_learning_rate": (0.01, 0.03, 0.1)},
+    "fedexp": {"fedexp_epsilon": (1e-4, 1e-3, 1e-2)},
+    "mime": {"server_momentum": (0.5, 0.9, 0.99)},
+    "global-precision": {"precision_length": (0.7, 1.4, 2.8)},
+    "global-precision-diagonal": {"precision_length": (0.7, 1.4, 2.8)},
+}
+"""The server's setting of each method and the values tried: its rate, or what it has instead."""
+BEST = ("fedavgm", "fedadam", "global-precision", "global-precision-diagonal")
+
+
+class Comparison(NamedTuple):
+    """A task as it is compared."""
+
+    task: str
+    options: Mapping[str, Any]
+    rounds: int
+    seeds: int
+    eval_every: int
+    client_rates: Sequence[float]
+    servers: int
+    """How many of the server's values are tried."""
+    targets: Sequence[float]
+    methods: Sequence[str] = tuple(SERVERS)
+    client_momentum: float = 0.0
+    init: str | None = None
+
+
+SKEW = {"label_skew": 0.1, "dataset": "fed_emnist_digitsonly"}
+WRITERS = {"dataset": "fed_emnist_digitsonly"}
+COMPARISONS = {
+    "emnist-skew-mlp": Comparison(
+        "emnist", {**SKEW, "model": "mlp"}, 150, 5, 2, WIDE, 3, (0.9, 0.93, 0.95, 0.96)
+    ),
+    "emnist-writers-mlp": Comparison(
+        "emnist", {**WRITERS, "model": "mlp"}, 150, 5, 2, WIDE, 3, (0.9, 0.93, 0.95, 0.96)
+    ),
+    "emnist-skew-cnn": Comparison(
+        "emnist",
+        {**SKEW, "max_examples": 40},
+        60,
+        3,
+        2,
+        (0.01, 0.03),
+        2,
+        (0.9, 0.95, 0.97),
+        BEST,
+        0.9,
+    ),
+    "emnist-writers-cnn": Comparison(
+        "emnist",
+        {**WRITERS, "max_examples": 40},
+        60,
+        3,
+        2,
+        (0.01, 0.03),
+        2,
+        (0.9, 0.95, 0.97),
+        BEST,
+        0.9,
+    ),
+}
+
+
+class Trial(NamedTuple):
+    """A run's settings; a row of the table has them and one evaluation."""
+
+    comparison: str
+    method: str
+    kind: str
+    """trial or run."""
+    client_rate: float
+    server: float
+    """The value of the method's setting in `SERVERS`."""
+    seed: int
+
+
+class Point(NamedTuple):
+    """An evaluation."""
+
+    round: int
+    accuracy: float
+    loss: float
+    megabytes: float
+    """Sent by clients so far."""
+    seconds: float
+    """Of all rounds so far, without evaluations."""
+
+
+FIELDS = (*Trial._fields, *Point._fields)
+Table = dict[Trial, list[Point]]
+
+
+def read(path: Path) -> Table:
+    """Read the table; a run of which not all is there is left out by `finished`."""
+    table: Table = {}
+    if path.exists():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                key = Trial(*(_typed(Trial, name, row[name]) for name in Trial._fields))
+                point = Point(*(_typed(Point, name, row[name]) for name in Point._fields))
+                table.setdefault(key, []).append(point)
+    return table
+
+
+def _typed(kind: Any, name: str, text: str) -> Any:
+    return kind.__annotations__[name](text)
+
+
+def append(path: Path, trial: Trial, points: Iterable[Point]) -> None:
+    """Write all of a run's rows at once."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        if new:
+            rows.writerow(FIELDS)
+        for point in points:
+            numbers = [format(x, ".6g") for x in point[1:]]
+            rows.writerow([*trial, point.round, *numbers])
+
+
+@functools.cache
+def load(name: str, data_dir: str | None) -> Problem:
+    comparison = COMPARISONS[name]
+    options = TaskOptions(data_dir=data_dir, validation_share=0.1, **comparison.options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return task_named(comparison.task).load(options)
+
+
+def evaluator(problem: Problem, data: FederatedData, batch: int = 200) -> Callable[[Any], Any]:
+    """Measure all examples, a batch at a time."""
+    parts = [data.examples(client) for client in data.ids]
+    joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    count = len(jax.tree.leaves(joined)[0]) // batch * batch
+    order = np.random.default_rng(0).permutation(len(jax.tree.leaves(joined)[0]))[:count]
+    batches = jax.tree.map(lambda a: jnp.asarray(a[order]).reshape(-1, batch, *a.shape[1:]), joined)
+
+    @eqx.filter_jit
+    def sums(params: Any) -> Any:
+        each = jax.lax.map(lambda b: problem.metric.measure(params, b).each, batches)
+        return jax.tree.map(jnp.sum, each)
+
+    def evaluate(params: Any) -> dict[str, float]:
+        return dict(problem.metric.values({k: float(v) for k, v in sums(params).items()}))
+
+    return evaluate
+
+
+def build(trial: Trial) -> Any:
+    """The method with the trial's rates and the preset's other settings."""
+    comparison, named = COMPARISONS[trial.comparison], METHODS[trial.method]
+    preset = next(iter(task_named(comparison.task).presets.values()))
+    plain = dataclasses.replace(
+        preset.hyperparameters,
+        server_optimizer="sgd",
+        server_learning_rate=1.0,
+        server_momentum=0.0,
+        burn_in_rounds=0,
+    )
+    (setting,) = SERVERS[trial.method]
+    chosen: dict[str, Any] = {
+        "client_learning_rate": trial.client_rate,
+        "client_momentum": 0.0 if trial.method == "mime" else comparison.client_momentum,
+        setting: trial.server,
+    }
+    h: Hyperparameters = dataclasses.replace(named.defaults(plain), **chosen)
+    return named.build(resolve_hyperparameters(named.adjust(h)))
+
+
+def run(trial: Trial, data_dir: str | None) -> list[Point]:
+    comparison, problem = COMPARISONS[trial.comparison], load(trial.comparison, data_dir)
+    is_trial = trial.kind == "trial"
+    data = problem.validation if is_trial else problem.test
+    assert data is not None
+    evaluate = _evaluator(trial.comparison, is_trial, data_dir)
+    result = fedpa.fit(
+        problem.objective,
+        problem.init(jax.random.key(trial.seed)),
+        problem.clients,
+        build(trial),
+        rounds=comparison.rounds // 2 if is_trial else comparison.rounds,
+        clients_per_round=CLIENTS,
+        seed=trial.seed,
+        evaluate=evaluate,
+        eval_every=comparison.eval_every,
+        progress=False,
+    )
+    points, up, seconds = [], 0.0, 0.0
+    for record in result.history:
+        up += record["comm/bytes_up"] / 1e6
+        seconds += record["seconds"]
+        if "eval/accuracy" in record:
+            accuracy, loss = record["eval/accuracy"], record["eval/loss"]
+            points.append(Point(record["round"], accuracy, loss, up, seconds))
+    return [summarize(points)] if is_trial else points
+
+
+@functools.cache
+def _evaluator(name: str, is_trial: bool, data_dir: str | None) -> Callable[[Any], Any]:
+    problem = load(name, data_dir)
+    data = problem.validation if is_trial else problem.test
+    assert data is not None
+    return evaluator(problem, data)
+
+
+def summarize(points: Sequence[Point]) -> Point:
+    """The mean of the last evaluations."""
+    last = points[-max(1, math.ceil(SHARE * len(points))) :]
+    accuracy, loss = (float(np.mean([getattr(p, n) for p in last])) for n in ("accuracy", "loss"))
+    return points[-1]._replace(accuracy=accuracy, loss=loss)
+
+
+def trials(name: str, method: str) -> Iterator[Trial]:
+    comparison = COMPARISONS[name]
+    ((_, values),) = SERVERS[method].items()
+    middle = values if comparison.servers == 3 else values[:2]
+    for rate, server in itertools.product(comparison.client_rates, middle):
+        yield Trial(name, method, "trial", rate, server, TRIAL_SEED)
+
+
+def best(table: Table, name: str, method: str) -> Trial:
+    """The trial of the least validation loss; one that is not finite is none."""
+    tried = {one: table[one][0].loss for one in trials(name, method) if one in table}
+    return min(tried, key=lambda one: tried[one] if math.isfinite(tried[one]) else math.inf)
+
+
+def compare(name: str, path: Path, data_dir: str | None) -> None:
+    """Run what the table lacks."""
+    for method in COMPARISONS[name].methods:
+        for trial in trials(name, method):
+            carry_out(trial, path, data_dir)
+    for seed in range(COMPARISONS[name].seeds):
+        for method in COMPARISONS[name].methods:
+            chosen = best(read(path), name, method)
+            carry_out(chosen._replace(kind="run", seed=seed), path, data_dir)
+
+
+def carry_out(trial: Trial, path: Path, data_dir: str | None) -> None:
+    if trial in read(path):
+        return
+    began = time.perf_counter()
+    points = run(trial, data_dir)
+    append(path, trial, points)
+    end = summarize(points)
+    print(
+        *trial, f"{end.accuracy:.4f} {end.loss:.4f} {time.perf_counter() - began:.0f} s", flush=True
+    )
+
+
+def reach(points: Sequence[Point], target: float) -> Point | None:
+    """The first evaluation that reaches the target."""
+    return next((point for point in points if point.accuracy >= target), None)
+
+
+def show(path: Path) -> None:
+    """Print a table of each comparison: results, and what it took to reach the targets."""
+    table = read(path)
+    for name in dict.fromkeys(trial.comparison for trial in table):
+        print(f"\n## {name}\n")
+        targets = COMPARISONS[name].targets
+        heads = [f"{t:g}: rounds, MB, s" for t in targets]
+        print("| method | rates | accuracy | loss | " + " | ".join(heads) + " |")
+        print("| --- " * (4 + len(heads)) + "|")
+        runs: dict[str, list[tuple[Trial, list[Point]]]] = {}
+        for trial, points in table.items():
+            if (trial.comparison, trial.kind) == (name, "run"):
+                runs.setdefault(trial.method, []).append((trial, points))
+        for method, ran in runs.items():
+            ends = [summarize(points) for _, points in ran]
+            accuracy = np.array([end.accuracy for end in ends])
+            cells = []
+            for target in targets:
+                reached = [reach(points, target) for _, points in ran]
+                there = [p for p in reached if p is not None]
+                if len(there) < len(ran):
+                    cells.append(f"{len(there)} of {len(ran)}")
+                    continue
+                rounds, megabytes, seconds = (
+                    np.mean([getattr(p, field) for p in there])
+                    for field in ("round", "megabytes", "seconds")
+                )
+                cells.append(f"{rounds:.0f}, {megabytes:.0f}, {seconds:.1f}")
+            trial = ran[0][0]
+            spread = accuracy.std(ddof=1) if len(accuracy) > 1 else 0.0
+            loss = np.mean([end.loss for end in ends])
+            rates = f"{trial.client_rate:g}, {trial.server:g}"
+            print(
+                f"| {method} | {rates} | {accuracy.mean():.4f} ± {spread:.4f} | {loss:.3f} | "
+                + " | ".join(cells)
+                + " |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("comparison", nargs="?", choices=COMPARISONS)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--show", action="store_true")
+    given = parser.parse_args()
+    if given.comparison:
+        compare(given.comparison, given.table, given.data_dir)
+    show(given.table)
+
+
+if __name__ == "__main__":
+    main()
