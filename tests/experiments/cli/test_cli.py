@@ -93,7 +93,7 @@ def test_version_and_help(here, capsys):
     words = "method rounds clients-per-round epochs batch-size burn-in-rounds samples rho seed"
     for option in (words.replace(" samples", "") + " out config overwrite dry-run").split():
         assert f"--{option}" in text
-    assert "(default: 150)" in text  # the task's own default
+    assert "(default: 350)" in text  # the task's own default
 
 
 def show_help(*words, columns, capsys, monkeypatch):
