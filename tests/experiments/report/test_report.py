@@ -453,3 +453,21 @@ def test_a_method_looks_the_same_whatever_it_is_compared_with():
     # Another setting of FedAvg does not take the look of a method that is compared, too.
     looks = choose_looks({"fedavg": "fedavg", "fedavg (epochs=2)": "fedavg", "afo": "afo"})
     assert looks["afo"] == many["afo"]
+
+
+@pytest.mark.parametrize(
+    ("switch", "falls", "places"),
+    [(15, False, [0.16]), (15, True, [0.4]), (5, False, []), (None, False, [])],
+)
+def test_after_a_long_burn_in_its_end_is_drawn_larger(switch, falls, places):
+    values = np.linspace(0, 1, 20)[:: -1 if falls else 1]
+    runs = {"fedavg": [history(values)], "fedpa": [history(values, switch)]}
+    figure = draw_curves([compared(of(**runs))])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    panel, insets = axes.get_position(), axes.child_axes
+    found = [(inset.get_position().y0 - panel.y0) / panel.height for inset in insets]
+    assert found == pytest.approx(places)
+    for inset in insets:
+        assert [line.get_xdata().tolist() for line in inset.lines] == [list(range(15, 21))] * 2
+        assert inset.lines[0].get_color() == axes.lines[1].get_color()
