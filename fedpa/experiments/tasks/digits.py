@@ -111,7 +111,7 @@ LAPTOP = Preset(
     summary="350 rounds in seconds",
     targets=(0.8, 0.9),
     seeds=3,
-    grid=make_grid((0.5, 1.0), (0.02, 0.05, 0.1), (2, 5), (50, 150, PLATEAU), (0.01, 0.1, 1.0)),
+    grid=make_grid((0.5, 1.0), (0.02, 0.05, 0.1), (2, 5), (10, 50, PLATEAU), (0.01, 0.1, 1.0)),
 )
 
 TASK = Task(
