@@ -12,9 +12,9 @@ DOCS := .venv-docs
 # worksteal: neighbouring tests, which share compiled programs and fixtures, run in one worker.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-# Half of the suite's time is XLA's: with its older emitters and in one piece a program is compiled in
-# less than half of the time, and optimized alike. `make test-all` has programs as users get them.
-COMPILING := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+# Half of the suite's time is XLA's: with its older emitters, in one piece and less optimized, a program
+# is compiled in less than half of the time. `make test-all` has programs as users get them.
+COMPILING := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=1
 
 # Packages are installed uncompiled, and many tests start processes: what one compiles serves all.
 unexport PYTHONDONTWRITEBYTECODE

@@ -245,7 +245,7 @@ def global_precision(
             mean, (fresh, square) = aggregate.mean
             _check_delta(mean, theta_of(state.numerator))
             if fresh:
-                passed = jnp.maximum(t - state.sketched, 1)
+                passed = jnp.maximum(t - state.sketched, 1).astype(jnp.float32)
                 precision = update_precision(
                     precision, seen, fresh, aggregate.weight, decay=decay**passed, gain=gain
                 )

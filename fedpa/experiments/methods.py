@@ -67,6 +67,8 @@ class NamedMethod(NamedTuple):
     """The methods that it is a control of, if any."""
     isolates: str = ""
     """For a control: the cause that a difference from it shows."""
+    shares: str = ""
+    """For a control: what else sets its method apart from FedAvg, and the control has, too."""
     sends: str = "θ / Δ"
     """Down to a client / up from it."""
     keeps: str = "–"
@@ -408,6 +410,7 @@ METHODS = {
         takes=PRECISION_FIELDS,
         control_of=("global-precision",),
         isolates="correlations between parameters",
+        shares="the scale of each parameter",
         sends="θ / Δ, every k-th round Z",
         keeps="A, L",
         cost="1 + 1/(kM)",
@@ -426,6 +429,7 @@ METHODS = {
         samples=True,
         control_of=("fedpa", "fedpa-oas"),
         isolates="the covariance and its longer step",
+        shares="the average of the samples",
     ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
@@ -434,6 +438,7 @@ METHODS = {
         samples=True,
         control_of=("fedpa",),
         isolates="the covariance",
+        shares="the longer step",
     ),
     "mime": NamedMethod(
         "MIME[M]",

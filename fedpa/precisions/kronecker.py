@@ -369,7 +369,8 @@ def columns(layer: Layer, rank: Rank, largest: int) -> int | None:
     if rank == "exact":
         return None
     s = layer.outputs if rank is None else min(rank, layer.outputs)
-    return None if 2 * cut_layer(layer, largest).num_numbers <= layer.features * s else s
+    blocks = cut_layer(layer, largest)
+    return None if blocks.size == 1 or 2 * blocks.num_numbers <= layer.features * s else s
 
 
 def input_factors(

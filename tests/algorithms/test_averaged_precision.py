@@ -1,13 +1,16 @@
-"""D = ε(Ā + εI)⁻¹Δ̄, its blocks, its memory, and the sums it is made of."""
+"""D, from Δ̄ and A, by both filters; A's blocks, its memory, and the sums it is made of."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpa.algorithms.fedopt import Sent
 from fedpa.algorithms.global_precision import (
     init_precision,
+    make_gain,
     precondition,
     unpack_factors,
     update_precision,
@@ -19,6 +22,7 @@ from tests.federations import trees_equal
 
 RNG = np.random.default_rng(0)
 FEATURES, OUTPUTS, EPSILON, DECAY = 7, 3, 0.5, 0.8
+RIDGE = make_gain("ridge", EPSILON, 1.0)
 LAYER = Layer((2,), (6,), OUTPUTS, 0, out_first=False, table=False)
 DELTA = {
     name: jnp.asarray(RNG.standard_normal(shape), jnp.float32)
@@ -50,11 +54,11 @@ def after(largest, *matrices, weight=1.0):
 
 @jax.jit
 def updated(state, blocks, weight):
-    return update_precision(state, [LAYER], [blocks], weight, decay=DECAY, epsilon=EPSILON)
+    return update_precision(state, [LAYER], [blocks], weight, decay=DECAY, gain=RIDGE)
 
 
-def stepped(state):
-    return jax.jit(lambda delta: precondition(state, [LAYER], delta))(DELTA)
+def stepped(state, gain=RIDGE):
+    return jax.jit(lambda delta: precondition(state, [LAYER], delta, gain))(DELTA)
 
 
 def expected(averaged):
@@ -92,6 +96,38 @@ def test_blocks_leave_out_what_is_between_them(largest):
         check(stepped(after(1, matrix)), (EPSILON / (bar + EPSILON))[:, None] * STACKED)
 
 
+@given(epsilon=st.floats(0.01, 10), kappa=st.floats(0.001, 10), seed=st.integers(0, 2**31))
+def test_the_saturating_filter_in_numpy(epsilon, kappa, seed):
+    """(I + κĀ)((1 + ε)κĀ + εI)⁻¹: 1/ε in flat directions, 1/(1 + ε) in steep ones."""
+    gain = make_gain("saturating", epsilon, kappa)
+    matrix = spd(seed)
+    bar = matrix * FEATURES / np.trace(matrix)
+    state = init_precision([LAYER], DELTA, FEATURES)
+    state = update_precision(
+        state, [LAYER], [in_parts(matrix, FEATURES)], jnp.ones(()), decay=DECAY, gain=gain
+    )
+    one = np.eye(FEATURES)
+    wanted = np.linalg.solve((1 + epsilon) * kappa * bar + epsilon * one, STACKED)
+    wanted = wanted + kappa * bar @ wanted
+    step = precondition(state, [LAYER], DELTA, gain)
+    largest = np.abs(wanted).max()
+    np.testing.assert_allclose(step["bias"], wanted[0], atol=1e-3 * largest)
+    np.testing.assert_allclose(step["weight"], wanted[1:], atol=1e-3 * largest)
+    limits = [gain.direct + gain.divided / (1 + gain.steepness * x) for x in (0, 1e12)]
+    np.testing.assert_allclose(limits, [1 / epsilon, 1 / (1 + epsilon)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("filter", ["ridge", "saturating"])
+def test_before_the_first_sketch_the_gain_is_one(filter):
+    check(stepped(after(FEATURES), make_gain(filter, 0.03, 0.05)), STACKED)
+
+
+def test_a_layer_that_sent_nothing_keeps_its_average():
+    state = after(FEATURES, spd())
+    same = update_precision(state, [LAYER], [()], jnp.ones(()), decay=DECAY, gain=RIDGE)
+    assert trees_equal(state, same)
+
+
 def test_before_the_first_sketch_and_in_directions_without_inputs_the_gain_is_one():
     check(stepped(after(FEATURES)), STACKED)
     flat = np.diag([0, 0, 1, 1, 1, 1, 1.0])
@@ -116,14 +152,16 @@ def test_a_round_of_nobody_or_of_no_numbers_leaves_the_average():
 
 def client(seed, **changes):
     z = np.random.default_rng(seed).standard_normal((FEATURES, 2)).astype(np.float32)
-    fields = {"delta": {"w": jnp.full(2, float(seed))}, "more": (Sketch(jnp.asarray(z)),)}
-    return Sent(**(fields | changes)), z
+    fields = {"delta": {"w": jnp.full(2, float(seed))}, "factors": (Sketch(jnp.asarray(z)),)}
+    fields |= changes
+    return Sent(fields["delta"], (fields["factors"], jnp.asarray(2.0 * seed))), z
 
 
 def test_sums_are_of_products_and_a_client_that_is_not_finite_is_left_out_whole():
     aggregation = unpack_factors(weighted_mean(), 4)
     sent = [client(seed)[0] for seed in range(3)]
-    sent[1] = sent[1]._replace(more=(Sketch(sent[1].more[0].z.at[0, 0].set(jnp.inf)),))
+    broken = Sketch(sent[1].more[0][0].z.at[0, 0].set(jnp.inf))
+    sent[1] = sent[1]._replace(more=((broken,), sent[1].more[1]))
     weights = [jnp.asarray(q) for q in (1.0, 5.0, 3.0)]
 
     @jax.jit
@@ -141,7 +179,9 @@ def test_sums_are_of_products_and_a_client_that_is_not_finite_is_left_out_whole(
     np.testing.assert_allclose(mean.delta["w"], [1.5, 1.5])
     z = [split_rows(jnp.asarray(client(seed)[1]), cut(FEATURES, 4)) for seed in (0, 2)]
     wanted = (z[0] @ z[0].swapaxes(1, 2) + 3 * z[1] @ z[1].swapaxes(1, 2)) / 4
-    np.testing.assert_allclose(mean.more[0].blocks, wanted, rtol=1e-5, atol=1e-6)
+    factors, square = mean.more
+    np.testing.assert_allclose(factors[0].blocks, wanted, rtol=1e-5, atol=1e-6)
+    assert float(square) == 3  # (1·0 + 3·4)/4
 
 
 def test_exact_factors_add_up_and_rounds_without_have_none():
@@ -154,7 +194,9 @@ def test_exact_factors_add_up_and_rounds_without_have_none():
         return aggregation.value(aggregation.merge(total, total)).mean, accepted
 
     triangle = Gram(jnp.arange(6.0)[None])  # of one block of 3
-    mean, accepted = twice(client(1, more=(triangle,))[0])
+    mean, accepted = twice(client(1, factors=(triangle, ()))[0])
     assert bool(accepted)
-    np.testing.assert_array_equal(mean.more[0].blocks[0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
-    assert twice(client(1, more=())[0])[0].more == ()
+    (blocks, nothing), square = mean.more
+    np.testing.assert_array_equal(blocks.blocks[0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
+    assert (nothing, float(square)) == ((), 2)
+    assert twice(client(1, factors=())[0])[0].more[0] == ()

@@ -1,5 +1,7 @@
 """Global precision: what it solves that first-order methods don't, what is sent, what is kept."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,8 +61,9 @@ def test_it_solves_what_first_order_methods_do_not():
     precise = end(
         lambda c, s: fedpa.global_precision(
             fedpa.fedavg(full_batches(c), plain_server(s, 0.5)),
-            every=1,
+            start=1_000,
             epsilon=1e-3,
+            length=None,
             batch_size=100,
         ),
         step,
@@ -106,8 +109,9 @@ def test_no_rate_of_the_others_gets_there():
         "diagonal": (
             lambda c, s: fedpa.global_precision(
                 fedpa.fedavg(full_batches(c), plain_server(s, 0.5)),
-                every=1,
+                start=1_000,
                 epsilon=1e-3,
+                length=None,
                 block=1,
                 batch_size=100,
             ),
@@ -136,8 +140,9 @@ def test_no_rate_of_the_others_gets_there():
     for rank, momentum in ((None, 0.5), ("exact", 0.0)):
         precise = lambda c, s: fedpa.global_precision(  # noqa: E731
             fedpa.fedavg(full_batches(c), plain_server(s, momentum)),
-            every=1,
+            start=1_000,
             epsilon=1e-3,
+            length=None,
             rank=rank,
             batch_size=100,
         )
@@ -148,27 +153,60 @@ def test_no_rate_of_the_others_gets_there():
 def test_where_the_axes_are_the_coordinates_the_diagonal_is_enough():
     problem = Problem(rotated=False)
     diagonal = lambda c, s: fedpa.global_precision(  # noqa: E731
-        fedpa.fedavg(full_batches(c), plain_server(s)), every=1, epsilon=1e-3, block=1
+        fedpa.fedavg(full_batches(c), plain_server(s)), start=1_000, epsilon=1e-3, length=None, block=1
     )
     rates = np.geomspace(500, 40_000, 25)
     assert problem.best(diagonal, [1 / problem.steepest_client], rates)[0] < 1e-6
 
 
 def test_a_sketch_is_sent_every_kth_round_and_counted():
-    """Δ is 22 numbers; the sketch of [b; W] is 7×3, its Gram matrix 28, its diagonal 7."""
+    """Δ is 22 numbers and ‖Δ‖²; the sketch of [b; W] is 7×3 of half the size, its diagonal 7."""
     like = CLIENTS["client-0"]
     data = client_data(like)
 
-    def numbers(phase, **options):
+    def bytes_of(phase, **options):
         method = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=3, **options)
         algorithm = method(Objective(loss, like=like))
         message = algorithm.broadcast(algorithm.init(THETA), 0)
         out = jax.eval_shape(algorithm.clients[phase], message, data, (), jax.random.key(0))
-        return num_bytes(out.result) // 4
+        return num_bytes(out.result)
 
-    assert numbers("training") == 22
-    for options, more in [({}, 21), ({"rank": 1}, 7), ({"rank": "exact"}, 28), ({"block": 1}, 7)]:
-        assert numbers("training with precision", **options) == 22 + more
+    plain = 4 * 23
+    assert bytes_of("training") == plain
+    for options, more in [
+        ({}, 2 * 21),
+        ({"rank": 1}, 2 * 7),
+        ({"rank": "exact"}, 4 * 28),
+        ({"block": 1}, 4 * 7),
+    ]:
+        assert bytes_of("training with precision", **options) == plain + more
+        # The layer's inputs are the data: training does not change them.
+        assert bytes_of("training with precision of deeper layers", **options) == plain
+
+
+def test_the_step_s_length_is_that_of_the_clients():
+    """√(Σ q_i ‖Δ_i‖²/Σ q_i) times ρ, in Δ̄'s place; without ρ, what the filter gives."""
+    like, data = CLIENTS["client-0"], [client_data(one) for one in CLIENTS.values()]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def moved(length):
+        side = Server(server.sgd(1.0))
+        method = fedpa.global_precision(fedpa.fedavg(LOCAL, side), length=length)
+        algorithm = method(Objective(loss, like=like))
+        state = algorithm.init(THETA)
+        stacked = jax.tree.map(lambda *each: jnp.stack(each), *data)
+        keys = jax.random.split(jax.random.key(0), len(data))
+        cohort = fedpa.algorithms.Cohort(stacked, keys)
+        after, left = fedpa.fed_round(algorithm, state, cohort, 0, "training with precision")
+        step = optax.tree.sub(THETA, algorithm.parameters(after))
+        return step, left.client_info.delta_norm, left.server_info.precision_ratio
+
+    (free, norms, ratio), (step, _, _) = moved(None), moved(0.7)
+    clients = float(jnp.sqrt(jnp.mean(norms**2)))  # as many examples each
+    np.testing.assert_allclose(float(optax.tree.norm(step)), 0.7 * clients, rtol=1e-5)
+    assert float(ratio) < 1
+    cosine = optax.tree.vdot(free, step) / optax.tree.norm(free) / optax.tree.norm(step)
+    np.testing.assert_allclose(float(cosine), 1, rtol=1e-5)
 
 
 def test_the_numerators_deltas_are_what_they_would_be_alone():
@@ -185,33 +223,50 @@ def test_the_numerators_deltas_are_what_they_would_be_alone():
         return [alone, *beside]
 
     alone, *beside = deltas(jax.random.key(3))
-    assert len(beside) == 2
+    assert len(beside) == 3
     assert all(trees_equal(alone, delta) for delta in beside)
 
 
 def test_each_phase_has_rounds_with_a_sketch_and_without():
     method = fedpa.global_precision(
-        fedpa.fedpa(LOCAL, SIDE, rho=0.3, burn_in_rounds=2, form="gram"), every=2
+        fedpa.fedpa(LOCAL, SIDE, rho=0.3, burn_in_rounds=2, form="gram"), start=1, every=3
     )
     algorithm = method(Objective(loss))
-    phases = ["burn-in with precision", "burn-in", "sampling with precision", "sampling"]
-    assert [algorithm.phase(t) for t in range(4)] == phases
-    assert set(algorithm.clients) == set(phases)
+    all_layers, deeper = "with precision", "with precision of deeper layers"
+    phases = [f"burn-in {all_layers}", f"burn-in {deeper}", f"sampling {deeper}", "sampling"]
+    assert [algorithm.phase(t) for t in (0, 1, 3, 4)] == phases
+    assert set(algorithm.clients) == {
+        f"{name}{more}"
+        for name in ("burn-in", "sampling")
+        for more in ("", f" {all_layers}", f" {deeper}")
+    }
+
+
+def test_sketches_come_less_often_the_longer_training_goes():
+    """At the start, where layers change fast; when the rounds have doubled; then every k-th."""
+    algorithm = fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE))(Objective(loss))
+    phases = [algorithm.phase(t) for t in range(100)]
+    assert [t for t in range(100) if phases[t].endswith("with precision")] == [0, 1, 2]
+    deeper = [t for t in range(100) if phases[t].endswith("deeper layers")]
+    assert deeper == [4, 8, 16, 20, 40, 60, 80]
 
 
 def test_records_say_what_the_precision_did():
     history = fit(
-        fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=2, epsilon=1.0), 3
+        fedpa.global_precision(
+            fedpa.fedavg(LOCAL, SIDE), start=2, every=2, epsilon=1.0, length=None
+        ),
+        3,
     ).history
     sent = [record["comm/bytes_up"] for record in history]
-    assert sent == [3 * 4 * (23 + 21), 3 * 4 * 23, 3 * 4 * (23 + 21)]  # with the weight
+    assert sent == [3 * (4 * 24 + 2 * 21)] * 2 + [3 * 4 * 24]  # with the weight
     for record in history:
         assert 0 < record["train/precision_ratio"] < 1
         assert 0.5 < record["train/precision_cosine"] < 1
         assert 1 < record["train/precision_steepest"] < 7
         assert record["train/skipped"] == 0
     steepest = [record["train/precision_steepest"] for record in history]
-    assert steepest[0] == steepest[1] != steepest[2]  # only sketches change it
+    assert steepest[0] != steepest[1] == steepest[2]  # only sketches change it
 
 
 @pytest.mark.long
@@ -239,7 +294,12 @@ def test_a_model_that_shows_nothing_is_refused_before_any_work():
 @pytest.mark.parametrize(
     ("settings", "anchor"),
     [
+        ({"start": 0}, "start = 0"),
         ({"every": 0}, "every = 0"),
+        ({"filter": "flat"}, "filter = 'flat'"),
+        ({"kappa": 0.1}, "kappa = 0.1"),
+        ({"filter": "saturating", "kappa": -1.0}, "kappa = -1.0"),
+        ({"length": -1.0}, "length = -1.0"),
         ({"epsilon": 0.0}, "epsilon = 0.0"),
         ({"epsilon": float("nan")}, "epsilon = nan"),
         ({"decay": 1.0}, "decay = 1.0"),
@@ -253,7 +313,7 @@ def test_bad_settings_are_refused(settings, anchor):
     with refused(anchor):
         fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), **settings)
     fields = {f"precision_{name}": value for name, value in settings.items()}
-    if "batch_size" not in settings and settings.get("rank") != "all":
+    if "batch_size" not in settings and settings.get("rank") != "all" and "flat" not in anchor:
         with refused(f"precision_{anchor}"):
             METHODS["global-precision"].build(Hyperparameters(**fields))
 
@@ -275,8 +335,12 @@ def test_a_numerator_of_more_than_deltas_is_refused():
 
 def test_by_name():
     h = resolve(default_config("digits", "global-precision")).hyperparameters
-    assert (h.numerator, h.precision_every, h.precision_epsilon) == ("fedavg", 5, 5.0)
-    assert (h.precision_decay, h.precision_block, h.precision_rank) == (0.95**5, 2048, None)
+    assert (h.numerator, h.precision_start, h.precision_every) == ("fedavg", 3, 20)
+    assert (h.precision_filter, h.precision_epsilon, h.precision_kappa) == ("ridge", 5.0, None)
+    assert (h.precision_length, h.precision_decay, h.precision_block) == (1.4, 0.95, 2048)
+    assert (h.server_optimizer, h.server_learning_rate, h.server_momentum) == ("sgd", 1.0, 0.0)
+    saturating = METHODS["global-precision"].adjust(Hyperparameters(precision_filter="saturating"))
+    assert (saturating.precision_epsilon, saturating.precision_kappa) == (0.03, 0.05)
     diagonal = METHODS["global-precision-diagonal"]
     assert "precision_block" not in diagonal.takes
     for numerator in ("fedavg", "fedpa", "mean", "mb-sgd"):

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpa.objectives import Objective, client_data, layer_input
+from fedpa.objectives.layer_inputs import Layer
 from fedpa.precisions.kronecker import (
     Cut,
     Kronecker,
     Sketch,
+    columns,
     cut,
     input_factors,
     pack,
@@ -61,6 +63,8 @@ def keys(number):
 def test_sketches_are_unbiased(rank):
     """E[ZZᵀ] = XᵀX/n, each entry within five of its standard errors."""
     z = factors(keys(4000), rank=2 if rank is None else rank).z
+    assert z.dtype == jnp.bfloat16
+    z = z.astype(np.float32)
     assert z.shape == (4000, FEATURES, 2 if rank is None else rank)
     products = z @ z.swapaxes(1, 2)
     error = products.std(axis=0) / np.sqrt(len(products))
@@ -70,9 +74,8 @@ def test_sketches_are_unbiased(rank):
 
 
 def test_the_gram_matrix_is_exact_whatever_the_batches():
-    """5·6/2 = 15 numbers are no more than 5·3: no sketch is made."""
     for batch_size in (1, 4, 100):
-        (triangle,) = factors(keys(1), batch_size=batch_size).triangles[0]
+        (triangle,) = factors(keys(1), batch_size=batch_size, rank="exact").triangles[0]
         np.testing.assert_allclose(triangle, GRAM[np.triu_indices(FEATURES)], rtol=1e-5)
 
 
@@ -90,12 +93,13 @@ def test_an_empty_client_sends_zeros():
 
 
 def test_what_is_smaller_is_sent():
-    whole = (1, 15), False
-    assert shape() == shape(rank="exact") == shape(rank=100) == whole
+    """In bytes: a sketch has two per number, the Gram matrix, 5·6/2 = 15 numbers, four."""
+    assert shape() == shape(rank=100) == ((5, 3), True)
     assert shape(rank=2) == ((5, 2), True)
-    # Blocks of 2: 3 · 3 numbers, less than a sketch of 2 columns; the diagonal always is.
-    assert shape(rank=2, largest=2) == ((3, 3), False)
-    assert shape(rank=1, largest=1) == ((5, 1), False)
+    assert shape(rank="exact") == ((1, 15), False)
+    assert shape(rank=1, largest=1) == ((5, 1), False)  # the diagonal is never sketched
+    layers = [Layer((0,), (4,), outputs, 1, out_first=False, table=False) for outputs in (5, 6)]
+    assert [columns(layer, None, 100) for layer in layers] == [5, None]
     diagonal = factors(keys(1), rank=1, largest=1).triangles[0]
     np.testing.assert_allclose(diagonal[:, 0], np.diagonal(GRAM), rtol=1e-5)
 

@@ -194,7 +194,7 @@ class CompareCommand:
     """Compare methods on one task, with the same clients in every round.
 
     examples:
-      fedpa compare digits --seeds 3                    the task's methods
+      fedpa compare digits                              the task's methods
       fedpa compare digits --methods fedavg,fedpa,mean  your choice of methods
       fedpa compare digits --tune 0.3,1,3               tune learning rates first
       fedpa compare --out runs/c                        continue a comparison
@@ -203,8 +203,9 @@ class CompareCommand:
     run: RunConfig = dataclasses.field(metadata={"without": ("method",)})
     methods: str | None = None
     """Methods with commas between them; fedpa methods lists them (default: the task's choice)."""
-    seeds: int = 1
-    """Number of runs of each method, at least 1, with the seeds --seed, --seed + 1, …"""
+    seeds: int | None = None
+    """Number of runs of each method, at least 1, with the seeds --seed, --seed + 1, … (default: 3
+    for digits, 1 for other tasks)."""
     reference: str | None = None
     """Method that the others are compared with (default: fedavg if it takes part, else the
     first)."""

@@ -81,6 +81,8 @@ class Contrast(NamedTuple):
     """Difference from the control, or the reason why it is missing."""
     isolates: str
     """The cause that a difference shows."""
+    shares: str
+    """What the control has in common with the method, besides what the reference has."""
 
 
 class Comparison(NamedTuple):
@@ -172,7 +174,9 @@ def _contrast(groups: Sequence[Group], scale: Scale) -> list[Contrast]:
         for group in groups if about is not None else ():
             if about is not None and group.runs[0].method in about.control_of:
                 difference = _subtract(group, control, scale)
-                found.append(Contrast(group.label, control.label, difference, about.isolates))
+                found.append(
+                    Contrast(group.label, control.label, difference, about.isolates, about.shares)
+                )
     return found
 
 

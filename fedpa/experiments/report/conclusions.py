@@ -1,13 +1,14 @@
 """Conclusions of a comparison: sentences computed from its numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedpa.algorithms.fedopt import SAMPLING, stage
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.report.comparison import Comparison, Difference
+from fedpa.experiments.report.bootstrap import LEVEL
+from fedpa.experiments.report.comparison import Comparison, Contrast, Difference
 from fedpa.experiments.report.runs import Group
 
 ONE_PATH = 1.5
@@ -17,56 +18,103 @@ SAME_DIRECTION = 0.99
 
 
 def conclude(comparison: Comparison) -> list[str]:
-    """State which methods differ from the reference by more than their interval, and which do not.
+    """State which differences exceed seed noise, and what explains those of methods with a control.
+
+    A method that differs from its control shows an effect of what the control leaves out. One that
+    differs from the reference but not from its control shows what both have in common, provided
+    that the control differs from the reference, too. One that differs from neither leaves nothing
+    to explain.
 
     Args:
         comparison: The methods of one task.
     Returns:
-        One sentence about the reference, and one for each method and its control.
+        How often chance alone exceeds the intervals, if several are judged; then one sentence with
+        all differences and their explanations. Empty if there is nothing to compare.
     """
-    sentences = []
-    paired = [
-        (row.method, row.difference)
+    lower = comparison.scale.lower
+    paired = {
+        row.method: row.difference
         for row in comparison.rows
         if isinstance(row.difference, Difference)
-    ]
-    if paired:
-        seeds = sorted({row.seeds for row in comparison.rows})
-        over = f"over {seeds[0]} seed{'s' if seeds[-1] > 1 else ''}"
-        over = over if len(seeds) == 1 else f"over {seeds[0]} to {seeds[-1]} seeds"
-        found: dict[str, list[str]] = {}
-        for method, difference in paired:
-            verdict = judge(difference, comparison.scale.lower)
-            found.setdefault(_VERDICTS[verdict], []).append(f"{method} ({_format(difference)})")
-        parts = [
-            f"{word} {join_words(found[word])}" for word in _VERDICTS.values() if word in found
-        ]
+    }
+    contrasts = [own for own in comparison.contrasts if isinstance(own.difference, Difference)]
+    # A difference between the reference and its control or method is among `paired`, too.
+    others = [own for own in contrasts if comparison.reference not in (own.method, own.control)]
+    judged = [*paired.values(), *(own.difference for own in others)]
+    decided = sum(isinstance(own, Difference) and judge(own, lower) != "unknown" for own in judged)
+    sentences = []
+    if decided > 1:
+        chance = min(1.0, decided * (1 - LEVEL))
         sentences.append(
-            f"Compared with {comparison.reference} {over}, final {comparison.scale.metric} is "
-            f"{', '.join(parts)}."
+            f"{decided} differences are judged, each by its own {LEVEL:.0%} interval over seeds. "
+            f"If none were real, one or more would exceed its interval in up to {chance:.0%} of "
+            "such comparisons."
         )
-    for contrast in comparison.contrasts:
-        if not isinstance(contrast.difference, Difference):
-            continue
-        verdict, number = judge(contrast.difference, comparison.scale.lower), contrast.difference
-        pair = f"{contrast.method} {{}} its control {contrast.control} ({_format(number)})"
-        if verdict == "unknown":
-            text = f"Whether {pair.format('differs from')} cannot be decided from one seed."
-        elif verdict == "same":
-            text = pair.format("does not differ by more than the interval from")
-            text += f": no effect of {contrast.isolates} is visible."
-        else:
-            text = f"{pair.format(f'is {verdict} than')}: an effect of {contrast.isolates}."
-        sentences.append(text)
+    parts = [_list_differences(comparison, paired)] if paired else []
+    parts += [_explain_contrast(own, comparison, paired) for own in contrasts]
+    if parts:
+        sentences.append("; ".join(parts) + ".")
     return sentences
 
 
 _VERDICTS = {
     "better": "better with",
     "worse": "worse with",
-    "same": "within the interval with",
+    "same": "within seed noise with",
     "unknown": "undecided (one seed) with",
 }
+
+
+def _list_differences(comparison: Comparison, paired: Mapping[str, Difference]) -> str:
+    """List the methods that are better, worse or not distinguishable from the reference."""
+    seeds = sorted({row.seeds for row in comparison.rows})
+    over = f"over {seeds[0]} seed{'s' if seeds[-1] > 1 else ''}"
+    over = over if len(seeds) == 1 else f"over {seeds[0]} to {seeds[-1]} seeds"
+    found: dict[str, list[str]] = {}
+    for method, difference in paired.items():
+        verdict = _VERDICTS[judge(difference, comparison.scale.lower)]
+        found.setdefault(verdict, []).append(f"{method} ({_format(difference)})")
+    parts = [f"{word} {join_words(found[word])}" for word in _VERDICTS.values() if word in found]
+    about = f"Compared with {comparison.reference} {over}, final {comparison.scale.metric} is "
+    return about + ", ".join(parts)
+
+
+def _explain_contrast(
+    contrast: Contrast, comparison: Comparison, paired: Mapping[str, Difference]
+) -> str:
+    """Explain a method's difference by its difference from its control."""
+    assert isinstance(contrast.difference, Difference)
+    lower, reference = comparison.scale.lower, comparison.reference
+    method, control = contrast.method, contrast.control
+    number = f"({_format(contrast.difference)})"
+    verdict = judge(contrast.difference, lower)
+    if verdict == "unknown":
+        return f"whether {method} differs from its control {control} {number} needs more seeds"
+    if verdict != "same":
+        effect = f"an effect of {contrast.isolates}"
+        return f"{method} is {verdict} than its control {control} {number}, {effect}"
+    about = f"{method} is within seed noise of its control {control} {number}"
+    own, its = (judge(paired[m], lower) if m in paired else "unknown" for m in (method, control))
+    if own == "same":
+        return f"{about} and of {reference}: there is nothing to explain"
+    change = "gain" if own == "better" else "loss"
+    if _is_fedavg(comparison) and own == its != "unknown":
+        cause = f"{contrast.shares}, which both have, explains its {change}"
+        return f"{about}: {cause}, not {contrast.isolates}"
+    if _is_fedavg(comparison) and own != "unknown" and its == "same":
+        return (
+            f"{about}, which is within seed noise of {reference}: more seeds must tell whether "
+            f"{contrast.shares} or {contrast.isolates} explains its {change}"
+        )
+    return f"{about}: no effect of {contrast.isolates} is visible"
+
+
+def _is_fedavg(comparison: Comparison) -> bool:
+    """Whether the reference is FedAvg, from which controls differ in one thing after the other."""
+    return any(
+        group.label == comparison.reference and group.runs[0].method == "fedavg"
+        for group in comparison.groups
+    )
 
 
 def judge(difference: Difference, lower: bool) -> str:

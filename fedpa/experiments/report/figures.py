@@ -5,7 +5,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,14 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.curves import WINDOW, Panel, Series
-from fedpa.experiments.report.looks import COLOURS, MARKERS, Look, assign_looks, style_line
+from fedpa.experiments.report.looks import (
+    COLOURS,
+    MARKERS,
+    STYLES,
+    Look,
+    assign_looks,
+    style_line,
+)
 
 MARKS = 8
 """Markers along a line."""
@@ -107,6 +114,7 @@ def _draw_panels(
         for series in panel.series:
             lines[series.method] = _draw_series(axes, series, looks[series.method])
         _draw_surroundings(axes, panel)
+        _draw_end(axes, panel, looks)
     if lines:
         figure.legend(
             list(lines.values()),
@@ -138,6 +146,33 @@ def _draw_surroundings(axes: Axes, panel: Panel) -> None:
         )
     tidy(axes, panel.title, "round", panel.y)
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _draw_end(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
+    """Draw the averages once more, larger, from the start of sampling, after a long burn-in.
+
+    The burn-in is long if it is more than half of the rounds. The inset is where curves leave
+    space: below those that rise, above those that fall.
+    """
+    drawn = [own for own in panel.series if len(own.line.rounds)]
+    last = max((own.line.rounds[-1] for own in drawn), default=0)
+    if len(panel.switches) != 1 or not last / 2 < panel.switches[0] < last:
+        return
+    (start,) = panel.switches
+    rises = drawn[0].line.values[-1] > drawn[0].line.values[0]
+    inset = axes.inset_axes((0.33, 0.16 if rises else 0.4, 0.62, 0.5))
+    for series in drawn:
+        rounds, values = (np.asarray(own) for own in series.line)
+        inset.plot(
+            rounds[rounds >= start],
+            values[rounds >= start],
+            color=COLOURS[looks[series.method].colour],
+            linestyle=STYLES[looks[series.method].dash],
+            linewidth=1.4,
+        )
+    tidy(inset, "averages from the start of sampling", "", "")
+    inset.title.set_fontsize(8)
+    inset.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _draw_series(axes: Axes, series: Series, look: Look) -> Any:

@@ -89,27 +89,36 @@ def _split() -> tuple[np.ndarray, ...]:
     return split
 
 
+PLATEAU = 250
+"""FedAvg's plateau: from this round on, 100 more rounds raise its accuracy by less than 0.005.
+
+0.005 is the standard deviation of its evaluations from round to round. Measured over 600 rounds
+with the settings below: averages of 20 rounds, mean of the seeds 0 to 4; 0.926 at round 100, 0.947
+at 200, 0.953 at 250, 0.958 at 350, 0.964 at 600.
+"""
 LAPTOP = Preset(
-    150,
+    PLATEAU + 100,
     20,
     Hyperparameters(
         epochs=5,
         batch_size=5,
-        burn_in_rounds=20,
+        burn_in_rounds=PLATEAU,
         rho=1.0,
         client_learning_rate=0.05,
         server_learning_rate=1.0,
         server_momentum=0.0,
     ),
-    summary="150 rounds in seconds",
+    summary="350 rounds in seconds",
     targets=(0.8, 0.9),
-    grid=make_grid((0.5, 1.0), (0.02, 0.05, 0.1), (2, 5), (10, 20, 40), (0.01, 0.1, 1.0)),
+    seeds=3,
+    grid=make_grid((0.5, 1.0), (0.02, 0.05, 0.1), (2, 5), (10, 50, PLATEAU), (0.01, 0.1, 1.0)),
 )
 
 TASK = Task(
     summary="scikit-learn's 8×8 digits, 100 clients with Dirichlet(0.1) label skew (bundled)",
     load=load,
     presets={"laptop": LAPTOP},
+    compared=("fedavg", "fedpa", "mean-scaled", "global-precision"),
     takes=("validation_share",),
     models={"perceptron": 2_410},
 )

@@ -102,6 +102,8 @@ class Preset(NamedTuple):
     """Tables give the rounds until the metric's running average reaches each."""
     last: int = 10
     """Final values are means of the evaluations in this many last rounds."""
+    seeds: int = 1
+    """Seeds of `fedpa compare`, if their number is not given."""
     grid: Grid | None = None
     """What `fedpa sweep` tries; without one it needs a space of the user's."""
 

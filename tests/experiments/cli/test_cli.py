@@ -93,7 +93,7 @@ def test_version_and_help(here, capsys):
     words = "method rounds clients-per-round epochs batch-size burn-in-rounds samples rho seed"
     for option in (words.replace(" samples", "") + " out config overwrite dry-run").split():
         assert f"--{option}" in text
-    assert "(default: 150)" in text  # the task's own default
+    assert "(default: 350)" in text  # the task's own default
 
 
 def show_help(*words, columns, capsys, monkeypatch):
@@ -328,7 +328,7 @@ def test_compare_ends_by_a_signal_and_says_how_to_go_on(here, capsys, monkeypatc
     with pytest.raises(SystemExit, match="143"):
         main(["compare", "digits", *QUICK, "--out", "cmp"])
     said = capsys.readouterr().err
-    assert "interrupted, 0 of 4 runs are finished: `fedpa compare --out cmp` continues it" in said
+    assert "interrupted, 0 of 12 runs are finished: `fedpa compare --out cmp` continues it" in said
 
 
 @pytest.mark.long
@@ -416,7 +416,7 @@ def test_dry_run_prints_and_writes_nothing(here, capsys):
         ),
         (["run", "--proximal", "1"], "proximal = 1.0: does not apply to method fedpa; only to"),
         (["run", "--method", "fedprox", "--proximal", "-1"], "proximal = -1.0: must be a finite"),
-        (["compare", "--proximal", "1"], "proximal = 1.0: does not apply to method fedavg-1"),
+        (["compare", "--proximal", "1"], "proximal = 1.0: does not apply to method fedavg; "),
         (["sweep", "--proximal", "1"], "proximal = 1.0: does not apply to method fedpa"),
         (["run", "mnist"], "task = 'mnist': unknown task; did you mean emnist?"),
         (["run", "--rounds", "0"], "rounds = 0"),

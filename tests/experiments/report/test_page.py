@@ -573,7 +573,7 @@ def test_the_page_says_what_diagnostics_and_controls_mean():
         "mean-scaled[5]: an effective sample size of 4.5 of 5 samples: the samples are near" in text
     )
     assert "FedAvg[5]: an effective" not in text
-    assert "FedPA[5] does not differ" in text  # from its control, whose records are the same
+    assert "FedPA[5] is within seed noise of its control" in text  # whose records are the same
     assert "mean-scaled[5]: control of fedpa" in text
 
 

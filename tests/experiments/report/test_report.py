@@ -161,40 +161,114 @@ def test_differences_are_paired_by_seed():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def shifted(*by):
+    """Runs of three seeds that differ from FedAvg's by these numbers."""
+    return [history([x + own] * 20) for x, own in zip((0.2, 0.5, 0.8), by, strict=True)]
+
+
+FEDAVG = shifted(0, 0, 0)
+NOISE = (0.01, -0.01, 0.001)
+
+
 def test_sentences_say_which_methods_differ():
-    base = [0.2, 0.5, 0.8]
-
-    def shifted(*by):
-        return [history([x + own] * 20) for x, own in zip(base, by, strict=True)]
-
     runs = {
-        "fedavg": shifted(0, 0, 0),
+        "fedavg": FEDAVG,
         "fedpa": shifted(0.02, 0.021, 0.022),
-        "mean-scaled": shifted(0.02, 0.022, 0.021),
         "scaffold": shifted(-0.02, -0.021, -0.022),
-        "fedprox": shifted(0.01, -0.01, 0.001),
+        "fedprox": shifted(*NOISE),
     }
-    about, control = conclude(compared(of(**runs)))
+    chance, about = conclude(compared(of(**runs)))
+    # Of three intervals of 95 %, by the union bound.
+    assert chance.startswith("3 differences are judged")
+    assert "15%" in chance
     assert "Compared with fedavg over 3 seeds" in about
     better, worse, same = (
-        about.index(f"{word} with") for word in ("better", "worse", "within the interval")
+        about.index(f"{word} with") for word in ("better", "worse", "within seed noise")
     )
     assert (
         better < about.index("fedpa (+0.0210 ± ") < worse < about.index("scaffold (-0.0210") < same
     )
     assert same < about.index("fedprox (+0.0003 ± ")
-    assert control.startswith("fedpa does not differ")
-    assert "no effect of the covariance" in control
-    runs["mean-scaled"] = shifted(0.01, 0.011, 0.012)
-    _, control = conclude(compared(of(**runs)))
-    assert control.startswith("fedpa is better than its control mean-scaled (+0.0100 ± ")
+    # One interval needs no correction; one method or other cohorts, no sentence.
+    (alone,) = conclude(compared(of(fedavg=FEDAVG, fedprox=runs["fedprox"])))
+    assert alone.startswith("Compared with fedavg")
+    assert conclude(compared(of(fedavg=FEDAVG))) == []
+    other = group("fedpa", FEDAVG, clients_per_round=7)
+    assert conclude(compared([group("fedavg", FEDAVG), other])) == []
+
+
+@pytest.mark.parametrize(
+    ("fedpa", "control", "says"),
+    [
+        # It differs from FedAvg, and not from its control, which differs from FedAvg, too.
+        (
+            (0.02, 0.021, 0.022),
+            (0.02, 0.022, 0.021),
+            "the longer step, which both have, explains its gain, not the covariance.",
+        ),
+        (
+            (-0.02, -0.021, -0.022),
+            (-0.02, -0.022, -0.021),
+            "the longer step, which both have, explains its loss, not the covariance.",
+        ),
+        # It differs from neither.
+        (NOISE, NOISE, "(+0.0000 ± 0.0000) and of fedavg: there is nothing to explain."),
+        ((0.0, 0.001, -0.001), NOISE, "and of fedavg: there is nothing to explain."),
+        # It differs from its control, whether from FedAvg or not.
+        (
+            (0.02, 0.021, 0.022),
+            (0.01, 0.011, 0.012),
+            "fedpa is better than its control mean-scaled (+0.0100 ± 0.0000), an effect of the "
+            "covariance.",
+        ),
+        (NOISE, (0.02, 0.0, 0.011), "fedpa is worse than its control mean-scaled (-0.0100 ± "),
+        # The control is between the two.
+        (
+            (0.02, 0.021, 0.022),
+            (0.0, 0.021, 0.03),
+            "more seeds must tell whether the longer step or the covariance explains its gain.",
+        ),
+    ],
+)
+def test_a_control_explains_its_method(fedpa, control, says):
+    runs = {"fedavg": FEDAVG, "fedpa": shifted(*fedpa), "mean-scaled": shifted(*control)}
+    chance, about = conclude(compared(of(**runs)))
+    # FedPA and its control against FedAvg, and FedPA against its control.
+    assert chance.startswith("3 differences are judged")
+    assert about.count(". ") == 0
+    assert says in about.split("; ", 1)[1]
+
+
+def test_lower_can_be_better_and_the_reference_another():
+    runs = {
+        "fedavg": FEDAVG,
+        "fedpa": shifted(0.02, 0.021, 0.022),
+        "mean-scaled": shifted(0.01, 0.011, 0.012),
+        "fedprox": FEDAVG,
+    }
     lower = compare_groups(of(**runs), None, Scale("accuracy", (), 5, lower=True))[0]
-    assert conclude(lower)[1].startswith("fedpa is worse than its control")
-    single = conclude(compared(of(**{name: own[:1] for name, own in runs.items()})))
-    assert "one seed" in single[0]
-    assert "from one seed" in single[1]
-    assert "±" not in "".join(single)
-    assert conclude(compared(of(fedavg=runs["fedavg"]))) == []
+    assert "; fedpa is worse than its control" in conclude(lower)[-1]
+    # A difference from the reference that is also one from the control is counted once.
+    chance, about = conclude(compared(of(**runs), reference="mean-scaled"))
+    assert chance.startswith("3 differences")
+    assert "; fedpa is better than its control mean-scaled" in about
+    # What a control shares with its method is said of FedAvg alone.
+    runs["mean-scaled"] = runs["fedpa"]
+    _, about = conclude(compared(of(**runs), reference="fedprox"))
+    assert about.endswith("no effect of the covariance is visible.")
+
+
+def test_one_seed_decides_nothing():
+    runs = {"fedavg": FEDAVG, "fedpa": shifted(*NOISE), "mean-scaled": FEDAVG}
+    (about,) = conclude(compared(of(**{name: own[:1] for name, own in runs.items()})))
+    assert "undecided (one seed) with fedpa" in about
+    assert "whether fedpa differs from its control mean-scaled (+0.0100) needs more seeds" in about
+    assert "±" not in about
+
+
+def test_every_control_says_what_a_difference_shows():
+    for method in METHODS.values():
+        assert bool(method.control_of) == bool(method.isolates) == bool(method.shares)
 
 
 def test_one_seed_has_no_interval_and_the_table_says_so():
@@ -379,3 +453,21 @@ def test_a_method_looks_the_same_whatever_it_is_compared_with():
     # Another setting of FedAvg does not take the look of a method that is compared, too.
     looks = choose_looks({"fedavg": "fedavg", "fedavg (epochs=2)": "fedavg", "afo": "afo"})
     assert looks["afo"] == many["afo"]
+
+
+@pytest.mark.parametrize(
+    ("switch", "falls", "places"),
+    [(15, False, [0.16]), (15, True, [0.4]), (5, False, []), (None, False, [])],
+)
+def test_after_a_long_burn_in_its_end_is_drawn_larger(switch, falls, places):
+    values = np.linspace(0, 1, 20)[:: -1 if falls else 1]
+    runs = {"fedavg": [history(values)], "fedpa": [history(values, switch)]}
+    figure = draw_curves([compared(of(**runs))])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    panel, insets = axes.get_position(), axes.child_axes
+    found = [(inset.get_position().y0 - panel.y0) / panel.height for inset in insets]
+    assert found == pytest.approx(places)
+    for inset in insets:
+        assert [line.get_xdata().tolist() for line in inset.lines] == [list(range(15, 21))] * 2
+        assert inset.lines[0].get_color() == axes.lines[1].get_color()

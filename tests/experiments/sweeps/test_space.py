@@ -139,7 +139,7 @@ def test_a_file_holds_one_table(text, tmp_path):
 BY_METHOD = {
     ("fedpa", "rho", (-1.0,)): "rho = -1.0: must be",
     ("fedpa", "client_learning_rate", Interval(0.0, 1.0)): "client_learning_rate = 0.0",
-    ("fedpa", "burn_in_rounds", (10, 150)): "none of the 150 rounds of fedpa would sample",
+    ("fedpa", "burn_in_rounds", (10, 350)): "none of the 350 rounds of fedpa would sample",
     ("fedavg-1", "epochs", (1, 5)): "method fedavg-1 takes 1 always",
     ("fedpa", "sampler", ("iasg", "nope")): "nope",
 }

@@ -135,7 +135,7 @@ def test_as_the_paper_did(pretended, tmp_path, capsys):
     assert (out / "best.toml").exists()
     assert len(pretended) == 21
     refusal = said(capsys, "digits", "--paper", "--rounds", "99", "--out", out, code=2)
-    assert "training.run.rounds was 150 and is 99" in refusal
+    assert "training.run.rounds was 350 and is 99" in refusal
     assert "trials = 3" in said(capsys, "--out", out, "--trials", "3", code=2)
     assert "in stages" in said(capsys, "digits", "--out", out, code=2)
     space = write_space(tmp_path, "rho = [1.0]")

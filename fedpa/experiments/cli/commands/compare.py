@@ -32,6 +32,7 @@ from fedpa.experiments.comparison.tasks import (
     Tuning,
     check_validation,
     choose_deciding,
+    find_burn_in,
     make_entry,
     plan_search,
     read_multiples,
@@ -41,8 +42,9 @@ from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_o
 from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, drop_others, label_method
 from fedpa.experiments.report.comparison import compare_groups
-from fedpa.experiments.report.conclusions import conclude
+from fedpa.experiments.report.conclusions import conclude, join_words
 from fedpa.experiments.report.curves import Scale
+from fedpa.experiments.report.live import LINES
 from fedpa.experiments.report.runs import find_runs, group_runs
 from fedpa.experiments.report.tables import PUBLISHED, make_table
 from fedpa.experiments.run import check_run
@@ -53,6 +55,8 @@ from fedpa.training import run_directory
 PROG = "fedpa compare"
 ELSEWHERE = {"out", "jobs", "quiet", "overwrite"}
 """Fields that do not affect the results."""
+LINES_OF_ALL = 40
+"""About how many lines of progress a comparison prints without a terminal, at most 10 per run."""
 
 
 def main(argv: Sequence[str], console: Console) -> None:
@@ -60,14 +64,17 @@ def main(argv: Sequence[str], console: Console) -> None:
     if "out" in given and set(given) <= ELSEWHERE:
         words = [*_read_words(given["out"]), *argv]
         command, given = parse_run_command(CompareCommand, words, PROG)
-    check_integer("seeds", command.seeds, 1)
     if command.jobs is not None:
         check_integer("jobs", command.jobs, 1)
     task = task_named(command.run.task)
     # Everything is checked before the first run starts.
     names = _names(command.methods, task.compared)
     asked = [_configure(name, given, names) for name in names]
-    seeds = range(command.run.seed, command.run.seed + command.seeds)
+    number = command.seeds
+    if number is None:
+        number = preset_named(command.run.task, command.run.preset)[1].seeds
+    check_integer("seeds", number, 1)
+    seeds = range(command.run.seed, command.run.seed + number)
     # The last seed may be out of range.
     configs = [resolve(dataclasses.replace(own, seed=seed)) for own in asked for seed in seeds]
     configs = configs[:: len(seeds)]
@@ -93,6 +100,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     check_plan(plan)
     fields = {field: value for field, value in given.items() if field not in ELSEWHERE}
     remember(plan, write_words(CompareCommand, fields))
+    if not command.quiet:
+        _introduce(configs, labels, task.summary, seeds, console)
     _run(plan, task.metric, command.jobs or default_jobs(problem), command.quiet, console)
     _report(command, plan, reference, labels, console)
 
@@ -115,7 +124,8 @@ def _run(plan: Plan, metric: str, jobs: int, quiet: bool, console: Console) -> N
         console.print(make_choices_table({labels[name]: own for name, own in chosen.items()}))
 
     with handle_interrupts(how_far, resuming) as look:
-        show = show_runs(console, metric, quiet, [look])
+        lines = max(LINES_OF_ALL // len(plan.list_places()), 1)
+        show = show_runs(console, metric, quiet, [look], min(lines, LINES))
 
         def carry(stage: Sequence[Planned]) -> None:
             if jobs > 1 and len(stage) > 1:
@@ -124,6 +134,30 @@ def _run(plan: Plan, metric: str, jobs: int, quiet: bool, console: Console) -> N
                 run_in_turn(stage, show)
 
         carry_out(plan, carry, show_choices)
+
+
+def _introduce(
+    configs: Sequence[RunConfig],
+    labels: Mapping[str, str],
+    summary: str,
+    seeds: range,
+    console: Console,
+) -> None:
+    """Say what is compared, before the first run starts."""
+    first = configs[0]
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    say(console, f"{first.task}: {summary}")
+    rounds = f"{first.rounds} rounds of {first.clients_per_round} clients"
+    say(console, f"{rounds}, {which}; [M]: a client's local epochs per round")
+    width = max(map(len, labels.values()))
+    starting: dict[int, list[str]] = {}
+    for config in configs:
+        label, burn_in = labels[config.method], find_burn_in(config)
+        say(console, f"  {label:<{width}}  {METHODS[config.method].summary}")
+        if burn_in is not None:
+            starting.setdefault(burn_in.rounds, []).append(label)
+    for number, among in starting.items():
+        say(console, f"the first {number} rounds of {join_words(among)} are FedAvg's (burn-in)")
 
 
 def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:
@@ -191,8 +225,6 @@ def _report(
     published = PUBLISHED.get(command.run.task, ()) if command.published else ()
     # Printed first, in case writing the files fails.
     console.print(make_table(comparison, published, name))
-    for sentence in conclude(comparison):
-        console.print(sentence, markup=False, highlight=False)
     write_report(plan.out, comparison)
     say(
         console,
@@ -201,6 +233,8 @@ def _report(
     )
     page = plan.out / run_directory.REPORT
     say(console, f"open in a browser: {page.resolve().as_uri()}")
+    for sentence in conclude(comparison):
+        console.print(sentence, markup=False, highlight=False)
 
 
 def _directory(command: CompareCommand) -> Path:
