@@ -153,7 +153,11 @@ def test_no_rate_of_the_others_gets_there():
 def test_where_the_axes_are_the_coordinates_the_diagonal_is_enough():
     problem = Problem(rotated=False)
     diagonal = lambda c, s: fedpa.global_precision(  # noqa: E731
-        fedpa.fedavg(full_batches(c), plain_server(s)), start=1_000, epsilon=1e-3, length=None, block=1
+        fedpa.fedavg(full_batches(c), plain_server(s)),
+        start=1_000,
+        epsilon=1e-3,
+        length=None,
+        block=1,
     )
     rates = np.geomspace(500, 40_000, 25)
     assert problem.best(diagonal, [1 / problem.steepest_client], rates)[0] < 1e-6

@@ -19,6 +19,7 @@ from fedpa.experiments.models.resnet import GroupNorm
 from fedpa.objectives import layer_input, over_examples, per_example, table_input
 from fedpa.objectives.layer_inputs import (
     convolution_input,
+    data_layers,
     layers_of,
     observe,
     observing,
@@ -99,6 +100,15 @@ def test_every_benchmark_model_shows_all_its_layers(name):
         size = sum(jax.tree.leaves(theta)[w].size for w in layer.weights)
         bias = 0 if layer.bias is None else layer.outputs
         assert layer.features * layer.outputs == size + bias
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_first_layer_s_inputs_are_the_data_and_no_other_s(name):
+    """Of the LSTM that is the embedding, which is shown first."""
+    loss, make, examples = MODELS[name]
+    first, *deeper = data_layers(loss, jax.eval_shape(make), examples)
+    assert first
+    assert not any(deeper)
 
 
 @pytest.mark.parametrize("name", MODELS)
