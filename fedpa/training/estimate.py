@@ -99,7 +99,17 @@ class Estimate(NamedTuple):
         for name, *cells in table:
             aligned = [cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *aligned]))
+        if len(self.phases) > 1:
+            lines.append(self._sum_upload())
         return "\n".join(lines)
+
+    def _sum_upload(self) -> str:
+        """What a client that took part in every round would send, compared with its parameters."""
+        rounds = sum(cost.rounds for cost in self.phases.values())
+        up = sum(cost.rounds * cost.bytes_up for cost in self.phases.values())
+        share = up / (max(rounds, 1) * max(self.parameter_bytes, 1)) - 1
+        more = f"{share:.1%} more than its parameters".replace("%", " %")
+        return f"in all {rounds:,} rounds a client would send {_format(up, 'B')}, {more}"
 
 
 def _format(value: int | float | None, unit: str = "") -> str:

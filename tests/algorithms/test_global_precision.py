@@ -1,5 +1,6 @@
 """Global precision: what it solves that first-order methods don't, what is sent, what is kept."""
 
+import collections
 import functools
 
 import jax
@@ -16,6 +17,7 @@ from fedpa.experiments.comparison.tasks import find_burn_in
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
+from fedpa.experiments.models import bag_of_words, cnn, lstm, resnet
 from fedpa.objectives import Objective, client_data, layer_input
 from tests.algorithms.ill_conditioned import Problem, adam_server, full_batches, plain_server
 from tests.federations import trees_equal
@@ -186,6 +188,50 @@ def test_a_sketch_is_sent_every_kth_round_and_counted():
         assert bytes_of("training with precision", **options) == plain + more
         # The layer's inputs are the data: training does not change them.
         assert bytes_of("training with precision of deeper layers", **options) == plain
+
+
+KEY = jax.random.key(0)
+FULL_SIZE = {
+    "cnn": (cnn.loss, lambda: cnn.CNN(62, key=KEY), {"x": (28, 28, 1), "y": ()}),
+    "small-resnet": (
+        resnet.loss,
+        lambda: resnet.small_resnet(key=KEY),
+        {"x": (32, 32, 3), "y": ()},
+    ),
+    "resnet18": (resnet.loss, lambda: resnet.resnet18(key=KEY), {"x": (32, 32, 3), "y": ()}),
+    "lstm": (lstm.loss, lambda: lstm.NextWordLSTM(key=KEY), {"x": (20,), "y": (20,)}),
+    "bag-of-words": (
+        bag_of_words.loss,
+        lambda: bag_of_words.BagOfWords(key=KEY),
+        {"ids": (64,), "weights": (64,), "y": (500,)},
+    ),
+}
+TYPES = {"x": np.uint8, "ids": np.int32, "weights": np.float32, "y": np.int32}
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_sketches_add_at_most_seven_percent_to_a_hundred_rounds(name):
+    model_loss, make, columns = FULL_SIZE[name]
+    whole = {"cnn": {"x": np.float32}, "lstm": {"x": np.int32}}.get(name, {})
+    like = {
+        field: jax.ShapeDtypeStruct((4, *shape), whole.get(field, TYPES[field]))
+        for field, shape in columns.items()
+    }
+    theta = jax.eval_shape(make)
+    method = fedpa.global_precision(fedpa.fedavg(LOCAL, Server(server.sgd(1.0))))
+    algorithm = method(Objective(model_loss, like=like))
+
+    def sent(phase):
+        def run(theta, examples, key):
+            message = algorithm.broadcast(algorithm.init(theta), 0)
+            data = fedpa.objectives.ClientData(examples, jnp.asarray(4))
+            return algorithm.clients[phase](message, data, (), key).result
+
+        return num_bytes(jax.eval_shape(run, theta, like, jax.eval_shape(lambda: KEY)))
+
+    phases = collections.Counter(algorithm.phase(t) for t in range(100))
+    up = sum(rounds * sent(phase) for phase, rounds in phases.items())
+    assert 1 < up / (100 * num_bytes(theta)) < 1.07
 
 
 def test_the_step_s_length_is_that_of_the_clients():
