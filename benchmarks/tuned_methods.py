@@ -25,6 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 
 import fedpa
 from fedpa.data.federated import FederatedData
@@ -129,7 +130,7 @@ class Point(NamedTuple):
     megabytes: float
     """Sent by clients so far."""
     seconds: float
-    """Of all rounds so far, without evaluations."""
+    """Of all rounds so far with compiling, without evaluations."""
 
 
 FIELDS = (*Trial._fields, *Point._fields)
@@ -298,43 +299,60 @@ def reach(points: Sequence[Point], target: float) -> Point | None:
     return next((point for point in points if point.accuracy >= target), None)
 
 
+OURS = "global-precision"
+
+
+def compare_seeds(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    """Our mean lead over the seeds in common, with half of its 95 % interval (Student's t)."""
+    pairs = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    if len(pairs) < 2:
+        return "–"
+    half = scipy.stats.t.ppf(0.975, len(pairs) - 1) * pairs.std(ddof=1) / math.sqrt(len(pairs))
+    return f"{pairs.mean():+.4f} ± {half:.4f}"
+
+
+def describe_target(runs: Sequence[Sequence[Point]], target: float) -> str:
+    """Rounds and megabytes that it took on average; how many runs came there if not all did."""
+    there = [point for points in runs if (point := reach(points, target)) is not None]
+    if len(there) < len(runs):
+        return f"{len(there)} of {len(runs)}"
+    rounds, megabytes = (np.mean([getattr(p, f) for p in there]) for f in ("round", "megabytes"))
+    return f"{rounds:.0f}, {megabytes:.0f} MB"
+
+
 def show(path: Path) -> None:
     """Print a table of each comparison: results, and what it took to reach the targets."""
     table = read(path)
     for name in dict.fromkeys(trial.comparison for trial in table):
-        print(f"\n## {name}\n")
         targets = COMPARISONS[name].targets
-        heads = [f"{t:g}: rounds, MB, s" for t in targets]
-        print("| method | rates | accuracy | loss | " + " | ".join(heads) + " |")
-        print("| --- " * (4 + len(heads)) + "|")
-        runs: dict[str, list[tuple[Trial, list[Point]]]] = {}
+        heads = [
+            "method",
+            "rates",
+            "accuracy",
+            "lead of ours",
+            "loss",
+            *(f"to {t:g}" for t in targets),
+        ]
+        print(
+            f"\n## {name}\n", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|", sep="\n"
+        )
+        runs: dict[str, dict[int, list[Point]]] = {}
+        rates: dict[str, Trial] = {}
         for trial, points in table.items():
             if (trial.comparison, trial.kind) == (name, "run"):
-                runs.setdefault(trial.method, []).append((trial, points))
+                runs.setdefault(trial.method, {})[trial.seed] = points
+                rates[trial.method] = trial
+        ends = {m: {seed: summarize(p) for seed, p in ran.items()} for m, ran in runs.items()}
+        accuracies = {m: {s: end.accuracy for s, end in of.items()} for m, of in ends.items()}
         for method, ran in runs.items():
-            ends = [summarize(points) for _, points in ran]
-            accuracy = np.array([end.accuracy for end in ends])
-            cells = []
-            for target in targets:
-                reached = [reach(points, target) for _, points in ran]
-                there = [p for p in reached if p is not None]
-                if len(there) < len(ran):
-                    cells.append(f"{len(there)} of {len(ran)}")
-                    continue
-                rounds, megabytes, seconds = (
-                    np.mean([getattr(p, field) for p in there])
-                    for field in ("round", "megabytes", "seconds")
-                )
-                cells.append(f"{rounds:.0f}, {megabytes:.0f}, {seconds:.1f}")
-            trial = ran[0][0]
-            spread = accuracy.std(ddof=1) if len(accuracy) > 1 else 0.0
-            loss = np.mean([end.loss for end in ends])
-            rates = f"{trial.client_rate:g}, {trial.server:g}"
-            print(
-                f"| {method} | {rates} | {accuracy.mean():.4f} ± {spread:.4f} | {loss:.3f} | "
-                + " | ".join(cells)
-                + " |"
-            )
+            values = np.array(list(accuracies[method].values()))
+            spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+            lead = "" if method == OURS else compare_seeds(accuracies[OURS], accuracies[method])
+            loss = np.mean([end.loss for end in ends[method].values()])
+            chosen = f"{rates[method].client_rate:g}, {rates[method].server:g}"
+            cells = [method, chosen, f"{values.mean():.4f}{spread}", lead, f"{loss:.3f}"]
+            cells += [describe_target(list(ran.values()), target) for target in targets]
+            print("| " + " | ".join(cells) + " |")
 
 
 def main() -> None:

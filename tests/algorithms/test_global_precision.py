@@ -209,7 +209,10 @@ FULL_SIZE = {
 TYPES = {"x": np.uint8, "ids": np.int32, "weights": np.float32, "y": np.int32}
 
 
-@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long) if n == "resnet18" else n for n in FULL_SIZE],
+)
 def test_sketches_add_at_most_seven_percent_to_a_hundred_rounds(name):
     model_loss, make, columns = FULL_SIZE[name]
     whole = {"cnn": {"x": np.float32}, "lstm": {"x": np.int32}}.get(name, {})
