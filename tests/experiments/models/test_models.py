@@ -13,6 +13,7 @@ MODELS = {
     "bag-of-words": (lambda key: BagOfWords(key=key), 5_000_500),
     "cnn": (lambda key: CNN(key=key), 1_206_590),
     "lstm": (lambda key: NextWordLSTM(key=key), 4_050_748),
+    "mlp": (lambda key: init(key, 784, 128, 62), 108_478),
     "perceptron": (init, 2_410),
     "resnet18": (lambda key: resnet18(key=key), 11_227_812),
     "small-lstm": (lambda key: NextWordLSTM(10_000, *SIZES["small-lstm"], key=key), 1_397_588),
