@@ -267,9 +267,8 @@ PRECISION_FIELDS = (
 )
 
 
-def default_precision(h: Hyperparameters) -> Hyperparameters:
-    """The step has a length of its own: the server's rate is 1."""
-    return dataclasses.replace(h, **PLAIN_SERVER)
+# The step has a length of its own.
+default_precision = fix(**PLAIN_SERVER)
 
 
 def build_precision(h: Hyperparameters, block: int | None) -> "Method":

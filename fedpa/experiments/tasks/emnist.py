@@ -56,23 +56,22 @@ def load(options: TaskOptions) -> "Problem":
     elif options.partition_seed is not None:
         raise refuse("partition_seed", options.partition_seed, "needs --label-skew")
     clients, validation = hold_out(train, options.validation_share or 0.0)
-    if model == "cnn":
-        init, loss, logits = (
-            (lambda key: cnn.CNN(CLASSES[name], key=key)),
-            cnn.loss,
-            cnn.CNN.__call__,
-        )
-    else:
-        init = functools.partial(perceptron.init, pixels=784, hidden=128, classes=CLASSES[name])
-        loss, logits = perceptron.loss, perceptron.logits
-    return Problem(
+    classes = CLASSES[name]
+    problem = Problem(
         clients,
-        init,
-        loss,
-        classifier(logits),
+        lambda key: cnn.CNN(classes, key=key),
+        cnn.loss,
+        classifier(lambda params, x: params(x)),
         map_examples(splits.test, images),
         validation,
         dataset=name,
+    )
+    if model == "cnn":
+        return problem
+    return problem._replace(
+        init=functools.partial(perceptron.init, pixels=784, hidden=128, classes=classes),
+        loss=perceptron.loss,
+        metric=classifier(perceptron.logits),
     )
 
 
