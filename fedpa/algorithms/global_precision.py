@@ -3,11 +3,11 @@
     μ = θ − (Σ q_i Σ_i⁻¹)⁻¹ Σ q_i Σ_i⁻¹ (θ − μ_i)
 
 FedPA's clients estimate the terms of the numerator and leave the denominator to the server's
-learning rate. Here, in the first few rounds and then in every k-th, clients also send a sketch of
-their precision, the input factor A_i of each layer's Fisher matrix, from one pass over their
-examples at θ (`fedpa.precisions.kronecker`); of a layer whose inputs are the data, which training
-does not change, only in the first rounds. For each layer, Δ̄ its averaged delta stacked as [b; W],
-the server keeps a running average and divides by it:
+learning rate. Here, in the first few rounds, when the rounds have doubled, and later every so many
+rounds, clients also send a sketch of their precision, the input factor A_i of each layer's Fisher
+matrix, from one pass over their examples at θ (`fedpa.precisions.kronecker`); of a layer whose
+inputs are the data, which training does not change, only in the first rounds. For each layer, Δ̄ its
+averaged delta stacked as [b; W], the server keeps a running average and divides by it:
 
     A ← β^k A + (1 − β^k) Σ q_i A_i / Σ q_i     A_i = Z_i Z_iᵀ, or exactly X_iᵀX_i/n_i
     Ā = A (p + 1)/tr A
@@ -156,8 +156,9 @@ def global_precision(
 
     Args:
         numerator: The method whose averaged delta is divided, say FedAvg.
-        start: Clients send sketches in rounds 0, …, start − 1, and after that
-        every: in rounds k, 2k, …, of the layers whose inputs are not the data themselves.
+        start: Clients send sketches of all layers in rounds 0, …, start − 1; default 3.
+        every: k, default 20. After the start, of layers whose inputs are not the data themselves,
+            they send sketches in rounds 2^j < k and in rounds k, 2k, …
         filter: "ridge" or "saturating", which gains directions have; see the file's head.
         epsilon: ε > 0. Of the ridge, default 5: directions of Ā far below it keep gain 1. Of the
             saturating filter, default 0.03: 1/ε is the gain of flat directions.
