@@ -231,7 +231,10 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @every_case
-@pytest.mark.parametrize(("block", "batch_size", "capacity"), [(100, 32, 5), (3, 2, 8)])
+@pytest.mark.parametrize(
+    ("block", "batch_size", "capacity"),
+    [pytest.param(100, 32, 5, marks=pytest.mark.long), (3, 2, 8)],
+)
 def test_factors_are_those_of_the_rows(case, block, batch_size, capacity):
     """Whole and in blocks, the last not full; in one batch and in several with padded examples."""
     with jax.enable_x64(True):

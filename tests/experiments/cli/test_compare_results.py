@@ -139,6 +139,7 @@ def test_each_method_runs_at_a_rate_of_its_own(no_training, capsys):
     assert "*!" not in said
 
 
+@pytest.mark.long
 def test_rates_are_chosen_by_the_loss_if_told(capsys, monkeypatch):
     for name, function in TRAINING.items():
         monkeypatch.setattr(tasks.TaskRun, name, function)
