@@ -28,7 +28,6 @@ import numpy as np
 import scipy.stats
 
 import fedpa
-from fedpa.data.federated import FederatedData
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import TaskOptions, task_named
@@ -69,42 +68,20 @@ class Comparison(NamedTuple):
     targets: Sequence[float]
     methods: Sequence[str] = tuple(SERVERS)
     client_momentum: float = 0.0
-    init: str | None = None
 
 
-SKEW = {"label_skew": 0.1, "dataset": "fed_emnist_digitsonly"}
 WRITERS = {"dataset": "fed_emnist_digitsonly"}
+SKEW = {**WRITERS, "label_skew": 0.1}
+MLP, CNN = {"model": "mlp"}, {"model": "cnn", "max_examples": 40}
+PERCEPTRON = Comparison("emnist", {**SKEW, **MLP}, 150, 5, 2, WIDE, 3, (0.9, 0.93, 0.95, 0.96))
+CONVOLUTIONAL = Comparison(
+    "emnist", {**SKEW, **CNN}, 60, 3, 2, (0.01, 0.03), 2, (0.9, 0.95, 0.97), BEST, 0.9
+)
 COMPARISONS = {
-    "emnist-skew-mlp": Comparison(
-        "emnist", {**SKEW, "model": "mlp"}, 150, 5, 2, WIDE, 3, (0.9, 0.93, 0.95, 0.96)
-    ),
-    "emnist-writers-mlp": Comparison(
-        "emnist", {**WRITERS, "model": "mlp"}, 150, 5, 2, WIDE, 3, (0.9, 0.93, 0.95, 0.96)
-    ),
-    "emnist-skew-cnn": Comparison(
-        "emnist",
-        {**SKEW, "max_examples": 40},
-        60,
-        3,
-        2,
-        (0.01, 0.03),
-        2,
-        (0.9, 0.95, 0.97),
-        BEST,
-        0.9,
-    ),
-    "emnist-writers-cnn": Comparison(
-        "emnist",
-        {**WRITERS, "max_examples": 40},
-        60,
-        3,
-        2,
-        (0.01, 0.03),
-        2,
-        (0.9, 0.95, 0.97),
-        BEST,
-        0.9,
-    ),
+    "emnist-skew-mlp": PERCEPTRON,
+    "emnist-writers-mlp": PERCEPTRON._replace(options={**WRITERS, **MLP}),
+    "emnist-skew-cnn": CONVOLUTIONAL,
+    "emnist-writers-cnn": CONVOLUTIONAL._replace(options={**WRITERS, **CNN}),
 }
 
 
@@ -138,7 +115,7 @@ Table = dict[Trial, list[Point]]
 
 
 def read(path: Path) -> Table:
-    """Read the table; a run of which not all is there is left out by `finished`."""
+    """Read the table."""
     table: Table = {}
     if path.exists():
         with path.open(newline="") as file:
@@ -174,8 +151,12 @@ def load(name: str, data_dir: str | None) -> Problem:
         return task_named(comparison.task).load(options)
 
 
-def evaluator(problem: Problem, data: FederatedData, batch: int = 200) -> Callable[[Any], Any]:
-    """Measure all examples, a batch at a time."""
+@functools.cache
+def evaluator(name: str, is_trial: bool, data_dir: str | None) -> Callable[[Any], Any]:
+    """Measure all validation examples (of a trial) or test examples, a batch at a time."""
+    problem, batch = load(name, data_dir), 200
+    data = problem.validation if is_trial else problem.test
+    assert data is not None
     parts = [data.examples(client) for client in data.ids]
     joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     count = len(jax.tree.leaves(joined)[0]) // batch * batch
@@ -217,9 +198,6 @@ def build(trial: Trial) -> Any:
 def run(trial: Trial, data_dir: str | None) -> list[Point]:
     comparison, problem = COMPARISONS[trial.comparison], load(trial.comparison, data_dir)
     is_trial = trial.kind == "trial"
-    data = problem.validation if is_trial else problem.test
-    assert data is not None
-    evaluate = _evaluator(trial.comparison, is_trial, data_dir)
     result = fedpa.fit(
         problem.objective,
         problem.init(jax.random.key(trial.seed)),
@@ -228,7 +206,7 @@ def run(trial: Trial, data_dir: str | None) -> list[Point]:
         rounds=comparison.rounds // 2 if is_trial else comparison.rounds,
         clients_per_round=CLIENTS,
         seed=trial.seed,
-        evaluate=evaluate,
+        evaluate=evaluator(trial.comparison, is_trial, data_dir),
         eval_every=comparison.eval_every,
         progress=False,
     )
@@ -240,14 +218,6 @@ def run(trial: Trial, data_dir: str | None) -> list[Point]:
             accuracy, loss = record["eval/accuracy"], record["eval/loss"]
             points.append(Point(record["round"], accuracy, loss, up, seconds))
     return [summarize(points)] if is_trial else points
-
-
-@functools.cache
-def _evaluator(name: str, is_trial: bool, data_dir: str | None) -> Callable[[Any], Any]:
-    problem = load(name, data_dir)
-    data = problem.validation if is_trial else problem.test
-    assert data is not None
-    return evaluator(problem, data)
 
 
 def summarize(points: Sequence[Point]) -> Point:

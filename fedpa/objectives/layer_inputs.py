@@ -405,8 +405,7 @@ def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
 
     θ and examples may be arrays or their shapes.
     """
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_BATCH, *x.shape[1:]), x.dtype), examples)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    batch, key = _few_examples(examples)
     found: list[Layer] = []
 
     def look(theta: Params, batch: Examples, key: Key) -> None:
@@ -424,10 +423,15 @@ def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
 _BATCH = 3
 
 
+def _few_examples(examples: Any) -> tuple[Any, Any]:
+    """The shapes of a batch and of a key, to trace a loss with."""
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_BATCH, *x.shape[1:]), x.dtype), examples)
+    return batch, jax.eval_shape(lambda: jax.random.key(0))
+
+
 def data_layers(loss: Loss, theta: Any, examples: Any) -> tuple[bool, ...]:
     """For each of `layers_of`: whether its inputs are the data, whatever θ is."""
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_BATCH, *x.shape[1:]), x.dtype), examples)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    batch, key = _few_examples(examples)
 
     def inputs(theta: Params, batch: Examples, key: Key) -> list[Array]:
         found = observe(loss, theta, batch, jnp.ones(_BATCH), key)
