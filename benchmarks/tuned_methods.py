@@ -21,37 +21,50 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
 import fedpa
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
-from fedpa.experiments.methods import METHODS
-from fedpa.experiments.tasks.task import TaskOptions, task_named
+from fedpa.experiments.methods import METHODS as NAMED
+from fedpa.experiments.tasks.task import Preset, TaskOptions, task_named
+from fedpa.metrics.streaming import make_evaluator
 from fedpa.training.problem import Problem
 
 TRIAL_SEED = 1000
+START_SEED = 100
 CLIENTS = 10
 """Of a round."""
 SHARE = 0.1
 """Of the evaluations at the end of a run that are averaged as its result."""
 
-WIDE = (0.1, 0.3, 0.9)
-SERVERS: Mapping[str, Mapping[str, Sequence[float]]] = {
-    "fedavg": {"server_learning_rate": (0.3, 1.0, 3.0)},
-    "fedavgm": {"server_learning_rate": (0.1, 0.3, 1.0)},
-    "fedadam": {"server_learning_rate": (0.01, 0.03, 0.1)},
-    "fedyogi": {"server_learning_rate": (0.01, 0.03, 0.1)},
-    "fedexp": {"fedexp_epsilon": (1e-4, 1e-3, 1e-2)},
-    "mime": {"server_momentum": (0.5, 0.9, 0.99)},
-    "global-precision": {"precision_length": (0.7, 1.4, 2.8)},
-    "global-precision-diagonal": {"precision_length": (0.7, 1.4, 2.8)},
+
+class Tuned(NamedTuple):
+    """A method as it is tuned."""
+
+    setting: str
+    """What the server has: its rate, or what takes its place."""
+    method: str = ""
+    """The command's name of it, if that is another."""
+    fixed: Mapping[str, Any] = {}
+
+
+RATE, LENGTH = Tuned("server_learning_rate"), Tuned("precision_length")
+METHODS = {
+    "fedavg": RATE,
+    "fedavgm": RATE,
+    "fedadam": RATE,
+    "fedyogi": RATE,
+    "fedexp": Tuned("fedexp_epsilon"),
+    "mime": Tuned("server_momentum"),
+    "global-precision": LENGTH,
+    "global-precision-diagonal": LENGTH,
+    "local-precision": RATE,
+    "local-and-global": LENGTH._replace(
+        method="global-precision", fixed={"numerator": "local-precision"}
+    ),
 }
-"""The server's setting of each method and the values tried: its rate, or what it has instead."""
-BEST = ("fedavgm", "fedadam", "global-precision", "global-precision-diagonal")
 
 
 class Comparison(NamedTuple):
@@ -63,25 +76,81 @@ class Comparison(NamedTuple):
     seeds: int
     eval_every: int
     client_rates: Sequence[float]
-    servers: int
-    """How many of the server's values are tried."""
+    servers: Mapping[str, Sequence[float]]
+    """The methods, and the values tried for each one's server setting."""
     targets: Sequence[float]
-    methods: Sequence[str] = tuple(SERVERS)
     client_momentum: float = 0.0
+    eval_examples: int | None = None
+    """At most, of an evaluation; None: all."""
+    start: int = 0
+    """Rounds of the task's preset with FedAvg, after which all runs begin."""
 
 
 WRITERS = {"dataset": "fed_emnist_digitsonly"}
 SKEW = {**WRITERS, "label_skew": 0.1}
 MLP, CNN = {"model": "mlp"}, {"model": "cnn", "max_examples": 40}
-PERCEPTRON = Comparison("emnist", {**SKEW, **MLP}, 150, 5, 2, WIDE, 3, (0.9, 0.93, 0.95, 0.96))
+PERCEPTRON = Comparison(
+    "emnist",
+    {**SKEW, **MLP},
+    rounds=150,
+    seeds=5,
+    eval_every=2,
+    client_rates=(0.1, 0.3, 0.9),
+    servers={
+        "fedavg": (0.3, 1.0, 3.0),
+        "fedavgm": (0.1, 0.3, 1.0),
+        "fedadam": (0.01, 0.03, 0.1),
+        "fedyogi": (0.01, 0.03, 0.1),
+        "fedexp": (1e-4, 1e-3, 1e-2),
+        "mime": (0.5, 0.9, 0.99),
+        "global-precision": (0.7, 1.4, 2.8),
+        "global-precision-diagonal": (0.7, 1.4, 2.8),
+    },
+    targets=(0.9, 0.93, 0.95, 0.96),
+)
+LOCAL = {"local-precision": (0.3, 1.0, 3.0), "local-and-global": (0.7, 1.4, 2.8)}
+"""FedPM's question: the same factor in local steps, at the server, or both."""
 CONVOLUTIONAL = Comparison(
-    "emnist", {**SKEW, **CNN}, 60, 3, 2, (0.01, 0.03), 2, (0.9, 0.95, 0.97), BEST, 0.9
+    "emnist",
+    {**SKEW, **CNN},
+    rounds=60,
+    seeds=3,
+    eval_every=2,
+    client_rates=(0.01, 0.03),
+    servers={
+        "global-precision": (0.7, 1.4),
+        "fedyogi": (0.01, 0.03),
+        "fedavgm": (0.3, 1.0),
+        "fedexp": (1e-3, 1e-2),
+        "global-precision-diagonal": (0.7, 1.4),
+    },
+    targets=(0.9, 0.95, 0.97),
+    client_momentum=0.9,
+)
+IMAGES = Comparison(
+    "cifar100",
+    {"model": "small-resnet"},
+    rounds=80,
+    seeds=2,
+    eval_every=4,
+    client_rates=(0.01, 0.03),
+    servers={
+        "global-precision": (0.35, 0.7),
+        "fedyogi": (0.003, 0.01),
+        "fedavgm": (0.03, 0.1),
+        "fedexp": (1e-3, 1e-2),
+    },
+    targets=(0.12, 0.14, 0.16),
+    client_momentum=0.9,
+    eval_examples=4000,
+    start=100,
 )
 COMPARISONS = {
-    "emnist-skew-mlp": PERCEPTRON,
+    "emnist-skew-mlp": PERCEPTRON._replace(servers={**PERCEPTRON.servers, **LOCAL}),
     "emnist-writers-mlp": PERCEPTRON._replace(options={**WRITERS, **MLP}),
     "emnist-skew-cnn": CONVOLUTIONAL,
     "emnist-writers-cnn": CONVOLUTIONAL._replace(options={**WRITERS, **CNN}),
+    "cifar100": IMAGES,
 }
 
 
@@ -94,7 +163,7 @@ class Trial(NamedTuple):
     """trial or run."""
     client_rate: float
     server: float
-    """The value of the method's setting in `SERVERS`."""
+    """The value of the method's setting in `METHODS`."""
     seed: int
 
 
@@ -103,11 +172,12 @@ class Point(NamedTuple):
 
     round: int
     accuracy: float
+    """Or what else the task measures."""
     loss: float
     megabytes: float
     """Sent by clients so far."""
     seconds: float
-    """Of all rounds so far with compiling, without evaluations."""
+    """Of all rounds so far, without compiling and evaluations."""
 
 
 FIELDS = (*Trial._fields, *Point._fields)
@@ -153,43 +223,53 @@ def load(name: str, data_dir: str | None) -> Problem:
 
 @functools.cache
 def evaluator(name: str, is_trial: bool, data_dir: str | None) -> Callable[[Any], Any]:
-    """Measure all validation examples (of a trial) or test examples, a batch at a time."""
-    problem, batch = load(name, data_dir), 200
+    """Measure the validation examples (of a trial) or the test examples."""
+    problem, most = load(name, data_dir), COMPARISONS[name].eval_examples
     data = problem.validation if is_trial else problem.test
     assert data is not None
-    parts = [data.examples(client) for client in data.ids]
-    joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    count = len(jax.tree.leaves(joined)[0]) // batch * batch
-    order = np.random.default_rng(0).permutation(len(jax.tree.leaves(joined)[0]))[:count]
-    batches = jax.tree.map(lambda a: jnp.asarray(a[order]).reshape(-1, batch, *a.shape[1:]), joined)
+    evaluate = make_evaluator(problem.metric, data, 200, most)
+    return lambda params: evaluate(params).values
 
-    @eqx.filter_jit
-    def sums(params: Any) -> Any:
-        each = jax.lax.map(lambda b: problem.metric.measure(params, b).each, batches)
-        return jax.tree.map(jnp.sum, each)
 
-    def evaluate(params: Any) -> dict[str, float]:
-        return dict(problem.metric.values({k: float(v) for k, v in sums(params).items()}))
+@functools.cache
+def start(name: str, data_dir: str | None) -> Any:
+    """The model that all runs begin with."""
+    comparison, problem = COMPARISONS[name], load(name, data_dir)
+    preset = find_preset(comparison)
+    h = dataclasses.replace(preset.hyperparameters, burn_in_rounds=0)
+    result = fedpa.fit(
+        problem.objective,
+        problem.init(jax.random.key(START_SEED)),
+        problem.clients,
+        NAMED["fedavg"].build(resolve_hyperparameters(h)),
+        rounds=comparison.start,
+        clients_per_round=preset.clients_per_round,
+        seed=START_SEED,
+        out=Path(".bench") / f"{name}-start",
+    )
+    return result.params
 
-    return evaluate
+
+def find_preset(comparison: Comparison) -> Preset:
+    return next(iter(task_named(comparison.task).presets.values()))
 
 
 def build(trial: Trial) -> Any:
     """The method with the trial's rates and the preset's other settings."""
-    comparison, named = COMPARISONS[trial.comparison], METHODS[trial.method]
-    preset = next(iter(task_named(comparison.task).presets.values()))
+    comparison, tuned = COMPARISONS[trial.comparison], METHODS[trial.method]
+    named = NAMED[tuned.method or trial.method]
     plain = dataclasses.replace(
-        preset.hyperparameters,
+        find_preset(comparison).hyperparameters,
         server_optimizer="sgd",
         server_learning_rate=1.0,
         server_momentum=0.0,
         burn_in_rounds=0,
     )
-    (setting,) = SERVERS[trial.method]
     chosen: dict[str, Any] = {
         "client_learning_rate": trial.client_rate,
         "client_momentum": 0.0 if trial.method == "mime" else comparison.client_momentum,
-        setting: trial.server,
+        tuned.setting: trial.server,
+        **tuned.fixed,
     }
     h: Hyperparameters = dataclasses.replace(named.defaults(plain), **chosen)
     return named.build(resolve_hyperparameters(named.adjust(h)))
@@ -197,10 +277,10 @@ def build(trial: Trial) -> Any:
 
 def run(trial: Trial, data_dir: str | None) -> list[Point]:
     comparison, problem = COMPARISONS[trial.comparison], load(trial.comparison, data_dir)
-    is_trial = trial.kind == "trial"
+    is_trial, key = trial.kind == "trial", jax.random.key(trial.seed)
     result = fedpa.fit(
         problem.objective,
-        problem.init(jax.random.key(trial.seed)),
+        start(trial.comparison, data_dir) if comparison.start else problem.init(key),
         problem.clients,
         build(trial),
         rounds=comparison.rounds // 2 if is_trial else comparison.rounds,
@@ -210,14 +290,28 @@ def run(trial: Trial, data_dir: str | None) -> list[Point]:
         eval_every=comparison.eval_every,
         progress=False,
     )
-    points, up, seconds = [], 0.0, 0.0
-    for record in result.history:
+    metric = "eval/" + task_named(comparison.task).metric
+    points, up, total = [], 0.0, 0.0
+    for record, seconds in zip(result.history, seconds_compiled(result.history), strict=True):
         up += record["comm/bytes_up"] / 1e6
-        seconds += record["seconds"]
-        if "eval/accuracy" in record:
-            accuracy, loss = record["eval/accuracy"], record["eval/loss"]
-            points.append(Point(record["round"], accuracy, loss, up, seconds))
+        total += seconds
+        if metric in record:
+            points.append(Point(record["round"], record[metric], record["eval/loss"], up, total))
     return [summarize(points)] if is_trial else points
+
+
+def seconds_compiled(history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The seconds of each round, without compiling.
+
+    A phase's first round compiles: it is given the median of the phase's other rounds.
+    """
+    phases: dict[str, list[float]] = {}
+    for record in history:
+        phases.setdefault(record["phase"], []).append(record["seconds"])
+    for seconds in phases.values():
+        seconds[0] = float(np.median(seconds[1:] or seconds))
+    left = {phase: iter(seconds) for phase, seconds in phases.items()}
+    return [next(left[record["phase"]]) for record in history]
 
 
 def summarize(points: Sequence[Point]) -> Point:
@@ -229,9 +323,7 @@ def summarize(points: Sequence[Point]) -> Point:
 
 def trials(name: str, method: str) -> Iterator[Trial]:
     comparison = COMPARISONS[name]
-    ((_, values),) = SERVERS[method].items()
-    middle = values if comparison.servers == 3 else values[:2]
-    for rate, server in itertools.product(comparison.client_rates, middle):
+    for rate, server in itertools.product(comparison.client_rates, comparison.servers[method]):
         yield Trial(name, method, "trial", rate, server, TRIAL_SEED)
 
 
@@ -243,11 +335,11 @@ def best(table: Table, name: str, method: str) -> Trial:
 
 def compare(name: str, path: Path, data_dir: str | None) -> None:
     """Run what the table lacks."""
-    for method in COMPARISONS[name].methods:
+    for method in COMPARISONS[name].servers:
         for trial in trials(name, method):
             carry_out(trial, path, data_dir)
     for seed in range(COMPARISONS[name].seeds):
-        for method in COMPARISONS[name].methods:
+        for method in COMPARISONS[name].servers:
             chosen = best(read(path), name, method)
             carry_out(chosen._replace(kind="run", seed=seed), path, data_dir)
 
@@ -332,6 +424,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--show", action="store_true")
     given = parser.parse_args()
+    fedpa.configure()
     if given.comparison:
         compare(given.comparison, given.table, given.data_dir)
     show(given.table)

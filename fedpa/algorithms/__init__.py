@@ -18,6 +18,7 @@ from fedpa.algorithms.fedpa import fedpa
 from fedpa.algorithms.fedprox import fedprox
 from fedpa.algorithms.global_precision import global_precision
 from fedpa.algorithms.laplace import laplace
+from fedpa.algorithms.local_precision import local_precision
 from fedpa.algorithms.local_training import LocalTraining
 from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean_control import mean_control
@@ -49,6 +50,7 @@ __all__ = [
     "fedprox",
     "global_precision",
     "laplace",
+    "local_precision",
     "mb_sgd",
     "mean_control",
     "mime",

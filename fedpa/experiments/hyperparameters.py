@@ -156,7 +156,9 @@ class Hyperparameters:
     """fedprox: μ ≥ 0 of the clients' objective f_i(θ) + μ/2 ‖θ − θ₀‖² (default: 0.01)."""
     fedexp_epsilon: float | None = None
     """fedexp: ε ≥ 0 of the step length Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (default: 0.001)."""
-    numerator: Literal["fedavg", "fedpa", "mean", "mb-sgd"] | None = None
+    local_epsilon: float | None = None
+    """local-precision, also as a numerator: ε > 0 of the clients' own damping (default: 5)."""
+    numerator: Literal["fedavg", "fedpa", "local-precision", "mean", "mb-sgd"] | None = None
     """global-precision: method whose mean delta is divided by the precision (default: fedavg)."""
     precision_start: int | None = None
     """global-precision: rounds at the start in which clients send sketches, at least 1 (default:

@@ -249,14 +249,26 @@ def default_mime(h: Hyperparameters) -> Hyperparameters:
 
 # Global precision
 
+
+def build_local_precision(h: Hyperparameters) -> "Method":
+    epsilon = cast("float", h.local_epsilon)
+    return fedpa.local_precision(build_local(h), build_server(h), epsilon=epsilon)
+
+
+def adjust_local_precision(h: Hyperparameters) -> Hyperparameters:
+    return fill_missing(h, local_epsilon=5.0)
+
+
 NUMERATORS: Mapping[str, Callable[[Hyperparameters], "Method"]] = {
     "fedavg": build_fedavg,
     "fedpa": build_fedpa,
+    "local-precision": build_local_precision,
     "mean": build_mean,
     "mb-sgd": lambda h: fedpa.mb_sgd(build_local(h), build_server(h)),
 }
 PRECISION_FIELDS = (
     "numerator",
+    "local_epsilon",
     "precision_start",
     "precision_every",
     "precision_filter",
@@ -286,6 +298,8 @@ def build_precision(h: Hyperparameters, block: int | None) -> "Method":
         "rank": h.precision_rank,
     }
     given = {name: value for name, value in settings.items() if value is not None}
+    if h.local_epsilon is not None and h.numerator != "local-precision":
+        raise refuse("local_epsilon", h.local_epsilon, "applies to numerator local-precision only")
     if given.get("length") == 0:
         given["length"] = None
     check_settings(prefix="precision_", **given)
@@ -308,6 +322,8 @@ def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparamet
         **({"precision_kappa": KAPPA} if saturating else {}),
         **({} if diagonal else {"precision_block": BLOCK}),
     )
+    if h.numerator == "local-precision":
+        h = adjust_local_precision(h)
     unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
     return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
 
@@ -413,6 +429,14 @@ METHODS = {
         sends="θ / Δ, every k-th round Z",
         keeps="A, L",
         cost="1 + 1/(kM)",
+    ),
+    "local-precision": NamedMethod(
+        "Local precision[M]",
+        "FedAvg with local gradients divided by the client's own precision (FedPM's local half)",
+        build_local_precision,
+        adjust_local_precision,
+        takes=("local_epsilon",),
+        cost="1 plus a solve per step",
     ),
     "mb-sgd": NamedMethod(
         "MB-SGD",

@@ -33,6 +33,7 @@ METHODS = {
     "global-precision": fedpa.global_precision(
         fedpa.fedpa(LOCAL, SERVER, rho=0.1, form="gram"), every=2
     ),
+    "local-precision": fedpa.local_precision(LOCAL, SERVER),
     "mb-sgd": fedpa.mb_sgd(LOCAL, SERVER),
     "exact-posterior": fedpa.exact_posterior(least_squares.posterior, SERVER),
     "scaffold": fedpa.scaffold(LOCAL, SERVER, population=71),
@@ -47,7 +48,7 @@ ENGINE = fedpa.engines.per_client()
 
 
 # What is different about these is in others' programs, too, or in `test_baselines.py`.
-LONG = {"fedprox", "mime-lite", "global-precision"}
+LONG = {"fedprox", "local-precision", "mime-lite", "global-precision"}
 
 
 @pytest.fixture(

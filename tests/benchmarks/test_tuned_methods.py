@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.tuned_methods import (
     COMPARISONS,
-    SERVERS,
+    METHODS,
     Point,
     append,
     best,
@@ -15,6 +15,7 @@ from benchmarks.tuned_methods import (
     compare_seeds,
     describe_target,
     read,
+    seconds_compiled,
     summarize,
     trials,
 )
@@ -38,7 +39,7 @@ def test_what_is_written_is_read(tmp_path):
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_every_method_has_as_many_trials_and_is_built(name):
-    tried = [list(trials(name, method)) for method in COMPARISONS[name].methods]
+    tried = [list(trials(name, method)) for method in COMPARISONS[name].servers]
     assert len({len(each) for each in tried}) == 1
     assert len(set(tried[0])) == len(tried[0])
     assert all(callable(build(each[-1])) for each in tried)
@@ -63,4 +64,10 @@ def test_leads_are_paired_and_targets_need_all_runs():
 def test_the_last_tenth_counts():
     points = [point(i, i / 100) for i in range(1, 31)]
     assert summarize(points).accuracy == pytest.approx(np.mean([0.28, 0.29, 0.30]))
-    assert set(COMPARISONS[NAME].methods) == set(SERVERS)
+    assert set(COMPARISONS[NAME].servers) == set(METHODS)
+
+
+def test_rounds_that_compile_count_as_the_others_of_their_phase():
+    took = [("a", 9.0), ("b", 8.0), ("a", 1.0), ("b", 2.0), ("a", 3.0), ("c", 5.0)]
+    history = [{"phase": phase, "seconds": seconds} for phase, seconds in took]
+    assert seconds_compiled(history) == [2.0, 2.0, 1.0, 2.0, 3.0, 5.0]

@@ -1,0 +1,113 @@
+"""Local precision: FedAvg whose clients divide their gradients by their own precision.
+
+    θ ← ClientOpt(θ, (I + Ā_i/ε)⁻¹ ∇̂f_i(θ))     Ā_i = A_i (p + 1)/tr A_i,  A_i = X_iᵀX_i/n_i
+
+for each layer, X_i its inputs at θ₀ with a column of ones, the gradient stacked as [b; W]. A_i is
+the input factor of the layer's Fisher matrix, as in `global_precision`, which divides the averaged
+deltas instead. This is the local half of FedPM (Ishii et al., AAAI 2026), with the preconditioner
+of FOOF (Benzing, ICML 2022); `global_precision(local_precision(…))` has both halves. In eq. 3 it
+changes neither client's nor server's precision: it is another way to the client's optimum μ_i.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedpa.algorithms.fedavg import fedavg_client
+from fedpa.algorithms.fedopt import Algorithm, Broadcast, ClientResult, ClientState, fedopt
+from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work
+from fedpa.algorithms.methods import Method, describe
+from fedpa.errors import check_integer, refuse
+from fedpa.objectives.client_data import ClientData
+from fedpa.objectives.layer_inputs import layers_of, stack_layer, unstack_layer
+from fedpa.objectives.objective import Objective
+from fedpa.precisions import kronecker
+from fedpa.precisions.kronecker import Kronecker, input_factors
+from fedpa.server.update import Server, check_server
+from fedpa.types import Key, Params
+
+EPSILON = 5.0
+BLOCK = 2048
+
+
+@describe
+def local_precision(
+    local: LocalTraining, server: Server, *, epsilon: float = EPSILON, block: int = BLOCK
+) -> Method:
+    """Build local precision: FedAvg with local gradients g ← (I + Ā_i/ε)⁻¹ g.
+
+    The model must declare its layers, `fedpa.layer_input`. Nothing more than Δ is sent. A table's
+    rows have a diagonal factor, and all of them are visited at every step.
+
+    Args:
+        local: The clients' work.
+        server: The server's side.
+        epsilon: ε > 0, default 5: directions of Ā_i, whose mean eigenvalue is 1, far below it keep
+            gain 1; a very large ε is FedAvg.
+        block: A_i of a layer with more inputs is block-diagonal, in blocks of at most this size,
+            default 2048.
+    Returns:
+        The method, for `fedpa.fit`, or as the numerator of `fedpa.global_precision`.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=5)
+        >>> method = fedpa.local_precision(local, fedpa.Server(fedpa.server.sgd(1.0)))
+        >>> both = fedpa.global_precision(method)
+    """
+    local_work(local)
+    check_server(server)
+    check_integer("block", block, 1)
+    if not 0 < epsilon < float("inf"):
+        raise refuse("epsilon", epsilon, "must be a finite number > 0")
+
+    def build(objective: Objective) -> Algorithm:
+        def client(
+            message: Broadcast, data: ClientData, state: ClientState, key: Key
+        ) -> ClientResult:
+            divide = divide_gradients(objective, message.theta, data, key, epsilon, block)
+            steps = optax.chain(divide, as_optimizer(local.optimizer))
+            plain = fedavg_client(objective, local._replace(optimizer=steps), server)
+            return plain(message, data, state, key)
+
+        return fedopt(server, client, client_rate=local.schedule)
+
+    return build
+
+
+def divide_gradients(
+    objective: Objective, theta0: Params, data: ClientData, key: Key, epsilon: float, block: int
+) -> optax.GradientTransformation:
+    """g ← (I + Ā_i/ε)⁻¹ g; the inverse is computed once and serves all steps."""
+    layers = layers_of(objective.loss, theta0, data.examples)
+    factors = input_factors(
+        objective,
+        theta0,
+        data,
+        jax.random.fold_in(key, _FACTOR),
+        batch_size=32,
+        rank="exact",
+        largest=block,
+    )
+    inverses = []
+    for layer, factor in zip(layers, factors, strict=True):
+        bar = kronecker.unpack(factor, block).normalize(layer.features)
+        inverses.append(_invert(bar.scale(1 / epsilon).add_identity()))
+
+    def divide(gradient: Params, _: Params | None) -> Params:
+        for layer, inverse in zip(layers, inverses, strict=True):
+            stacked = stack_layer(layer, gradient)
+            gradient = unstack_layer(layer, inverse.times(stacked), gradient)
+        return gradient
+
+    return optax.stateless(divide)
+
+
+_FACTOR = 1002
+"""The stream of a client's randomness for a loss that is random; chains use others."""
+
+
+def _invert(precision: Kronecker) -> Kronecker:
+    """Λ⁻¹, block by block."""
+    factor, (blocks, size, _) = precision.factorize(), precision.blocks.shape
+    identity = jnp.tile(jnp.eye(size, dtype=precision.blocks.dtype), (blocks, 1))
+    return Kronecker(factor.solve(identity).reshape(blocks, size, size))
