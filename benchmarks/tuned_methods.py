@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -54,6 +54,7 @@ RATE, LENGTH = Tuned("server_learning_rate"), Tuned("precision_length")
 METHODS = {
     "fedavg": RATE,
     "fedavgm": RATE,
+    "fedadagrad": RATE,
     "fedadam": RATE,
     "fedyogi": RATE,
     "fedexp": Tuned("fedexp_epsilon"),
@@ -82,6 +83,8 @@ class Comparison(NamedTuple):
     client_momentum: float = 0.0
     eval_examples: int | None = None
     """At most, of an evaluation; None: all."""
+    chosen_by: Literal["loss", "accuracy"] = "loss"
+    """Of validation clients."""
     start: int = 0
     """Rounds of the task's preset with FedAvg, after which all runs begin."""
 
@@ -121,7 +124,6 @@ CONVOLUTIONAL = Comparison(
         "global-precision": (0.7, 1.4),
         "fedyogi": (0.01, 0.03),
         "fedavgm": (0.3, 1.0),
-        "fedexp": (1e-3, 1e-2),
         "global-precision-diagonal": (0.7, 1.4),
     },
     targets=(0.9, 0.95, 0.97),
@@ -145,12 +147,49 @@ IMAGES = Comparison(
     eval_examples=4000,
     start=100,
 )
+NEXT_WORD = Comparison(
+    "stackoverflow-nwp",
+    {"model": "small-lstm", "vocabulary": 1000, "max_examples": 64},
+    rounds=60,
+    seeds=3,
+    eval_every=3,
+    client_rates=(0.3, 1.0),
+    servers={
+        "global-precision": (0.7, 1.4),
+        "fedyogi": (0.003, 0.01),
+        "fedadam": (0.003, 0.01),
+        "fedavgm": (0.03, 0.1),
+        "global-precision-diagonal": (0.7, 1.4),
+    },
+    targets=(0.13, 0.14, 0.15),
+    eval_examples=4000,
+    start=300,
+)
+TAGS = Comparison(
+    "stackoverflow-lr",
+    {"vocabulary": 2000, "max_examples": 128},
+    rounds=150,
+    seeds=3,
+    eval_every=5,
+    client_rates=(15.0, 50.0),
+    servers={
+        "global-precision": (12.0, 40.0),
+        "fedadagrad": (5.0, 15.0),
+        "fedyogi": (1.0, 3.0),
+        "fedadam": (0.3, 1.0),
+    },
+    targets=(0.3, 0.35, 0.4, 0.45),
+    chosen_by="accuracy",
+    eval_examples=4000,
+)
 COMPARISONS = {
     "emnist-skew-mlp": PERCEPTRON._replace(servers={**PERCEPTRON.servers, **LOCAL}),
     "emnist-writers-mlp": PERCEPTRON._replace(options={**WRITERS, **MLP}),
     "emnist-skew-cnn": CONVOLUTIONAL,
     "emnist-writers-cnn": CONVOLUTIONAL._replace(options={**WRITERS, **CNN}),
     "cifar100": IMAGES,
+    "next-word": NEXT_WORD,
+    "tags": TAGS,
 }
 
 
@@ -328,9 +367,15 @@ def trials(name: str, method: str) -> Iterator[Trial]:
 
 
 def best(table: Table, name: str, method: str) -> Trial:
-    """The trial of the least validation loss; one that is not finite is none."""
-    tried = {one: table[one][0].loss for one in trials(name, method) if one in table}
-    return min(tried, key=lambda one: tried[one] if math.isfinite(tried[one]) else math.inf)
+    """The trial of the least validation loss, or best metric; one that is not finite is none."""
+    tried = {one: table[one][0] for one in trials(name, method) if one in table}
+
+    def cost(one: Trial) -> float:
+        end = tried[one]
+        value = end.loss if COMPARISONS[name].chosen_by == "loss" else -end.accuracy
+        return value if math.isfinite(value) else math.inf
+
+    return min(tried, key=cost)
 
 
 def compare(name: str, path: Path, data_dir: str | None) -> None:

@@ -10,16 +10,16 @@ inputs are the data, which training does not change, only in the first rounds. F
 averaged delta stacked as [b; W], the server keeps a running average and divides by it:
 
     A ← β^k A + (1 − β^k) Σ q_i A_i / Σ q_i     A_i = Z_i Z_iᵀ, or exactly X_iᵀX_i/n_i
-    Ā = A (p + 1)/tr A
+    Ā = A p/Σ_j A_jj                            j the p inputs, without the bias's 1
     D = ε (Ā + εI)⁻¹ Δ̄                          "ridge", or
     D = (I + κĀ)((1 + ε)κĀ + εI)⁻¹ Δ̄            "saturating"
 
 with k the rounds since the last sketch. Δ_i is what any method's clients send. With the ridge,
-directions that inputs don't reach keep gain 1 and steep ones shrink; ε is in units of Ā's mean
-eigenvalue, 1. The saturating filter undoes local training, which goes the share x/(1 + x) of the
-way to the client's optimum, x = κλ in a direction of eigenvalue λ: steep directions, where clients
-arrive, have gain 1/(1 + ε), flat ones 1/ε. Large layers have a block-diagonal A. What belongs to no
-layer that is seen keeps gain 1.
+directions that inputs don't reach keep gain 1 and steep ones shrink; ε is in units of the inputs'
+mean square, 1 in Ā. The saturating filter undoes local training, which goes the share x/(1 + x) of
+the way to the client's optimum, x = κλ in a direction of eigenvalue λ: steep directions, where
+clients arrive, have gain 1/(1 + ε), flat ones 1/ε. Large layers have a block-diagonal A. What
+belongs to no layer that is seen keeps gain 1.
 
 The length of the step, unless the server's rate is to say it, is that of the clients' own:
 
@@ -94,7 +94,7 @@ class LayerPrecision(NamedTuple):
     factor: Cholesky
     """Of the matrix that Δ̄ is divided by: computed when A changes, kept for the rounds between."""
     steepest: Scalar
-    """Ā's largest eigenvalue, about; the mean is 1."""
+    """Ā's largest eigenvalue, about."""
 
 
 class Gain(NamedTuple):
@@ -134,7 +134,7 @@ class PrecisionInfo(NamedTuple):
     precision_cosine: Scalar
     """Cosine of the angle between D and Δ̄."""
     precision_steepest: Scalar
-    """The largest eigenvalue of any layer's Ā, whose mean is 1."""
+    """The largest eigenvalue of any layer's Ā."""
 
 
 @describe
@@ -163,7 +163,7 @@ def global_precision(
         epsilon: ε > 0. Of the ridge, default 5: directions of Ā far below it keep gain 1. Of the
             saturating filter, default 0.03: 1/ε is the gain of flat directions.
         kappa: κ > 0 of the saturating filter, by default 0.05: how far local training goes in a
-            direction of Ā's mean eigenvalue.
+            direction of Ā's eigenvalue 1.
         length: ρ > 0, the length of D relative to the clients' own Δ_i, for a server of rate 1;
             None: D as the filter gives it, and the server's rate decides.
         decay: β in [0, 1), by which A is multiplied for every round between sketches.
@@ -327,7 +327,7 @@ def update_precision(
             return old
         kept = old.averaged.scale(decay)
         averaged = kept.add(narrow(new, kept).scale(1 - decay))
-        bar = averaged.normalize(layer.features)
+        bar = averaged.normalize(layer)
         factor = bar.scale(gain.steepness).add_identity().factorize()
         return LayerPrecision(averaged, factor, bar.largest_eigenvalue())
 

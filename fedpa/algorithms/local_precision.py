@@ -1,6 +1,6 @@
 """Local precision: FedAvg whose clients divide their gradients by their own precision.
 
-    θ ← ClientOpt(θ, (I + Ā_i/ε)⁻¹ ∇̂f_i(θ))     Ā_i = A_i (p + 1)/tr A_i,  A_i = X_iᵀX_i/n_i
+    θ ← ClientOpt(θ, (I + Ā_i/ε)⁻¹ ∇̂f_i(θ))     Ā_i = A_i p/Σ_j A_i,jj,  A_i = X_iᵀX_i/n_i
 
 for each layer, X_i its inputs at θ₀ with a column of ones, the gradient stacked as [b; W]. A_i is
 the input factor of the layer's Fisher matrix, as in `global_precision`, which divides the averaged
@@ -42,7 +42,7 @@ def local_precision(
     Args:
         local: The clients' work.
         server: The server's side.
-        epsilon: ε > 0, default 5: directions of Ā_i, whose mean eigenvalue is 1, far below it keep
+        epsilon: ε > 0 in units of the inputs' mean square, default 5: far flatter directions keep
             gain 1; a very large ε is FedAvg.
         block: A_i of a layer with more inputs is block-diagonal, in blocks of at most this size,
             default 2048.
@@ -90,7 +90,7 @@ def divide_gradients(
     )
     inverses = []
     for layer, factor in zip(layers, factors, strict=True):
-        bar = kronecker.unpack(factor, block).normalize(layer.features)
+        bar = kronecker.unpack(factor, block).normalize(layer)
         inverses.append(_invert(bar.scale(1 / epsilon).add_identity()))
 
     def divide(gradient: Params, _: Params | None) -> Params:

@@ -168,11 +168,11 @@ class Hyperparameters:
     precision_filter: Literal["ridge", "saturating"] | None = None
     """global-precision: gains of steep and flat directions (default: ridge)."""
     precision_epsilon: float | None = None
-    """global-precision: ε > 0. ridge: directions far flatter than ε mean eigenvalues keep gain 1
-    (default: 5); saturating: flat directions have gain 1/ε (default: 0.03)."""
+    """global-precision: ε > 0. ridge: directions far flatter than ε times the inputs' mean square
+    keep gain 1 (default: 5); saturating: flat directions have gain 1/ε (default: 0.03)."""
     precision_kappa: float | None = None
-    """global-precision: κ > 0 of the saturating filter, local progress in a direction of mean
-    eigenvalue (default: 0.05)."""
+    """global-precision: κ > 0 of the saturating filter, local progress in a direction as steep as
+    the inputs' mean square (default: 0.05)."""
     precision_length: float | None = None
     """global-precision: ρ ≥ 0, the step's length relative to the clients' own; 0: the server's rate
     decides (default: 1.4)."""

@@ -432,7 +432,7 @@ METHODS = {
     ),
     "local-precision": NamedMethod(
         "Local precision[M]",
-        "FedAvg with local gradients divided by the client's own precision (FedPM's local half)",
+        "FedAvg, local gradients divided by the client's own precision (FedPM)",
         build_local_precision,
         adjust_local_precision,
         takes=("local_epsilon",),

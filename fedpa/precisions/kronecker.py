@@ -103,10 +103,17 @@ class Kronecker(NamedTuple):
             self.blocks + factor * jnp.eye(self.blocks.shape[-1], dtype=self.blocks.dtype)[None]
         )
 
-    def normalize(self, features: int) -> "Kronecker":
-        """Λ of mean eigenvalue 1; 0 if Λ is."""
-        trace = jnp.sum(jnp.trace(self.blocks, axis1=1, axis2=2))
-        return self.scale(jnp.where(trace > 0, features / jnp.where(trace > 0, trace, 1), 0))
+    def normalize(self, layer: Layer) -> "Kronecker":
+        """Ā: A in units of the mean square of what enters the layer; 0 if nothing does.
+
+        The bias's own 1 does not count: a bag of words has entries of a hundredth, and the 1 would
+        be nearly all of the trace.
+        """
+        squares = jnp.diagonal(self.blocks, axis1=1, axis2=2).reshape(-1)
+        total = jnp.sum(squares[0 if layer.bias is None else 1 :])
+        return self.scale(
+            jnp.where(total > 0, sum(layer.inputs) / jnp.where(total > 0, total, 1), 0)
+        )
 
     def largest_eigenvalue(self) -> Scalar:
         """Λ's largest eigenvalue by a few steps of the power method: from below."""

@@ -61,8 +61,13 @@ def stepped(state, gain=RIDGE):
     return jax.jit(lambda delta: precondition(state, [LAYER], delta, gain))(DELTA)
 
 
+def normalized(averaged):
+    """In units of the inputs' mean square: the first row and column are the bias's."""
+    return averaged * (FEATURES - 1) / np.trace(averaged[1:, 1:])
+
+
 def expected(averaged):
-    bar = averaged * FEATURES / np.trace(averaged)
+    bar = normalized(averaged)
     return EPSILON * np.linalg.solve(bar + EPSILON * np.eye(FEATURES), STACKED)
 
 
@@ -79,7 +84,7 @@ def test_the_formula_in_numpy():
     state = after(FEATURES, one, two)
     np.testing.assert_allclose(state[0].averaged.blocks[0], averaged, rtol=1e-5)
     check(stepped(state), expected(averaged))
-    bar = averaged * FEATURES / np.trace(averaged)
+    bar = normalized(averaged)
     largest = np.linalg.eigvalsh(bar)[-1]
     assert 0.9 * largest < float(state[0].steepest) < 1.001 * largest
 
@@ -92,7 +97,7 @@ def test_blocks_leave_out_what_is_between_them(largest):
     blocked = np.where(place[:, None] == place[None], matrix, 0)
     check(stepped(after(largest, matrix)), expected(blocked))
     if largest == 1:
-        bar = np.diagonal(matrix) * FEATURES / np.trace(matrix)
+        bar = np.diagonal(normalized(matrix))
         check(stepped(after(1, matrix)), (EPSILON / (bar + EPSILON))[:, None] * STACKED)
 
 
@@ -101,7 +106,7 @@ def test_the_saturating_filter_in_numpy(epsilon, kappa, seed):
     """(I + κĀ)((1 + ε)κĀ + εI)⁻¹: 1/ε in flat directions, 1/(1 + ε) in steep ones."""
     gain = make_gain("saturating", epsilon, kappa)
     matrix = spd(seed)
-    bar = matrix * FEATURES / np.trace(matrix)
+    bar = normalized(matrix)
     state = init_precision([LAYER], DELTA, FEATURES)
     state = update_precision(
         state, [LAYER], [in_parts(matrix, FEATURES)], jnp.ones(()), decay=DECAY, gain=gain
@@ -134,7 +139,7 @@ def test_before_the_first_sketch_and_in_directions_without_inputs_the_gain_is_on
     step = stepped(after(FEATURES, flat))
     np.testing.assert_allclose(step["bias"], DELTA["bias"], rtol=1e-5)
     np.testing.assert_allclose(step["weight"][0], DELTA["weight"][0], rtol=1e-5)
-    shrunk = EPSILON / (FEATURES / 5 + EPSILON)
+    shrunk = EPSILON / ((FEATURES - 1) / 5 + EPSILON)
     np.testing.assert_allclose(step["weight"][1:], shrunk * DELTA["weight"][1:], rtol=1e-5)
 
 
@@ -200,3 +205,15 @@ def test_exact_factors_add_up_and_rounds_without_have_none():
     np.testing.assert_array_equal(blocks.blocks[0], [[0, 1, 2], [1, 3, 4], [2, 4, 5]])
     assert (nothing, float(square)) == ((), 2)
     assert twice(client(1, factors=())[0])[0].more[0] == ()
+
+
+def test_the_bias_does_not_set_the_unit():
+    """A bag of words' entries are hundredths: beside its 1 they would all be flat."""
+    matrix = spd()
+    matrix[0] = matrix[:, 0] = 0
+    steps = []
+    for bias in (1.0, 1e4):
+        matrix[0, 0] = bias
+        steps.append(stepped(after(1, matrix)))
+    np.testing.assert_allclose(steps[0]["weight"], steps[1]["weight"], rtol=1e-5)
+    assert np.abs(steps[1]["bias"] / steps[0]["bias"]).max() < 0.01

@@ -52,6 +52,13 @@ def test_the_least_finite_loss_is_chosen():
     assert best(table, NAME, "fedadam") == tried[-1]
 
 
+def test_tags_are_chosen_by_what_is_compared():
+    tried = list(trials("tags", "fedadam"))
+    recalls = (0.1, 0.3, 0.2, math.nan)
+    table = {t: [point(75, r, r)] for t, r in zip(tried, recalls, strict=True)}
+    assert best(table, "tags", "fedadam") == tried[1]
+
+
 def test_leads_are_paired_and_targets_need_all_runs():
     ours, theirs = {0: 0.9, 1: 0.8}, {1: 0.75, 0: 0.85, 2: 0.1}
     assert compare_seeds(ours, theirs) == "+0.0500 ± 0.0000"
@@ -64,7 +71,7 @@ def test_leads_are_paired_and_targets_need_all_runs():
 def test_the_last_tenth_counts():
     points = [point(i, i / 100) for i in range(1, 31)]
     assert summarize(points).accuracy == pytest.approx(np.mean([0.28, 0.29, 0.30]))
-    assert set(COMPARISONS[NAME].servers) == set(METHODS)
+    assert {method for c in COMPARISONS.values() for method in c.servers} == set(METHODS)
 
 
 def test_rounds_that_compile_count_as_the_others_of_their_phase():
