@@ -1,12 +1,13 @@
 """Methods at their best rates, to the plateau: accuracy, rounds, bytes and seconds to targets.
 
     python -m benchmarks.tuned_methods emnist-skew-mlp docs/results/tuned.csv
-    python -m benchmarks.tuned_methods --show docs/results/tuned.csv
+    python -m benchmarks.tuned_methods docs/results/tuned.csv --figure docs/results/tuned.png
 
 Every method has the same number of trials for its rates, a grid of the client's and the server's,
-at half of the rounds, with a seed of their own, chosen by the loss of validation clients. Then it
-runs with its best rates and fresh seeds, measured on the test split. Runs that the table has are
-kept: an interrupted comparison continues.
+at half of the rounds, with a seed of their own, chosen by the loss of validation clients (tags: by
+recall). Then it runs with its best rates and fresh seeds, measured on the test split (tags: also on
+the validation clients that chose the rates, because the test split is of other sites). Runs that
+the table has are kept: an interrupted comparison continues.
 """
 
 import argparse
@@ -17,19 +18,22 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 import scipy.stats
+from matplotlib.figure import Figure
 
 import fedpa
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS as NAMED
+from fedpa.experiments.report.figures import new_figure, render_figure, tidy
+from fedpa.experiments.report.looks import choose_looks, style_line
 from fedpa.experiments.tasks.task import Preset, TaskOptions, task_named
-from fedpa.metrics.streaming import make_evaluator
+from fedpa.metrics.streaming import Evaluation, make_evaluator
 from fedpa.training.problem import Problem
 
 TRIAL_SEED = 1000
@@ -46,7 +50,7 @@ class Tuned(NamedTuple):
     setting: str
     """What the server has: its rate, or what takes its place."""
     method: str = ""
-    """The command's name of it, if that is another."""
+    """The command's name of it; "": the same."""
     fixed: Mapping[str, Any] = {}
 
 
@@ -71,6 +75,7 @@ METHODS = {
 class Comparison(NamedTuple):
     """A task as it is compared."""
 
+    title: str
     task: str
     options: Mapping[str, Any]
     rounds: int
@@ -85,6 +90,8 @@ class Comparison(NamedTuple):
     """At most, of an evaluation; None: all."""
     chosen_by: Literal["loss", "accuracy"] = "loss"
     """Of validation clients."""
+    run_kinds: Sequence[str] = ("run",)
+    """What runs are measured on, see `Trial.kind`."""
     start: int = 0
     """Rounds of the task's preset with FedAvg, after which all runs begin."""
 
@@ -93,6 +100,7 @@ WRITERS = {"dataset": "fed_emnist_digitsonly"}
 SKEW = {**WRITERS, "label_skew": 0.1}
 MLP, CNN = {"model": "mlp"}, {"model": "cnn", "max_examples": 40}
 PERCEPTRON = Comparison(
+    "digits with label skew, perceptron",
     "emnist",
     {**SKEW, **MLP},
     rounds=150,
@@ -111,9 +119,20 @@ PERCEPTRON = Comparison(
     },
     targets=(0.9, 0.93, 0.95, 0.96),
 )
-LOCAL = {"local-precision": (0.3, 1.0, 3.0), "local-and-global": (0.7, 1.4, 2.8)}
-"""FedPM's question: the same factor in local steps, at the server, or both."""
+LOCAL_OR_GLOBAL = PERCEPTRON._replace(
+    title="precision in local steps, at the server, both",
+    rounds=100,
+    seeds=3,
+    client_rates=(0.1, 0.3),
+    servers={
+        "fedavg": (1.0, 3.0),
+        "local-precision": (1.0, 3.0),
+        "global-precision": (1.4, 2.8),
+        "local-and-global": (1.4, 2.8),
+    },
+)
 CONVOLUTIONAL = Comparison(
+    "digits with label skew, CNN",
     "emnist",
     {**SKEW, **CNN},
     rounds=60,
@@ -130,6 +149,7 @@ CONVOLUTIONAL = Comparison(
     client_momentum=0.9,
 )
 IMAGES = Comparison(
+    "CIFAR-100, small ResNet",
     "cifar100",
     {"model": "small-resnet"},
     rounds=80,
@@ -140,7 +160,7 @@ IMAGES = Comparison(
         "global-precision": (0.35, 0.7),
         "fedyogi": (0.003, 0.01),
         "fedavgm": (0.03, 0.1),
-        "fedexp": (1e-3, 1e-2),
+        "global-precision-diagonal": (0.35, 0.7),
     },
     targets=(0.12, 0.14, 0.16),
     client_momentum=0.9,
@@ -148,6 +168,7 @@ IMAGES = Comparison(
     start=100,
 )
 NEXT_WORD = Comparison(
+    "next word, LSTM",
     "stackoverflow-nwp",
     {"model": "small-lstm", "vocabulary": 1000, "max_examples": 64},
     rounds=60,
@@ -166,6 +187,7 @@ NEXT_WORD = Comparison(
     start=300,
 )
 TAGS = Comparison(
+    "tags, bag of words",
     "stackoverflow-lr",
     {"vocabulary": 2000, "max_examples": 128},
     rounds=150,
@@ -180,13 +202,19 @@ TAGS = Comparison(
     },
     targets=(0.3, 0.35, 0.4, 0.45),
     chosen_by="accuracy",
-    eval_examples=4000,
+    run_kinds=("run", "validation"),
+    eval_examples=8000,
 )
 COMPARISONS = {
-    "emnist-skew-mlp": PERCEPTRON._replace(servers={**PERCEPTRON.servers, **LOCAL}),
-    "emnist-writers-mlp": PERCEPTRON._replace(options={**WRITERS, **MLP}),
+    "emnist-skew-mlp": PERCEPTRON,
+    "emnist-writers-mlp": PERCEPTRON._replace(
+        title="digits by writer, perceptron", options={**WRITERS, **MLP}
+    ),
+    "local-or-global": LOCAL_OR_GLOBAL,
     "emnist-skew-cnn": CONVOLUTIONAL,
-    "emnist-writers-cnn": CONVOLUTIONAL._replace(options={**WRITERS, **CNN}),
+    "emnist-writers-cnn": CONVOLUTIONAL._replace(
+        title="digits by writer, CNN", options={**WRITERS, **CNN}
+    ),
     "cifar100": IMAGES,
     "next-word": NEXT_WORD,
     "tags": TAGS,
@@ -199,7 +227,8 @@ class Trial(NamedTuple):
     comparison: str
     method: str
     kind: str
-    """trial or run."""
+    """trial: short, measured on validation clients; run: measured on the test split; validation:
+    a run measured on validation clients."""
     client_rate: float
     server: float
     """The value of the method's setting in `METHODS`."""
@@ -211,7 +240,7 @@ class Point(NamedTuple):
 
     round: int
     accuracy: float
-    """Or what else the task measures."""
+    """The task's metric: accuracy, recall@5 of tags."""
     loss: float
     megabytes: float
     """Sent by clients so far."""
@@ -239,16 +268,17 @@ def _typed(kind: Any, name: str, text: str) -> Any:
     return kind.__annotations__[name](text)
 
 
-def append(path: Path, trial: Trial, points: Iterable[Point]) -> None:
+def append(path: Path, measured: Table) -> None:
     """Write all of a run's rows at once."""
     new = not path.exists()
     with path.open("a", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         if new:
             rows.writerow(FIELDS)
-        for point in points:
-            numbers = [format(x, ".6g") for x in point[1:]]
-            rows.writerow([*trial, point.round, *numbers])
+        for trial, points in measured.items():
+            for point in points:
+                numbers = [format(x, ".6g") for x in point[1:]]
+                rows.writerow([*trial, point.round, *numbers])
 
 
 @functools.cache
@@ -261,18 +291,16 @@ def load(name: str, data_dir: str | None) -> Problem:
 
 
 @functools.cache
-def evaluator(name: str, is_trial: bool, data_dir: str | None) -> Callable[[Any], Any]:
-    """Measure the validation examples (of a trial) or the test examples."""
+def evaluator(name: str, kind: str, data_dir: str | None) -> Callable[[Any], Evaluation]:
     problem, most = load(name, data_dir), COMPARISONS[name].eval_examples
-    data = problem.validation if is_trial else problem.test
+    data = problem.test if kind == "run" else problem.validation
     assert data is not None
-    evaluate = make_evaluator(problem.metric, data, 200, most)
-    return lambda params: evaluate(params).values
+    return make_evaluator(problem.metric, data, 200, most)
 
 
 @functools.cache
-def start(name: str, data_dir: str | None) -> Any:
-    """The model that all runs begin with."""
+def train_start(name: str, data_dir: str | None) -> Any:
+    """Train the model that all runs begin with."""
     comparison, problem = COMPARISONS[name], load(name, data_dir)
     preset = find_preset(comparison)
     h = dataclasses.replace(preset.hyperparameters, burn_in_rounds=0)
@@ -314,32 +342,43 @@ def build(trial: Trial) -> Any:
     return named.build(resolve_hyperparameters(named.adjust(h)))
 
 
-def run(trial: Trial, data_dir: str | None) -> list[Point]:
+def run(trial: Trial, data_dir: str | None) -> dict[Trial, list[Point]]:
     comparison, problem = COMPARISONS[trial.comparison], load(trial.comparison, data_dir)
     is_trial, key = trial.kind == "trial", jax.random.key(trial.seed)
+    kinds = (trial.kind,) if is_trial else comparison.run_kinds
+
+    def evaluate(params: Any) -> dict[str, float]:
+        values = {
+            kind: evaluator(trial.comparison, kind, data_dir)(params).values for kind in kinds
+        }
+        return {f"{kind} {name}": x for kind in kinds for name, x in values[kind].items()}
+
     result = fedpa.fit(
         problem.objective,
-        start(trial.comparison, data_dir) if comparison.start else problem.init(key),
+        train_start(trial.comparison, data_dir) if comparison.start else problem.init(key),
         problem.clients,
         build(trial),
         rounds=comparison.rounds // 2 if is_trial else comparison.rounds,
         clients_per_round=CLIENTS,
         seed=trial.seed,
-        evaluate=evaluator(trial.comparison, is_trial, data_dir),
+        evaluate=evaluate,
         eval_every=comparison.eval_every,
         progress=False,
     )
-    metric = "eval/" + task_named(comparison.task).metric
-    points, up, total = [], 0.0, 0.0
-    for record, seconds in zip(result.history, seconds_compiled(result.history), strict=True):
+    metric = task_named(comparison.task).metric
+    measured: dict[Trial, list[Point]] = {trial._replace(kind=kind): [] for kind in kinds}
+    up, total = 0.0, 0.0
+    for record, seconds in zip(result.history, exclude_compiling(result.history), strict=True):
         up += record["comm/bytes_up"] / 1e6
         total += seconds
-        if metric in record:
-            points.append(Point(record["round"], record[metric], record["eval/loss"], up, total))
-    return [summarize(points)] if is_trial else points
+        for one, points in measured.items():
+            if (value := record.get(f"eval/{one.kind} {metric}")) is not None:
+                loss = record[f"eval/{one.kind} loss"]
+                points.append(Point(record["round"], value, loss, up, total))
+    return {one: [summarize(points)] if is_trial else points for one, points in measured.items()}
 
 
-def seconds_compiled(history: Sequence[Mapping[str, Any]]) -> list[float]:
+def exclude_compiling(history: Sequence[Mapping[str, Any]]) -> list[float]:
     """The seconds of each round, without compiling.
 
     A phase's first round compiles: it is given the median of the phase's other rounds.
@@ -390,15 +429,16 @@ def compare(name: str, path: Path, data_dir: str | None) -> None:
 
 
 def carry_out(trial: Trial, path: Path, data_dir: str | None) -> None:
-    if trial in read(path):
+    kinds = (trial.kind,) if trial.kind == "trial" else COMPARISONS[trial.comparison].run_kinds
+    if all(trial._replace(kind=kind) in read(path) for kind in kinds):
         return
     began = time.perf_counter()
-    points = run(trial, data_dir)
-    append(path, trial, points)
-    end = summarize(points)
-    print(
-        *trial, f"{end.accuracy:.4f} {end.loss:.4f} {time.perf_counter() - began:.0f} s", flush=True
-    )
+    measured = run(trial, data_dir)
+    seconds = time.perf_counter() - began
+    append(path, measured)
+    for one, points in measured.items():
+        end = summarize(points)
+        print(*one, f"{end.accuracy:.4f} {end.loss:.4f} {seconds:.0f} s", flush=True)
 
 
 def reach(points: Sequence[Point], target: float) -> Point | None:
@@ -430,7 +470,8 @@ def describe_target(runs: Sequence[Sequence[Point]], target: float) -> str:
 def show(path: Path) -> None:
     """Print a table of each comparison: results, and what it took to reach the targets."""
     table = read(path)
-    for name in dict.fromkeys(trial.comparison for trial in table):
+    shown = dict.fromkeys((t.comparison, t.kind) for t in table if t.kind != "trial")
+    for name, kind in shown:
         targets = COMPARISONS[name].targets
         heads = [
             "method",
@@ -441,12 +482,15 @@ def show(path: Path) -> None:
             *(f"to {t:g}" for t in targets),
         ]
         print(
-            f"\n## {name}\n", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|", sep="\n"
+            f"\n## {name}, {kind}\n",
+            "| " + " | ".join(heads) + " |",
+            "| --- " * len(heads) + "|",
+            sep="\n",
         )
         runs: dict[str, dict[int, list[Point]]] = {}
         rates: dict[str, Trial] = {}
         for trial, points in table.items():
-            if (trial.comparison, trial.kind) == (name, "run"):
+            if (trial.comparison, trial.kind) == (name, kind):
                 runs.setdefault(trial.method, {})[trial.seed] = points
                 rates[trial.method] = trial
         ends = {m: {seed: summarize(p) for seed, p in ran.items()} for m, ran in runs.items()}
@@ -454,7 +498,8 @@ def show(path: Path) -> None:
         for method, ran in runs.items():
             values = np.array(list(accuracies[method].values()))
             spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-            lead = "" if method == OURS else compare_seeds(accuracies[OURS], accuracies[method])
+            ours = accuracies.get(OURS, {})
+            lead = "" if method == OURS else compare_seeds(ours, accuracies[method])
             loss = np.mean([end.loss for end in ends[method].values()])
             chosen = f"{rates[method].client_rate:g}, {rates[method].server:g}"
             cells = [method, chosen, f"{values.mean():.4f}{spread}", lead, f"{loss:.3f}"]
@@ -462,17 +507,57 @@ def show(path: Path) -> None:
             print("| " + " | ".join(cells) + " |")
 
 
+def draw(path: Path) -> Figure:
+    """A panel for each comparison: the metric by MB of upload, mean and range over seeds."""
+    curves: dict[tuple[str, str], dict[str, list[list[Point]]]] = {}
+    for trial, points in read(path).items():
+        if trial.kind != "trial":
+            panel = curves.setdefault((trial.comparison, trial.kind), {})
+            panel.setdefault(trial.method, []).append(points)
+    looks = choose_looks({method: method if method in NAMED else None for method in METHODS})
+    across = 2
+    down = -(-len(curves) // across)
+    figure = new_figure(5.0 * across, 3.4 * down)
+    for place, ((name, kind), methods) in enumerate(curves.items(), start=1):
+        axes = figure.add_subplot(down, across, place)
+        highest = 0.0
+        for method, runs in methods.items():
+            values = np.array([[point.accuracy for point in points] for points in runs])
+            sent = np.mean([[point.megabytes for point in points] for points in runs], axis=0)
+            style = style_line(looks[method]) | {"markevery": max(1, len(sent) // 6)}
+            axes.plot(
+                sent,
+                values.mean(axis=0),
+                label=method,
+                markersize=4,
+                lw=1 + (method == OURS),
+                **style,
+            )
+            low, high = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(sent, low, high, color=style["color"], alpha=0.15, lw=0)
+            highest = max(highest, float(high[-1]))
+        axes.set_ylim(0.75 * highest, 1.02 * highest)
+        metric, title = task_named(COMPARISONS[name].task).metric, COMPARISONS[name].title
+        if kind == "validation":
+            title += ", validation clients"
+        tidy(axes, title, "MB of upload, all clients", metric.replace("_", " "))
+        axes.legend(fontsize=6, frameon=False)
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("comparison", nargs="?", choices=COMPARISONS)
     parser.add_argument("table", type=Path)
     parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--figure", type=Path, help="PNG file to draw the curves in")
     given = parser.parse_args()
     fedpa.configure()
     if given.comparison:
         compare(given.comparison, given.table, given.data_dir)
     show(given.table)
+    if given.figure:
+        given.figure.write_bytes(render_figure(draw(given.table), "png"))
 
 
 if __name__ == "__main__":

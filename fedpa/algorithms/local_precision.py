@@ -17,12 +17,12 @@ from fedpa.algorithms.fedavg import fedavg_client
 from fedpa.algorithms.fedopt import Algorithm, Broadcast, ClientResult, ClientState, fedopt
 from fedpa.algorithms.local_training import LocalTraining, as_optimizer, local_work
 from fedpa.algorithms.methods import Method, describe
-from fedpa.errors import check_integer, refuse
+from fedpa.errors import check_integer, check_number, refuse
 from fedpa.objectives.client_data import ClientData
-from fedpa.objectives.layer_inputs import layers_of, stack_layer, unstack_layer
+from fedpa.objectives.layer_inputs import Layer, layers_of, stack_layer, unstack_layer
 from fedpa.objectives.objective import Objective
 from fedpa.precisions import kronecker
-from fedpa.precisions.kronecker import Kronecker, input_factors
+from fedpa.precisions.kronecker import Factor, Kronecker, input_factors
 from fedpa.server.update import Server, check_server
 from fedpa.types import Key, Params
 
@@ -32,20 +32,26 @@ BLOCK = 2048
 
 @describe
 def local_precision(
-    local: LocalTraining, server: Server, *, epsilon: float = EPSILON, block: int = BLOCK
+    local: LocalTraining,
+    server: Server,
+    *,
+    local_epsilon: float = EPSILON,
+    local_block: int = BLOCK,
 ) -> Method:
     """Build local precision: FedAvg with local gradients g ← (I + Ā_i/ε)⁻¹ g.
 
-    The model must declare its layers, `fedpa.layer_input`. Nothing more than Δ is sent. A table's
-    rows have a diagonal factor, and all of them are visited at every step.
+    The model must declare its layers, `fedpa.layer_input`. Nothing more than Δ is sent. A client
+    makes one more pass over its examples, inverts Ā_i and, in every step, multiplies the gradient
+    of a layer of p inputs by a p×p matrix. A regularizer's gradient is divided, too. A table has a
+    diagonal factor, and all of its rows are visited in every step.
 
     Args:
         local: The clients' work.
         server: The server's side.
-        epsilon: ε > 0 in units of the inputs' mean square, default 5: far flatter directions keep
-            gain 1; a very large ε is FedAvg.
-        block: A_i of a layer with more inputs is block-diagonal, in blocks of at most this size,
-            default 2048.
+        local_epsilon: ε > 0 in units of the inputs' mean square, default 5: far flatter directions
+            keep gain 1; a very large ε is FedAvg.
+        local_block: A_i of a layer with more inputs is block-diagonal, in blocks of at most this
+            size, default 2048.
     Returns:
         The method, for `fedpa.fit`, or as the numerator of `fedpa.global_precision`.
     Example:
@@ -56,16 +62,37 @@ def local_precision(
     """
     local_work(local)
     check_server(server)
-    check_integer("block", block, 1)
-    if not 0 < epsilon < float("inf"):
-        raise refuse("epsilon", epsilon, "must be a finite number > 0")
+    check_integer("local_block", local_block, 1)
+    check_number("local_epsilon", local_epsilon)
+    if not local_epsilon:
+        raise refuse("local_epsilon", local_epsilon, "must be > 0")
 
     def build(objective: Objective) -> Algorithm:
         def client(
             message: Broadcast, data: ClientData, state: ClientState, key: Key
         ) -> ClientResult:
-            divide = divide_gradients(objective, message.theta, data, key, epsilon, block)
-            steps = optax.chain(divide, as_optimizer(local.optimizer))
+            layers = layers_of(objective.loss, message.theta, data.examples)
+            factors = input_factors(
+                objective,
+                message.theta,
+                data,
+                jax.random.fold_in(key, _FACTOR),
+                batch_size=local.batch_size,
+                rank="exact",
+                largest=local_block,
+            )
+            inverses = [
+                invert(factor, layer, local_epsilon, local_block)
+                for factor, layer in zip(factors, layers, strict=True)
+            ]
+
+            def divide(gradient: Params, _: Params | None) -> Params:
+                for layer, inverse in zip(layers, inverses, strict=True):
+                    step = inverse.times(stack_layer(layer, gradient))
+                    gradient = unstack_layer(layer, step, gradient)
+                return gradient
+
+            steps = optax.chain(optax.stateless(divide), as_optimizer(local.optimizer))
             plain = fedavg_client(objective, local._replace(optimizer=steps), server)
             return plain(message, data, state, key)
 
@@ -74,40 +101,13 @@ def local_precision(
     return build
 
 
-def divide_gradients(
-    objective: Objective, theta0: Params, data: ClientData, key: Key, epsilon: float, block: int
-) -> optax.GradientTransformation:
-    """g ← (I + Ā_i/ε)⁻¹ g; the inverse is computed once and serves all steps."""
-    layers = layers_of(objective.loss, theta0, data.examples)
-    factors = input_factors(
-        objective,
-        theta0,
-        data,
-        jax.random.fold_in(key, _FACTOR),
-        batch_size=32,
-        rank="exact",
-        largest=block,
-    )
-    inverses = []
-    for layer, factor in zip(layers, factors, strict=True):
-        bar = kronecker.unpack(factor, block).normalize(layer)
-        inverses.append(_invert(bar.scale(1 / epsilon).add_identity()))
-
-    def divide(gradient: Params, _: Params | None) -> Params:
-        for layer, inverse in zip(layers, inverses, strict=True):
-            stacked = stack_layer(layer, gradient)
-            gradient = unstack_layer(layer, inverse.times(stacked), gradient)
-        return gradient
-
-    return optax.stateless(divide)
-
-
 _FACTOR = 1002
 """The stream of a client's randomness for a loss that is random; chains use others."""
 
 
-def _invert(precision: Kronecker) -> Kronecker:
-    """Λ⁻¹, block by block."""
-    factor, (blocks, size, _) = precision.factorize(), precision.blocks.shape
-    identity = jnp.tile(jnp.eye(size, dtype=precision.blocks.dtype), (blocks, 1))
-    return Kronecker(factor.solve(identity).reshape(blocks, size, size))
+def invert(factor: Factor, layer: Layer, epsilon: float, block: int) -> Kronecker:
+    """(I + Ā/ε)⁻¹, in blocks: once for all steps, in which a product is faster than a solve."""
+    divisor = kronecker.unpack(factor, block).normalize(layer).scale(1 / epsilon).add_identity()
+    blocks, size, _ = divisor.blocks.shape
+    identity = jnp.tile(jnp.eye(size, dtype=divisor.blocks.dtype), (blocks, 1))
+    return Kronecker(divisor.solve(identity).reshape(blocks, size, size))

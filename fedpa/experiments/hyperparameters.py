@@ -157,7 +157,8 @@ class Hyperparameters:
     fedexp_epsilon: float | None = None
     """fedexp: ε ≥ 0 of the step length Σ‖Δ_i‖² / (2M(‖Δ̄‖² + ε)) (default: 0.001)."""
     local_epsilon: float | None = None
-    """local-precision, also as a numerator: ε > 0 of the clients' own damping (default: 5)."""
+    """local-precision: damping ε > 0 of the clients' own precision, in units of the inputs' mean
+    square (default: 5)."""
     numerator: Literal["fedavg", "fedpa", "local-precision", "mean", "mb-sgd"] | None = None
     """global-precision: method whose mean delta is divided by the precision (default: fedavg)."""
     precision_start: int | None = None

@@ -247,16 +247,18 @@ def default_mime(h: Hyperparameters) -> Hyperparameters:
     )
 
 
-# Global precision
+# Local and global precision
 
 
 def build_local_precision(h: Hyperparameters) -> "Method":
-    epsilon = cast("float", h.local_epsilon)
-    return fedpa.local_precision(build_local(h), build_server(h), epsilon=epsilon)
+    own: dict[str, Any] = {} if h.local_epsilon is None else {"local_epsilon": h.local_epsilon}
+    return fedpa.local_precision(build_local(h), build_server(h), **own)
 
 
 def adjust_local_precision(h: Hyperparameters) -> Hyperparameters:
-    return fill_missing(h, local_epsilon=5.0)
+    from fedpa.algorithms.local_precision import EPSILON
+
+    return fill_missing(h, local_epsilon=EPSILON)
 
 
 NUMERATORS: Mapping[str, Callable[[Hyperparameters], "Method"]] = {
@@ -268,7 +270,6 @@ NUMERATORS: Mapping[str, Callable[[Hyperparameters], "Method"]] = {
 }
 PRECISION_FIELDS = (
     "numerator",
-    "local_epsilon",
     "precision_start",
     "precision_every",
     "precision_filter",
@@ -298,8 +299,6 @@ def build_precision(h: Hyperparameters, block: int | None) -> "Method":
         "rank": h.precision_rank,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    if h.local_epsilon is not None and h.numerator != "local-precision":
-        raise refuse("local_epsilon", h.local_epsilon, "applies to numerator local-precision only")
     if given.get("length") == 0:
         given["length"] = None
     check_settings(prefix="precision_", **given)
@@ -322,8 +321,6 @@ def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparamet
         **({"precision_kappa": KAPPA} if saturating else {}),
         **({} if diagonal else {"precision_block": BLOCK}),
     )
-    if h.numerator == "local-precision":
-        h = adjust_local_precision(h)
     unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
     return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
 
@@ -430,14 +427,6 @@ METHODS = {
         keeps="A, L",
         cost="1 + 1/(kM)",
     ),
-    "local-precision": NamedMethod(
-        "Local precision[M]",
-        "FedAvg, local gradients divided by the client's own precision (FedPM)",
-        build_local_precision,
-        adjust_local_precision,
-        takes=("local_epsilon",),
-        cost="1 plus a solve per step",
-    ),
     "mb-sgd": NamedMethod(
         "MB-SGD",
         "mini-batch SGD: the mean of as many gradients as FedAvg, all at θ",
@@ -489,6 +478,14 @@ METHODS = {
         lambda h: fedpa.scaffold(build_local(h), build_server(h)),
         sends="θ, c / Δ, Δc_i",
         keeps="c_i, c",
+    ),
+    "local-precision": NamedMethod(
+        "Local precision[M]",
+        "FedAvg, local gradients divided by the client's own precision (FedPM)",
+        build_local_precision,
+        adjust_local_precision,
+        takes=("local_epsilon",),
+        cost="1 + 1/M plus a product per step",
     ),
 }
 

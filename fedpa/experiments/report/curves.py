@@ -52,7 +52,7 @@ DIAGNOSTICS = {
     "precision_steepest": (
         "Steepest direction",
         "eigenvalue",
-        "Largest eigenvalue of any layer's precision; their mean is 1.",
+        "Largest eigenvalue of any layer's precision, in units of its inputs' mean square.",
     ),
     "rejected": (
         "Rejected clients",
