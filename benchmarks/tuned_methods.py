@@ -520,7 +520,7 @@ def draw(path: Path) -> Figure:
     figure = new_figure(5.0 * across, 3.4 * down)
     for place, ((name, kind), methods) in enumerate(curves.items(), start=1):
         axes = figure.add_subplot(down, across, place)
-        highest = 0.0
+        ends = []
         for method, runs in methods.items():
             values = np.array([[point.accuracy for point in points] for points in runs])
             sent = np.mean([[point.megabytes for point in points] for points in runs], axis=0)
@@ -535,8 +535,8 @@ def draw(path: Path) -> Figure:
             )
             low, high = values.min(axis=0), values.max(axis=0)
             axes.fill_between(sent, low, high, color=style["color"], alpha=0.15, lw=0)
-            highest = max(highest, float(high[-1]))
-        axes.set_ylim(0.75 * highest, 1.02 * highest)
+            ends += [low[-1], high[-1]]
+        axes.set_ylim(0.85 * min(ends), 1.02 * max(ends))
         metric, title = task_named(COMPARISONS[name].task).metric, COMPARISONS[name].title
         if kind == "validation":
             title += ", validation clients"
