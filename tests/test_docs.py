@@ -235,12 +235,25 @@ def lose_a_client():
     return {key for record in result.history for key in record}
 
 
+def infer_shortly():
+    """The keys of an inference by EP with chains inside."""
+    settings = {"prior": fedpa.normal_prior(sd=2.0), "inner": "nuts", "rounds": 12}
+
+    def log_likelihood(theta, batch):
+        return -0.01 * (batch["x"] @ theta - batch["y"]) ** 2  # clients that don't disagree
+
+    clients = least_squares_clients(sizes=(8, 8))
+    start = np.zeros(3, np.float32)
+    records = fedpa.infer(log_likelihood, start, clients, progress=False, **settings).history
+    return {key for record in records for key in record}
+
+
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:a client takes part")
+@pytest.mark.filterwarnings("ignore:a client takes part", "ignore:.*converge")
 def test_every_record_key_is_in_the_reference():
     """What runs write is on the page, and what is on the page some run writes."""
     methods = ("fedpa", "fedexp", "global-precision", "mb-sgd", "mime", "scaffold")
-    written = lose_a_client().union(*map(train_shortly, methods))
+    written = lose_a_client().union(infer_shortly(), *map(train_shortly, methods))
     keys, beginnings = read_record_keys()
     assert {key for key in written - keys if not key.startswith(tuple(beginnings))} == set()
     assert keys - written == set()

@@ -45,8 +45,7 @@ def send(method, client=CLIENT, objective=OBJECTIVE, theta=THETA):
     return update(message, client_data(client), (), jax.random.key(0)).result
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 5.0])
-@pytest.mark.parametrize("block", [3, 2048])
+@pytest.mark.parametrize(("epsilon", "block"), [(0.1, 3), (5.0, 2048)])
 def test_a_step_divides_the_gradient_by_the_clients_own_precision(epsilon, block):
     gradient = jax.grad(lambda theta: jnp.mean(loss(theta, CLIENT, None)))(THETA)
     rows = np.concatenate([np.ones((12, 1)), X.astype(np.float64)], axis=1)
@@ -89,6 +88,7 @@ def test_an_empty_client_moves_nothing():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(delta))
 
 
+@pytest.mark.long
 def test_clients_side_by_side_are_as_one_by_one():
     local = fedpa.LocalTraining(0.02, batch_size=5, epochs=2)
     algorithm = fedpa.local_precision(local, SIDE)(Objective(loss, like=CLIENT))
