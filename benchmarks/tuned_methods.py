@@ -342,10 +342,15 @@ def build(trial: Trial) -> Any:
     return named.build(resolve_hyperparameters(named.adjust(h)))
 
 
-def run(trial: Trial, data_dir: str | None) -> dict[Trial, list[Point]]:
+def list_kinds(trial: Trial) -> Sequence[str]:
+    """What the trial or run is measured on."""
+    return ("trial",) if trial.kind == "trial" else COMPARISONS[trial.comparison].run_kinds
+
+
+def run(trial: Trial, data_dir: str | None) -> Table:
     comparison, problem = COMPARISONS[trial.comparison], load(trial.comparison, data_dir)
     is_trial, key = trial.kind == "trial", jax.random.key(trial.seed)
-    kinds = (trial.kind,) if is_trial else comparison.run_kinds
+    kinds = list_kinds(trial)
 
     def evaluate(params: Any) -> dict[str, float]:
         values = {
@@ -366,7 +371,7 @@ def run(trial: Trial, data_dir: str | None) -> dict[Trial, list[Point]]:
         progress=False,
     )
     metric = task_named(comparison.task).metric
-    measured: dict[Trial, list[Point]] = {trial._replace(kind=kind): [] for kind in kinds}
+    measured: Table = {trial._replace(kind=kind): [] for kind in kinds}
     up, total = 0.0, 0.0
     for record, seconds in zip(result.history, exclude_compiling(result.history), strict=True):
         up += record["comm/bytes_up"] / 1e6
@@ -429,8 +434,8 @@ def compare(name: str, path: Path, data_dir: str | None) -> None:
 
 
 def carry_out(trial: Trial, path: Path, data_dir: str | None) -> None:
-    kinds = (trial.kind,) if trial.kind == "trial" else COMPARISONS[trial.comparison].run_kinds
-    if all(trial._replace(kind=kind) in read(path) for kind in kinds):
+    table = read(path)
+    if all(trial._replace(kind=kind) in table for kind in list_kinds(trial)):
         return
     began = time.perf_counter()
     measured = run(trial, data_dir)
@@ -467,11 +472,23 @@ def describe_target(runs: Sequence[Sequence[Point]], target: float) -> str:
     return f"{rounds:.0f}, {megabytes:.0f} MB"
 
 
-def show(path: Path) -> None:
+Runs = dict[str, dict[Trial, list[Point]]]
+"""By method."""
+
+
+def group_runs(table: Table) -> dict[tuple[str, str], Runs]:
+    """The runs of each comparison, by what they are measured on."""
+    groups: dict[tuple[str, str], Runs] = {}
+    for trial, points in table.items():
+        if trial.kind != "trial":
+            runs = groups.setdefault((trial.comparison, trial.kind), {})
+            runs.setdefault(trial.method, {})[trial] = points
+    return groups
+
+
+def show(table: Table) -> None:
     """Print a table of each comparison: results, and what it took to reach the targets."""
-    table = read(path)
-    shown = dict.fromkeys((t.comparison, t.kind) for t in table if t.kind != "trial")
-    for name, kind in shown:
+    for (name, kind), runs in group_runs(table).items():
         targets = COMPARISONS[name].targets
         heads = [
             "method",
@@ -487,13 +504,7 @@ def show(path: Path) -> None:
             "| --- " * len(heads) + "|",
             sep="\n",
         )
-        runs: dict[str, dict[int, list[Point]]] = {}
-        rates: dict[str, Trial] = {}
-        for trial, points in table.items():
-            if (trial.comparison, trial.kind) == (name, kind):
-                runs.setdefault(trial.method, {})[trial.seed] = points
-                rates[trial.method] = trial
-        ends = {m: {seed: summarize(p) for seed, p in ran.items()} for m, ran in runs.items()}
+        ends = {m: {t.seed: summarize(p) for t, p in ran.items()} for m, ran in runs.items()}
         accuracies = {m: {s: end.accuracy for s, end in of.items()} for m, of in ends.items()}
         for method, ran in runs.items():
             values = np.array(list(accuracies[method].values()))
@@ -501,29 +512,27 @@ def show(path: Path) -> None:
             ours = accuracies.get(OURS, {})
             lead = "" if method == OURS else compare_seeds(ours, accuracies[method])
             loss = np.mean([end.loss for end in ends[method].values()])
-            chosen = f"{rates[method].client_rate:g}, {rates[method].server:g}"
+            rates = next(iter(ran))
+            chosen = f"{rates.client_rate:g}, {rates.server:g}"
             cells = [method, chosen, f"{values.mean():.4f}{spread}", lead, f"{loss:.3f}"]
             cells += [describe_target(list(ran.values()), target) for target in targets]
             print("| " + " | ".join(cells) + " |")
 
 
-def draw(path: Path) -> Figure:
+def draw(table: Table) -> Figure:
     """A panel for each comparison: the metric by MB of upload, mean and range over seeds."""
-    curves: dict[tuple[str, str], dict[str, list[list[Point]]]] = {}
-    for trial, points in read(path).items():
-        if trial.kind != "trial":
-            panel = curves.setdefault((trial.comparison, trial.kind), {})
-            panel.setdefault(trial.method, []).append(points)
+    groups = group_runs(table)
     looks = choose_looks({method: method if method in NAMED else None for method in METHODS})
     across = 2
-    down = -(-len(curves) // across)
+    down = -(-len(groups) // across)
     figure = new_figure(5.0 * across, 3.4 * down)
-    for place, ((name, kind), methods) in enumerate(curves.items(), start=1):
+    for place, ((name, kind), methods) in enumerate(groups.items(), start=1):
         axes = figure.add_subplot(down, across, place)
         ends = []
         for method, runs in methods.items():
-            values = np.array([[point.accuracy for point in points] for points in runs])
-            sent = np.mean([[point.megabytes for point in points] for points in runs], axis=0)
+            curves = runs.values()
+            values = np.array([[point.accuracy for point in points] for points in curves])
+            sent = np.mean([[point.megabytes for point in points] for points in curves], axis=0)
             style = style_line(looks[method]) | {"markevery": max(1, len(sent) // 6)}
             axes.plot(
                 sent,
@@ -555,9 +564,10 @@ def main() -> None:
     fedpa.configure()
     if given.comparison:
         compare(given.comparison, given.table, given.data_dir)
-    show(given.table)
+    table = read(given.table)
+    show(table)
     if given.figure:
-        given.figure.write_bytes(render_figure(draw(given.table), "png"))
+        given.figure.write_bytes(render_figure(draw(table), "png"))
 
 
 if __name__ == "__main__":
