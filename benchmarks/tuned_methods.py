@@ -14,6 +14,7 @@ import argparse
 import csv
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import time
@@ -28,6 +29,7 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 import fedpa
+from fedpa.atomic_write import write_atomically
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS as NAMED
 from fedpa.experiments.report.figures import new_figure, render_figure, tidy
@@ -147,6 +149,7 @@ CONVOLUTIONAL = Comparison(
     },
     targets=(0.9, 0.95, 0.97),
     client_momentum=0.9,
+    eval_examples=4000,
 )
 IMAGES = Comparison(
     "CIFAR-100, small ResNet",
@@ -269,16 +272,16 @@ def _typed(kind: Any, name: str, text: str) -> Any:
 
 
 def append(path: Path, measured: Table) -> None:
-    """Write all of a run's rows at once."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        if new:
-            rows.writerow(FIELDS)
-        for trial, points in measured.items():
-            for point in points:
-                numbers = [format(x, ".6g") for x in point[1:]]
-                rows.writerow([*trial, point.round, *numbers])
+    """Write all of a run's rows, or none of them."""
+    text = io.StringIO(path.read_text() if path.exists() else "")
+    rows = csv.writer(text, lineterminator="\n")
+    if not text.seek(0, io.SEEK_END):
+        rows.writerow(FIELDS)
+    for trial, points in measured.items():
+        for point in points:
+            numbers = [format(x, ".6g") for x in point[1:]]
+            rows.writerow([*trial, point.round, *numbers])
+    write_atomically(path, text.getvalue().encode())
 
 
 @functools.cache

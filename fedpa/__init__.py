@@ -56,7 +56,9 @@ if TYPE_CHECKING:
         per_example,
         table_input,
     )
+    from fedpa.posterior.files import load_posterior
     from fedpa.posterior.infer import infer
+    from fedpa.posterior.laplace import laplace_posterior
     from fedpa.posterior.pooled import compare_with_pooled
     from fedpa.posterior.posterior import Posterior
     from fedpa.precisions import Precision
@@ -133,7 +135,9 @@ make_lazy(
             "per_example",
             "table_input",
         ),
+        "fedpa.posterior.files": ("load_posterior",),
         "fedpa.posterior.infer": ("infer",),
+        "fedpa.posterior.laplace": ("laplace_posterior",),
         "fedpa.posterior.pooled": ("compare_with_pooled",),
         "fedpa.posterior.posterior": ("Posterior",),
         "fedpa.precisions": ("Precision",),
@@ -207,10 +211,12 @@ __all__ = [
     "fit",
     "global_precision",
     "infer",
+    "laplace_posterior",
     "layer_input",
     "layer_output",
     "load",
     "load_checkpoint",
+    "load_posterior",
     "local_precision",
     "max_minutes",
     "mb_sgd",

@@ -116,6 +116,22 @@ def check_integer(field: str, value: object, least: int) -> None:
         raise refuse(field, value, f"must be a whole number, at least {least}")
 
 
+def check_positive(field: str, value: object) -> None:
+    """Refuse a value that is not a finite number > 0.
+
+    Args:
+        field: Its name in the error.
+        value: The given value.
+    Raises:
+        FedpaError: The value is invalid.
+    Example:
+        >>> check_positive("temperature", 0.5)
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise refuse(field, value, "must be a finite number > 0")
+
+
 def check_number(field: str, value: object, least: float = 0.0) -> None:
     """Refuse a value that is not a finite number ≥ `least`.
 

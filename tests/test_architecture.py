@@ -34,6 +34,7 @@ LABORATORY = [
     {"config", "evaluation", "run", "estimate", "workers"},
     {"flower"},
     {"report"},
+    {"posterior"},
     {"sweeps"},
     {"comparison"},
     {"studies"},

@@ -10,7 +10,7 @@ import functools
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -118,6 +118,7 @@ def run_blocks(
     plan: Plan,
     source: Source = lambda cohort: (find_kind(cohort), None),
     placement: Placement = Placement(),
+    pool: ThreadPoolExecutor | None = None,
 ) -> RoundResult:
     """Run all blocks and put the round together.
 
@@ -128,6 +129,7 @@ def run_blocks(
         plan: How they are divided into blocks.
         source: Where their examples come from; default: they are read one by one.
         placement: Where they run; default: on one device.
+        pool: Threads that run blocks; default: one block after the other.
     """
     keys = raw_keys(cohort)
     own, grows, launch, agree, gather, _ = placement
@@ -144,7 +146,7 @@ def run_blocks(
             lanes, failed = load_block(cohort, keys, block, own(block), kind, grows)
             return lanes, failed, launch(program, shared, cohort, block, lanes, failed)
 
-        with contextlib.closing(run_in_order(work, plan.blocks, plan.workers)) as finished:
+        with contextlib.closing(run_in_order(work, plan.blocks, plan.workers, pool)) as finished:
             for lanes, failed, ran in finished:
                 failures |= failed
                 like = lanes if like is None else like
@@ -185,6 +187,7 @@ def build_engine(
         placement: Where blocks run.
     """
     find_program = functools.cache(compile_for)
+    find_pool = functools.cache(make_pool)
     narrower: dict[ClientUpdate, Width] = {}
 
     def run(
@@ -196,7 +199,8 @@ def build_engine(
         try:
             with use_device(device, options):
                 plan = plan_blocks(cohort, width, placement.devices)
-                return run_blocks(program, message, cohort, plan, source, placement)
+                pool = find_pool(plan.workers)
+                return run_blocks(program, message, cohort, plan, source, placement, pool)
         except DoesNotFit:
             if options.clients_in_flight or options.workers or width == Width(1, 1):
                 raise
@@ -213,26 +217,34 @@ def check_any(cohort: Cohort, failures: Mapping[str, str]) -> None:
         raise FedpaError(f"every client of the round failed; the first, client {name!r}: {text}")
 
 
-def run_in_order(work: Callable[[A], B], blocks: Sequence[A], workers: int) -> Generator[B]:
+def make_pool(workers: int) -> ThreadPoolExecutor:
+    """Make the threads of an engine; they start with the first round and end with the engine."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="fedpa-clients")
+
+
+def run_in_order(
+    work: Callable[[A], B], blocks: Sequence[A], workers: int, pool: ThreadPoolExecutor | None
+) -> Generator[B]:
     """Yield work(block) for every block, in order, with up to `workers` at a time.
 
     If it is closed early (by Ctrl-C), it starts no more blocks and waits for those that run.
     """
-    if workers == 1 or len(blocks) == 1:
+    if pool is None or workers == 1 or len(blocks) == 1:
         yield from map(work, blocks)
         return
     work = bind_settings(work)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="fedpa-clients")
     pending: deque[Future[B]] = deque()
     try:
         for block in blocks:
             pending.append(pool.submit(work, block))
             if len(pending) > workers:
-                yield pending.popleft().result()
+                yield pending[0].result()
+                pending.popleft()
         while pending:
-            yield pending.popleft().result()
+            yield pending[0].result()
+            pending.popleft()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        wait([future for future in pending if not future.cancel()])
 
 
 def bind_settings(work: Callable[[A], B]) -> Callable[[A], B]:

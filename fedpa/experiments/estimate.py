@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.blocks import Plan, blocks, capacities, choose_width
 from fedpa.engines.engine import Cohort
-from fedpa.engines.execution import run_blocks
+from fedpa.engines.execution import make_pool, run_blocks
 from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
 from fedpa.experiments.methods import METHODS
@@ -55,6 +55,7 @@ def estimate_run(config: RunConfig, problem: Problem | None = None) -> RunEstima
     few = min(lanes * workers, clients)
     cohort = _alike(median, data, algorithm.client_init(theta), few)
     plan = Plan(blocks(cohort.sizes, [lanes], capacities(cohort.sizes)), workers)
+    pool = make_pool(workers)
     evaluation = _seconds(lambda: evaluate(assemble(theta)), 1) / config.eval_every
 
     seconds = {}
@@ -65,7 +66,8 @@ def estimate_run(config: RunConfig, problem: Problem | None = None) -> RunEstima
         spent = 0.0
         for client, sent in trips:
             program = compile_client(client, algorithm.aggregation)
-            spent += _seconds(functools.partial(run_blocks, program, sent, cohort, plan))
+            run = functools.partial(run_blocks, program, sent, cohort, plan, pool=pool)
+            spent += _seconds(run)
         seconds[phase] = spent * clients / few + evaluation
     return RunEstimate(cost, seconds)
 

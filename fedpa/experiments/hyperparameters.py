@@ -150,7 +150,7 @@ class Hyperparameters:
     """Client weights q_i: the number of examples, or the same for all."""
     iterate_averaging: str = "none"
     """Evaluate an average of the server's iterates: none, polyak[:START], exponential:DECAY,
-    last-two."""
+    last-two, swag[:START[:RANK]] (of which fedpa posterior makes SWAG's posterior)."""
     # Settings of single methods, which name them in `NamedMethod.takes`: None for all others.
     proximal: float | None = None
     """fedprox: μ ≥ 0 of the clients' objective f_i(θ) + μ/2 ‖θ − θ₀‖² (default: 0.01)."""

@@ -1,21 +1,22 @@
 """One run of a task from its configuration, recorded in a directory, resumable."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from fedpa.data.federated import FederatedData
 from fedpa.data.views import pool_clients
 from fedpa.engines import ENGINES
 from fedpa.engines.distributed import is_first
-from fedpa.engines.engine import OfAlgorithm
+from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, StoppingOptions, as_table, read_toml, resolve
-from fedpa.experiments.evaluation import evaluate_task, evaluate_test, list_metrics
+from fedpa.experiments.evaluation import add_metrics, evaluate_task, evaluate_test, list_metrics
 from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS, label_method
 from fedpa.experiments.tasks.task import TaskOptions, task_named
@@ -25,7 +26,7 @@ from fedpa.training.callbacks import Best, Callback, check_callbacks, early_stop
 from fedpa.training.loading import read_initial
 from fedpa.training.loop import Fit
 from fedpa.training.named_arrays import check_fits, fill_model, read_npz
-from fedpa.training.problem import Problem, prepare
+from fedpa.training.problem import Prepared, Problem, prepare, split_params
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.run import (
     Place,
@@ -163,6 +164,7 @@ def check_run(
     Returns:
         The arrays of a warm start, or None.
     """
+    add_metrics(problem, config.task_options.metrics)  # refuses metrics that the task has not
     for field in ("stop_metric", "target_metric"):
         name = getattr(config.stopping, field)
         if name is not None:
@@ -204,40 +206,87 @@ def assemble_run(
     """Assemble the training; `arrays` of a warm start, others as in `run`."""
     task = task_named(config.task)
     options = config.task_options
-    named = METHODS[config.method]
     clients, clients_per_round = problem.clients, config.clients_per_round
-    if named.pooled:
+    if METHODS[config.method].pooled:
         clients, clients_per_round = pool_clients(clients, clients_per_round, config.seed), 1
-    engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
-    objective = set_prior(problem, options).objective
     params = problem.init(jax.random.key(config.seed))
     if arrays is not None:
         params = fill_model(params, arrays, f"init = {config.init!r}")
-    method = named.build(config.hyperparameters)
-    prepared, engine = connect_engine(
-        engine if elsewhere is None else elsewhere,
-        prepare(objective, params, clients, method, config.rounds),
-    )
+    built = _build_method(config, problem, clients, params, elsewhere)
     best = Best(f"{'eval' if problem.validation is None else 'valid'}/{task.metric}")
 
     def test(model: Any, record: dict[str, Any]) -> dict[str, Any]:
         return evaluate_test(problem, task.metric, options, model, record)
 
     return Training(
-        prepared,
+        built.prepared,
         clients,
-        engine,
+        built.engine,
         config.rounds,
         clients_per_round,
         config.seed,
         config.min_success,
-        evaluate_task(problem, task.metric, options),
+        built.evaluate,
         config.eval_every,
         [*_make_stops(config.stopping, best, f"eval/{task.metric}"), *callbacks],
         best,
         test if config.test_at_end else None,
         label_method(config.method, config.hyperparameters),
     )
+
+
+class _Built(NamedTuple):
+    """A method built for a task: what runs that differ only in their seed compile once."""
+
+    prepared: Prepared
+    engine: Engine
+    evaluate: Callable[[Any], dict[str, float]]
+    problem: Problem
+    settings: tuple[Any, ...]
+    rest: Any
+    """The parts of the model that are not trained."""
+
+
+_latest: list[_Built] = []
+"""The method built last, if any."""
+
+
+def _build_method(
+    config: RunConfig,
+    problem: Problem,
+    clients: FederatedData,
+    params: Any,
+    elsewhere: OfAlgorithm | None,
+) -> _Built:
+    """Build the method, its engine and the evaluation; the latest ones are used again if they fit.
+
+    They fit a run that has the same settings except for the seed.
+    """
+    named, options = METHODS[config.method], config.task_options
+    settings = (
+        *(config.task, options, config.method, config.hyperparameters, config.rounds),
+        *(config.engine, config.engine_options),
+    )
+    rest = eqx.filter(params, eqx.is_inexact_array, inverse=True)
+    can_share = elsewhere is None and not named.pooled
+    for built in _latest if can_share else ():
+        is_same = built.problem is problem and built.settings == settings
+        if is_same and eqx.tree_equal(built.rest, rest):
+            theta, assemble = split_params(params)
+            same = built.prepared._replace(theta=theta, assemble=assemble)
+            return built._replace(prepared=same)
+    engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
+    objective = set_prior(problem, options).objective
+    method = named.build(config.hyperparameters)
+    prepared, engine = connect_engine(
+        engine if elsewhere is None else elsewhere,
+        prepare(objective, params, clients, method, config.rounds),
+    )
+    evaluate = evaluate_task(problem, task_named(config.task).metric, options)
+    built = _Built(prepared, engine, evaluate, problem, settings, rest)
+    if can_share:
+        _latest[:] = [built]
+    return built
 
 
 def _make_stops(options: StoppingOptions, best: Best, shown: str) -> list[Callback]:

@@ -6,12 +6,14 @@ and the same metric is known for each client and for all.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Array, Float
 
 from fedpa.types import Examples, Model
+
+T = TypeVar("T")
 
 
 class Counts(NamedTuple):
@@ -56,6 +58,52 @@ class Metric(NamedTuple):
     measure: Callable[[Model, Examples], Counts]
     values: Callable[[Mapping[str, float]], dict[str, float]]
     overall: Callable[[Mapping[str, np.ndarray]], dict[str, float]] = lambda vectors: {}
+
+
+def join_metrics(*metrics: Metric) -> Metric:
+    """Join metrics into one that is measured in one pass over the data.
+
+    Of two metrics with a value of the same name the later one's is kept. What they count is told
+    apart by a number: "1/loss" is the second metric's "loss".
+
+    Args:
+        *metrics: The metrics; all take the same batches.
+    Returns:
+        A metric with the values of all.
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def count(params, batch):
+        ...     return Counts({"n": jnp.ones_like(batch["x"]), "sum": batch["x"]})
+        >>> mean = Metric(count, lambda sums: {"mean": sums["sum"] / sums["n"]})
+        >>> both = join_metrics(mean, Metric(count, lambda sums: {"n": sums["n"]}))
+        >>> each = both.measure(None, {"x": jnp.array([1.0, 2.0])}).each
+        >>> both.values({name: float(numbers.sum()) for name, numbers in each.items()})
+        {'mean': 1.5, 'n': 2.0}
+    """
+
+    def measure(params: Model, batch: Examples) -> Counts:
+        each, vectors = dict[str, Array](), dict[str, Array]()
+        for place, metric in enumerate(metrics):
+            counts = metric.measure(params, batch)
+            each |= {f"{place}/{name}": numbers for name, numbers in counts.each.items()}
+            vectors |= {f"{place}/{name}": numbers for name, numbers in counts.vectors.items()}
+        return Counts(each, vectors)
+
+    def values(sums: Mapping[str, float]) -> dict[str, float]:
+        parts = (metric.values(_of(place, sums)) for place, metric in enumerate(metrics))
+        return {name: value for part in parts for name, value in part.items()}
+
+    def overall(vectors: Mapping[str, np.ndarray]) -> dict[str, float]:
+        parts = (metric.overall(_of(place, vectors)) for place, metric in enumerate(metrics))
+        return {name: value for part in parts for name, value in part.items()}
+
+    return Metric(measure, values, overall)
+
+
+def _of(place: int, sums: Mapping[str, T]) -> dict[str, T]:
+    """The sums of one of joined metrics, by its own names."""
+    own = f"{place}/"
+    return {name.removeprefix(own): v for name, v in sums.items() if name.startswith(own)}
 
 
 def ratio(part: float, whole: float, undefined: float = math.nan) -> float:

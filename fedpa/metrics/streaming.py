@@ -37,6 +37,7 @@ class Evaluation(NamedTuple):
         by_client: Each metric for every client taken, by name; NaN for one without examples.
         clients: How many of them have at least one example.
         examples: How many were measured.
+        vectors: The sums of the metric's `Counts.vectors` (default: none).
     Example:
         >>> Evaluation({"mse": 2.0}, {"mse": np.array([1.0, 3.0])}, clients=2, examples=8).clients
         2
@@ -46,6 +47,7 @@ class Evaluation(NamedTuple):
     by_client: dict[str, np.ndarray]
     clients: int
     examples: int
+    vectors: Mapping[str, np.ndarray] = {}
 
 
 def make_evaluator(
@@ -73,7 +75,7 @@ def make_evaluator(
         >>> evaluate(np.eye(2, dtype=np.float32)).values["accuracy"]
         0.5
     """
-    data, chosen = check_when_read(data), _choose_clients(data, most)
+    data, chosen = check_when_read(data), choose_clients(data, most)
     total = sum(taken for _, taken in chosen)
     if not total:
         raise DataError(f"none of the {len(data.ids)} clients to evaluate on has an example")
@@ -91,7 +93,7 @@ def make_evaluator(
     def evaluate(params: Any) -> Evaluation:
         sums: dict[str, np.ndarray] = {}
         vectors: dict[str, np.ndarray] = {}
-        batches = _batches(data, chosen, size)
+        batches = read_batches(data, chosen, size)
         # What is evaluated again and again is read once; all of a federation is measured once.
         for batch in batches if most is None else kept or _keep(batches, kept):
             rows = len(batch.owners)
@@ -107,6 +109,7 @@ def make_evaluator(
             _values_by_client(metric, sums, [taken for _, taken in chosen]),
             sum(taken > 0 for _, taken in chosen),
             total,
+            vectors,
         )
 
     return evaluate
@@ -136,7 +139,7 @@ def _values_by_client(
     return by_client
 
 
-def _choose_clients(data: FederatedData, most: int | None) -> list[tuple[str, int]]:
+def choose_clients(data: FederatedData, most: int | None) -> list[tuple[str, int]]:
     """Clients and how many of their examples are taken: all, or `most` of shuffled clients."""
     if most is None:
         return [(name, data.num_examples(name)) for name in data.ids]
@@ -150,7 +153,9 @@ def _choose_clients(data: FederatedData, most: int | None) -> list[tuple[str, in
     return sorted(chosen)
 
 
-def _batches(data: FederatedData, chosen: Sequence[tuple[str, int]], size: int) -> Iterator[Batch]:
+def read_batches(
+    data: FederatedData, chosen: Sequence[tuple[str, int]], size: int
+) -> Iterator[Batch]:
     """Batches of `size` rows across clients; the last is padded by repeating its first row."""
     waiting: list[Batch] = []
     rows = 0

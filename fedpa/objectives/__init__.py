@@ -12,6 +12,7 @@ from fedpa.objectives.layer_inputs import (
     table_input,
 )
 from fedpa.objectives.least_squares import Federation, make_regression
+from fedpa.objectives.likelihood import Likelihood
 from fedpa.objectives.objective import Objective, SparseTable, client_loss, log_posterior
 from fedpa.objectives.prior import NormalPrior, Prior, normal_prior
 from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
@@ -19,6 +20,7 @@ from fedpa.objectives.quadratic import Quadratic, global_posterior, laplace
 __all__ = [
     "ClientData",
     "Federation",
+    "Likelihood",
     "NormalPrior",
     "Objective",
     "Prior",

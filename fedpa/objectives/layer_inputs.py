@@ -403,8 +403,19 @@ def output_gradients(
 def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
     """The layers that the model shows, in the order in which it shows them. Nothing is computed.
 
-    θ and examples may be arrays or their shapes.
+    θ and examples may be arrays or their shapes. A model that shows none is refused.
     """
+    found = find_layers(loss, theta, examples)
+    if not found:
+        raise FedpaError(
+            "the model shows no layer: call fedpa.layer_input(x, weight, bias) on what enters each "
+            "of its layers, as docs/global_precision.md says"
+        )
+    return found
+
+
+def find_layers(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
+    """The same; () where the model shows none."""
     batch, key = _few_examples(examples)
     found: list[Layer] = []
 
@@ -412,11 +423,6 @@ def layers_of(loss: Loss, theta: Any, examples: Any) -> tuple[Layer, ...]:
         found.extend(observe(loss, theta, batch, jnp.ones(_BATCH), key))
 
     jax.eval_shape(look, theta, batch, key)
-    if not found:
-        raise FedpaError(
-            "the model shows no layer: call fedpa.layer_input(x, weight, bias) on what enters each "
-            "of its layers, as docs/global_precision.md says"
-        )
     return tuple(found)
 
 

@@ -61,15 +61,14 @@ def influence(posterior: Posterior) -> list[Influence]:
         >>> influence(posterior)[0].client
         'large'
     """
-    posterior.check_sites()
-    rows = [_look_at(posterior, client) for client in posterior.sites]
+    q = posterior.check_sites()
+    rows = [_look_at(q, client, site) for client, site in posterior.sites.items()]
     return sorted(rows, key=lambda row: -row.shift)
 
 
-def _look_at(posterior: Posterior, client: str) -> Influence:
-    site = posterior.sites[client]
-    matrix, other_matrix = _matrix(posterior.gaussian), _matrix(posterior.gaussian) - _matrix(site)
-    eta = np.asarray(posterior.gaussian.eta, np.float64)
+def _look_at(q: Gaussian, client: str, site: Gaussian) -> Influence:
+    matrix, other_matrix = _matrix(q), _matrix(q) - _matrix(site)
+    eta = np.asarray(q.eta, np.float64)
     if np.linalg.eigvalsh(other_matrix)[0] <= 0:  # all that is known comes from this client
         return Influence(client, np.inf, np.inf, np.nan, 1.0)
     covariance, spread = np.linalg.inv(matrix), np.linalg.inv(other_matrix)

@@ -67,7 +67,7 @@ def estimate_noise(
     count = found.examples - _effective_parameters(posterior, prior)
     if count <= 0:
         raise FedpaError(
-            f"clients have {found.examples} examples for {len(posterior.gaussian.eta)} parameters: "
+            f"clients have {found.examples} examples for {len(posterior.density.mean)} parameters: "
             "to estimate the noise there must be more. Give predict(…, noise=…) a known one"
         )
     return math.sqrt(found.values["squares"] / count)
@@ -75,11 +75,11 @@ def estimate_noise(
 
 def _effective_parameters(posterior: Posterior, prior: NormalPrior | None) -> float:
     """d − tr(Λ₀Σ)."""
-    d = len(posterior.gaussian.eta)
+    d = len(posterior.density.mean)
     if prior is None:
         return float(d)
     theta, assemble = split_params(posterior.model)
     prior = prior.restrict(assemble(theta), eqx.is_inexact_array)
     prior.check(theta)
     known = np.asarray(prior.natural(theta)[1], np.float64)
-    return d - float(known @ np.asarray(posterior.gaussian.sd, np.float64) ** 2)
+    return d - float(known @ np.asarray(posterior.density.sd, np.float64) ** 2)

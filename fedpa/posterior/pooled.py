@@ -18,9 +18,10 @@ from fedpa.data.views import pool_clients
 from fedpa.errors import FedpaError, check_integer, check_type
 from fedpa.objectives.client_data import ClientData, client_data
 from fedpa.objectives.prior import NormalPrior
+from fedpa.posterior.density import Density, Normal
 from fedpa.posterior.infer import LogLikelihood, as_objective, check_per_example
 from fedpa.posterior.posterior import LINES, Posterior, name_parameters
-from fedpa.precisions.diagonal import Diagonal
+from fedpa.precisions.dense import Dense
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.samplers.diagnostics import autocorrelation_ess, judge, rhat
 from fedpa.samplers.nuts import nuts
@@ -168,7 +169,7 @@ def compare_with_pooled(
     check_type("posterior", posterior, Posterior, "fedpa.infer(log_likelihood, params, clients)")
     if prior is not None:
         check_type("prior", prior, NormalPrior, "fedpa.normal_prior(sd=2.0)")
-    if not bool(posterior.gaussian.is_proper):
+    if not bool(posterior.density.is_proper):
         raise FedpaError("this posterior's precision is not positive definite: it is no density")
     check_integer("seed", seed, 0)
     check_integer("chains", chains, 2)
@@ -184,7 +185,7 @@ def compare_with_pooled(
     if own_prior is not None:
         own_prior.check(theta)
     key, start_key, loss_key = jax.random.split(jax.random.key(seed), 3)
-    q = posterior.gaussian
+    q = posterior.density
 
     # All numbers are arguments: of one likelihood and shapes, one program serves every comparison.
     @jax.jit
@@ -199,9 +200,9 @@ def compare_with_pooled(
         return draw_chains(sampler, starts, data, key, draws)
 
     points, infos = run(
-        q.sd**2 if isinstance(q.precision, Diagonal) else posterior.covariance(),
+        posterior.covariance() if _is_dense(q) else q.sd**2,
         as_gaussian(own_prior, theta, "diagonal"),
-        q.draw(jax.random.normal(start_key, (chains, len(q.eta)), q.eta.dtype)),
+        q.sample(start_key, chains),
         pooled,
     )
     values = np.asarray(points, np.float64)
@@ -216,3 +217,7 @@ def compare_with_pooled(
         ParameterComparison(name, *row) for name, row in zip(names, numbers.tolist(), strict=True)
     ]
     return PooledComparison(tuple(rows), *worst, divergences)
+
+
+def _is_dense(density: Density) -> bool:
+    return isinstance(density, Gaussian | Normal) and isinstance(density.precision, Dense)

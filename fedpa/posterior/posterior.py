@@ -1,19 +1,21 @@
-"""What comes out: a Gaussian posterior over a model's parameters."""
+"""What comes out: a posterior over a model's parameters."""
 
 import importlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedpa.algorithms.sites import LARGEST_DENSE
 from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.posterior.density import Density
 from fedpa.posterior.prediction import (
     BATCH,
     DRAWS,
@@ -26,25 +28,29 @@ from fedpa.posterior.prediction import (
     predict,
 )
 from fedpa.precision import ravel
-from fedpa.precisions.diagonal import Diagonal
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.history import History
 from fedpa.training.problem import split_params
-from fedpa.types import ClientArrays, Key, Model
+from fedpa.types import ClientArrays, Key, Model, Params
 
 
 class Posterior(NamedTuple):
-    """A Gaussian posterior N(μ, Λ⁻¹) over a model's parameters, as `fedpa.infer` returns it.
+    """A posterior over a model's parameters: of `fedpa.infer` or `fedpa.laplace_posterior`.
 
     Printed, it is a table of means and standard deviations.
 
     Args:
-        gaussian: η and Λ over the parameters ravelled in tree order.
-        model: The model as it was given: structure, dtypes, and leaves that are no parameters.
+        density: Over the parameters ravelled in tree order: a Gaussian, or another of
+            `fedpa.posterior.Density`.
+        model: The model: structure, dtypes, leaves that are no parameters, and parameters that
+            `over` does not name.
         sites: Client id → the Gaussian that stands for its likelihood, where clients keep it.
         history: One record per round.
         converged: Whether the rounds ended by the convergence rule; the product has none.
+        over: Names of the parameters that it is over, as `name_leaf` has them; the others are known
+            exactly. Default: all.
     Example:
+        >>> from fedpa.precisions import Diagonal
         >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
         >>> posterior = Posterior(gaussian, {"w": np.zeros(2, np.float32)})
         >>> posterior.mean["w"].tolist(), posterior.sd["w"].tolist()
@@ -53,21 +59,24 @@ class Posterior(NamedTuple):
         (10, 2)
     """
 
-    gaussian: Gaussian
+    density: Density
     model: Model
     sites: Mapping[str, Gaussian] = MappingProxyType({})
     history: History = History()
     converged: bool = True
+    over: tuple[str, ...] | None = None
 
     @property
     def mean(self) -> Model:
         """μ, as a model."""
-        return self.restore(self.gaussian.mean)
+        return self.restore(self.density.mean)
 
     @property
     def sd(self) -> Model:
-        """Each parameter's standard deviation, in the model's structure."""
-        return self.restore(self.gaussian.sd)
+        """Each parameter's standard deviation, in the model's structure; 0 if not in `over`."""
+        theta, rest = split_model(self.model, self.over)
+        known = jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else x, rest)
+        return eqx.combine(ravel(theta)[1](self.density.sd), known)
 
     def covariance(self) -> jax.Array:
         """Λ⁻¹, d×d, in the order of the parameters ravelled.
@@ -75,15 +84,13 @@ class Posterior(NamedTuple):
         Raises:
             FedpaError: There are more than 2,000 parameters.
         """
-        d = len(self.gaussian.eta)
+        d = len(self.density.mean)
         if d > LARGEST_DENSE:
             raise FedpaError(
                 f"covariance() of {d:,} parameters would be a matrix of {d:,} × {d:,}, and the "
                 f"most is {LARGEST_DENSE:,}: use sd, or sample(key, num)"
             )
-        if isinstance(self.gaussian.precision, Diagonal):
-            return jnp.diag(self.gaussian.sd**2)
-        return self.gaussian.root @ self.gaussian.root.T
+        return self.density.covariances(jnp.eye(d, dtype=self.density.mean.dtype)[None])[0]
 
     def sample(self, key: Key, num: int) -> Model:
         """Draw models: the structure of the model, a first axis over draws at each parameter.
@@ -93,8 +100,7 @@ class Posterior(NamedTuple):
             num: How many, ≥ 1.
         """
         check_integer("num", num, 1)
-        noise = jax.random.normal(key, (num, len(self.gaussian.eta)), self.gaussian.eta.dtype)
-        return self.restore(self.gaussian.draw(noise))
+        return self.restore(self.density.sample(key, num))
 
     def predict(
         self,
@@ -137,6 +143,7 @@ class Posterior(NamedTuple):
         Raises:
             FedpaError: An argument is out of range, or f returns another shape.
         Example:
+            >>> from fedpa.precisions import Diagonal
             >>> gaussian = Gaussian(jnp.array([2.0, 0.0]), Diagonal(jnp.array([4.0, 1.0])))
             >>> posterior = Posterior(gaussian, np.zeros(2, np.float32))
             >>> x = np.array([[2.0, 0.0], [0.0, 3.0]], np.float32)
@@ -150,7 +157,7 @@ class Posterior(NamedTuple):
             (2,)
         """
         settings = Settings(kind, draws, linearized, noise, levels, batch_size)
-        return predict(self.gaussian, self.model, f, x, key, settings)
+        return predict(self.density, split_model(self.model, self.over), f, x, key, settings)
 
     def to_arviz(self, key: Key, draws: int = DRAWS, chains: int = 4) -> Any:
         """Draw models as ArviZ's InferenceData, for its tables and figures.
@@ -185,30 +192,33 @@ class Posterior(NamedTuple):
         Raises:
             FedpaError: There is no such client, or clients keep no sites in this method.
         """
-        self.check_sites()
+        q = self.check_sites()
         if client not in self.sites:
             raise refuse("client", client, f"must be one of {', '.join(list(self.sites)[:10])}")
         others = {name: site for name, site in self.sites.items() if name != client}
-        return self._replace(gaussian=self.gaussian.divide(self.sites[client]), sites=others)
+        return self._replace(density=q.divide(self.sites[client]), sites=others)
 
-    def check_sites(self) -> None:
-        """Refuse a posterior without sites."""
-        if not self.sites:
+    def check_sites(self) -> Gaussian:
+        """q, the product of the prior and the sites; a posterior without sites is refused."""
+        if not self.sites or not isinstance(self.density, Gaussian):
             raise FedpaError(
                 "this posterior has no sites: infer with method 'ep' or 'pvi' on a local engine "
                 "keeps each client's"
             )
+        return self.density
 
     def restore(self, vectors: jax.Array) -> Model:
-        """Vectors of all parameters, (d,) or (s, d), in the model's structure and dtypes."""
-        theta, assemble = split_params(self.model)
+        """Vectors of the parameters, (d,) or (s, d), in the model's structure and dtypes."""
+        theta, rest = split_model(self.model, self.over)
         _, restore = ravel(theta)
-        return assemble(restore(vectors) if vectors.ndim == 1 else jax.vmap(restore)(vectors))
+        return eqx.combine(
+            restore(vectors) if vectors.ndim == 1 else jax.vmap(restore)(vectors), rest
+        )
 
     def __repr__(self) -> str:
         """A line for each parameter, of at most `LINES`."""
-        means, sds = np.asarray(self.gaussian.mean), np.asarray(self.gaussian.sd)
-        names = name_parameters(self.model)
+        means, sds = np.asarray(self.density.mean), np.asarray(self.density.sd)
+        names = name_parameters(split_model(self.model, self.over)[0])
         width = max(map(len, names[:LINES]), default=0)
         shown = [
             f"  {name:<{width}}  {mean:10.4g} ± {sd:.3g}"
@@ -224,6 +234,22 @@ class Posterior(NamedTuple):
 
 
 LINES = 20
+
+
+def split_model(model: Model, over: Collection[str] | None = None) -> tuple[Params, Any]:
+    """The parameters that a posterior is over, and the rest; `eqx.combine` puts them together."""
+    theta, assemble = split_params(model)
+    return choose_parameters(assemble(theta), over)
+
+
+def choose_parameters(model: Model, over: Collection[str] | None) -> tuple[Params, Any]:
+    """Partition a model, or its θ, into the arrays of these names (None: all) and the rest."""
+
+    def is_chosen(path: Any, leaf: Any) -> bool:
+        return eqx.is_inexact_array(leaf) and (over is None or name_leaf(path) in over)
+
+    chosen, rest = eqx.partition(model, jax.tree_util.tree_map_with_path(is_chosen, model))
+    return chosen, rest
 
 
 def name_parameters(model: Model) -> list[str]:

@@ -34,9 +34,8 @@ from fedpa.errors import (
     refuse_type,
 )
 from fedpa.objectives.client_data import check_examples, num_rows
+from fedpa.posterior.density import Density
 from fedpa.precision import ravel, widen
-from fedpa.precisions.gaussian import Gaussian
-from fedpa.training.problem import split_params
 from fedpa.types import ClientArrays, Examples, Model, Params, Scalar
 
 Kind = Literal["mean", "logits", "probabilities"]
@@ -193,12 +192,17 @@ class _Part(NamedTuple):
 
 
 def predict(
-    gaussian: Gaussian, model: Model, f: Any, x: ClientArrays, key: Any, settings: Settings
+    density: Density,
+    model: tuple[Params, Any],
+    f: Any,
+    x: ClientArrays,
+    key: Any,
+    settings: Settings,
 ) -> Prediction:
-    """`Posterior.predict` for this Gaussian over the model's parameters."""
+    """`Posterior.predict` for this density over the first part of a model, its θ."""
     levels = _check_settings(settings, key)
     check_takes("f", f, "(params, x)")
-    if not bool(gaussian.is_proper):
+    if not bool(density.is_proper):
         raise FedpaError(
             "this posterior's precision is not positive definite: it is no density, and predicts "
             "nothing"
@@ -207,26 +211,23 @@ def predict(
     if not len(arrays[0]):
         raise FedpaError("x has no examples: at least one is needed")
     examples = jax.tree.unflatten(found.structure, arrays)
-    params, assemble = split_params(model)
     # What is no parameter may be anything, also a function; filter_jit keeps it as it is.
-    theta, rest = eqx.partition(assemble(params), eqx.is_inexact_array)
+    theta, rest = model
     outputs = _check_outputs(f, theta, rest, examples, settings)
     size = min(settings.batch_size, len(arrays[0]))
     _, restore = ravel(theta)
     if settings.linearized:
-        size = min(size, max(1, BUDGET // (math.prod(outputs) * len(gaussian.eta))))
-        thetas = jax.vmap(restore)(gaussian.mean[None])
+        size = min(size, max(1, BUDGET // (math.prod(outputs) * len(density.mean))))
+        thetas = jax.vmap(restore)(density.mean[None])
     else:
-        shape = (settings.draws, len(gaussian.eta))
-        noise = jax.random.normal(key, shape, gaussian.eta.dtype)
-        thetas = jax.vmap(restore)(gaussian.draw(noise))
+        thetas = jax.vmap(restore)(density.sample(key, settings.draws))
     noises = _noise_of_models(settings.noise, thetas, rest)
 
     def summarize(batch: Any) -> _Part:
         if not settings.linearized:
             return _simulate(f, thetas, rest, batch, noises, settings.kind, levels)
         value, covariance = (
-            np.asarray(a, np.float64) for a in _linearize(f, gaussian, theta, rest, batch)
+            np.asarray(a, np.float64) for a in _linearize(f, density, theta, rest, batch)
         )
         if settings.kind == "mean":
             return _describe_means(value, covariance, noises, levels)
@@ -376,7 +377,7 @@ def _simulate(
 
 @eqx.filter_jit
 def _linearize(
-    f: Any, gaussian: Gaussian, theta: Params, rest: Any, x: Any
+    f: Any, density: Density, theta: Params, rest: Any, x: Any
 ) -> tuple[jax.Array, jax.Array]:
     """f at the mean, (b,) or (b, k), and JΣJᵀ of each example, (b, k, k)."""
     _, restore = ravel(theta)
@@ -386,14 +387,10 @@ def _linearize(
         value: jax.Array = widen(f(eqx.combine(restore(v), rest), one))[0]
         return value
 
-    mean = gaussian.mean
+    mean = density.mean
     values = jax.vmap(respond, (None, 0))(mean, x)
     jacobians = jax.vmap(jax.jacrev(respond), (None, 0))(mean, x).astype(mean.dtype)
-    rows = jacobians.reshape(-1, len(mean))
-    solved = jax.vmap(gaussian.precision.solve)(rows)
-    shape = (len(values), -1, len(mean))
-    covariances = jnp.einsum("bkd,bld->bkl", rows.reshape(shape), solved.reshape(shape))
-    return values, covariances
+    return values, density.covariances(jacobians.reshape(len(values), -1, len(mean)))
 
 
 def _describe_means(

@@ -16,9 +16,9 @@ Vector = Float[Array, " d"]
 class Dense(NamedTuple):
     """A Gaussian precision Λ over vectors, as its d×d matrix.
 
-    A `fedpa.Precision`. `solve`, `sample` and `logdet` take Λ = LLᵀ, O(d³), and give not-a-number
-    where Λ is not positive definite. Vectorized over draws or right-hand sides only, the factor is
-    made once.
+    A `fedpa.Precision`. `solve`, `sample`, `logdet` and `variances` take Λ = LLᵀ, O(d³), and give
+    not-a-number where Λ is not positive definite. Vectorized over draws or right-hand sides only,
+    the factor is made once.
 
     Args:
         matrix: Λ, symmetric.
@@ -60,6 +60,12 @@ class Dense(NamedTuple):
     def logdet(self, like: Vector) -> Scalar:
         """log det Λ; `like` is not looked at."""
         return 2 * jnp.sum(jnp.log(jnp.diagonal(cholesky(self.matrix))))
+
+    def variances(self, like: Vector) -> Vector:
+        """The diagonal of Λ⁻¹ = L⁻ᵀL⁻¹, of the dtype of `like`."""
+        identity = jnp.eye(len(self.matrix), dtype=self.matrix.dtype)
+        inverse = solve_lower(cholesky(self.matrix), identity)
+        return jnp.sum(inverse**2, axis=0).astype(like.dtype)
 
     @property
     def num_numbers(self) -> int:

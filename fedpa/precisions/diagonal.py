@@ -56,6 +56,10 @@ class Diagonal(NamedTuple):
         """log det Λ; `like` is not looked at."""
         return jnp.sum(jnp.log(self.values))
 
+    def variances(self, like: Array) -> Array:
+        """1/δ, of the dtype of `like`."""
+        return (1 / self.values).astype(like.dtype)
+
     @property
     def num_numbers(self) -> int:
         """As many as there are parameters."""

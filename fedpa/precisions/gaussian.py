@@ -16,7 +16,7 @@ from fedpa.errors import FedpaError
 from fedpa.lapack import cholesky, solve_lower
 from fedpa.precisions.dense import Dense
 from fedpa.precisions.diagonal import Diagonal
-from fedpa.types import Scalar
+from fedpa.types import Key, Scalar
 
 Vector = Float[Array, " d"]
 Structure = Literal["dense", "diagonal"]
@@ -89,6 +89,15 @@ class Gaussian(NamedTuple):
     def log_density(self, v: Vector) -> Scalar:
         """ηᵀv − ½vᵀΛv: the logarithm of the density at v, up to a constant."""
         return jnp.vdot(self.eta - 0.5 * self.precision.times(v), v)
+
+    def sample(self, key: Key, num: int) -> Float[Array, "s d"]:
+        """Draw vectors."""
+        return self.draw(jax.random.normal(key, (num, len(self.eta)), self.eta.dtype))
+
+    def covariances(self, rows: Float[Array, "b k d"]) -> Float[Array, "b k k"]:
+        """JΛ⁻¹Jᵀ of each of b matrices J."""
+        solved = jax.vmap(self.precision.solve)(rows.reshape(-1, len(self.eta)))
+        return jnp.einsum("bkd,bld->bkl", rows, solved.reshape(rows.shape))
 
     def draw(self, noise: Float[Array, "s d"]) -> Float[Array, "s d"]:
         """μ + Rz for each row z of `noise`."""

@@ -40,7 +40,11 @@ from fedpa.precisions.precision import Precision
 from fedpa.types import Count, Key, Params, Scalar
 
 Blocks = Float[Array, "blocks size size"]
+Values = Float[Array, "blocks size"]
+"""Of each block, as many as it has rows."""
 Matrix = Float[Array, "features outputs"]
+Tiles = Float[Array, "across down height width"]
+"""A matrix cut at both factors' blocks: (blocks of columns, blocks of rows, rows, columns)."""
 Rank = int | Literal["exact"] | None
 POWER_STEPS = 10
 """Of the estimate of the largest eigenvalue."""
@@ -87,6 +91,10 @@ class Kronecker(NamedTuple):
         """log det Λ over matrices of the shape of `like`."""
         return self.factorize().logdet(like)
 
+    def variances(self, like: Matrix) -> Matrix:
+        """The diagonal of Λ⁻¹, of the shape and dtype of `like`: the same for all columns."""
+        return self.factorize().variances(like)
+
     @property
     def num_numbers(self) -> int:
         """How many numbers describe Λ: the upper triangles of its blocks."""
@@ -129,8 +137,9 @@ class Kronecker(NamedTuple):
 class KroneckerPair(NamedTuple):
     """A Gaussian precision Λ = (Σaaᵀ) ⊗ (Σggᵀ)/n + λI over p×r matrices: K-FAC, and a prior.
 
-    A `fedpa.Precision`: Λv is (Σaaᵀ) v (Σggᵀ)/n + λv. `solve`, `sample` and `logdet` are exact, in
-    the factors' eigenbases, where λI is diagonal, too; O(p³ + r³ + pr(p + r)), or less with blocks.
+    A `fedpa.Precision`: Λv is (Σaaᵀ) v (Σggᵀ)/n + λv. `solve`, `sample`, `logdet` and `variances`
+    are exact, in the factors' eigenbases, where λI is diagonal, too; O(p³ + r³ + pr(p + r)), or
+    less with blocks. `factorize` computes the eigenbases once for many of these calls.
     `add` adds the sums of both factors, n and λ, which gives the factors of the pooled rows; it is
     not the sum of the matrices Λ.
 
@@ -166,27 +175,32 @@ class KroneckerPair(NamedTuple):
     def times(self, v: Matrix) -> Matrix:
         """Λv."""
         share, inputs, outputs = self._share(), self.inputs[None], self.outputs[:, None]
-        return self._by_tiles(
-            lambda tiles: share * (inputs @ tiles @ outputs) + self.prior * tiles, v
-        )
+
+        def multiply(tiles: Tiles) -> Tiles:
+            return share * (inputs @ tiles @ outputs) + self.prior * tiles
+
+        return _by_tiles(multiply, self.inputs, self.outputs, v)
 
     def solve(self, v: Matrix) -> Matrix:
         """Λ⁻¹v, for Λ positive definite."""
-        return self._in_eigenbasis(lambda tiles, values: tiles / values, v)
+        return self.factorize().solve(v)
 
     def sample(self, like: Matrix, key: Key) -> Matrix:
         """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
-        noise = jax.random.normal(key, like.shape, self.inputs.dtype)
-        draw = self._in_eigenbasis(lambda tiles, values: tiles / jnp.sqrt(values), noise)
-        return draw.astype(like.dtype)
+        return self.factorize().sample(like, key)
 
     def logdet(self, like: Matrix) -> Scalar:
         """log det Λ over matrices of the shape of `like`."""
-        p, r = like.shape
-        alpha, rows = _count_eigenvalues(_spectra(_fill(self.inputs, p))[0], p)
-        beta, columns = _count_eigenvalues(_spectra(_fill(self.outputs, r))[0], r)
-        logs = jnp.log(self._eigenvalues(alpha[:, None], beta[None]))
-        return jnp.sum(rows[:, None] * logs * columns[None])
+        return self.factorize().logdet(like)
+
+    def variances(self, like: Matrix) -> Matrix:
+        """The diagonal of Λ⁻¹, of the shape and dtype of `like`."""
+        return self.factorize().variances(like)
+
+    def factorize(self) -> "Eigenbasis":
+        """The eigenvalues and eigenvectors of both factors: computed once for many solves."""
+        spectra = (*_spectra(self.inputs), *_spectra(self.outputs))
+        return Eigenbasis(*spectra, self._share(), self.prior)
 
     @property
     def num_numbers(self) -> int:
@@ -196,59 +210,6 @@ class KroneckerPair(NamedTuple):
     def _share(self) -> Scalar:
         """1/n; without any rows, 0."""
         return jnp.where(self.n > 0, 1 / jnp.where(self.n > 0, self.n, 1), 0)
-
-    def _eigenvalues(self, alpha: Array, beta: Array) -> Array:
-        """αβ/n + λ of eigenvalues of the factors, which rounding can make negative."""
-        return self._share() * jnp.maximum(alpha, 0) * jnp.maximum(beta, 0) + self.prior
-
-    def _in_eigenbasis(self, divide: Callable[[Array, Array], Array], v: Matrix) -> Matrix:
-        alpha, left = _spectra(_fill(self.inputs, v.shape[0]))
-        beta, right = _spectra(_fill(self.outputs, v.shape[1]))
-        values = self._eigenvalues(alpha[None, :, :, None], beta[:, None, None])
-        left, right = left[None], right[:, None]
-
-        def between(tiles: Array) -> Array:
-            return left @ divide(left.mT @ tiles @ right, values) @ right.mT
-
-        return self._by_tiles(between, v)
-
-    def _by_tiles(self, function: Callable[[Array], Array], v: Matrix) -> Matrix:
-        """`function` of v cut at both factors' blocks, put together again.
-
-        Tiles are (blocks of columns, blocks of rows, rows, columns).
-        """
-        p, r = v.shape
-        (down, height), (across, width) = self.inputs.shape[:2], self.outputs.shape[:2]
-        missing = ((0, down * height - p), (0, across * width - r))
-        tiles = jnp.pad(v.astype(self.inputs.dtype), missing).reshape(down, height, across, width)
-        whole = function(tiles.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
-        return whole.reshape(down * height, across * width)[:p, :r].astype(v.dtype)
-
-
-def _fill(blocks: Blocks, size: int) -> Blocks:
-    """The blocks of a matrix of `size` rows, 1 on the diagonal of rows that fill up the last."""
-    missing = jnp.arange(blocks.shape[0] * blocks.shape[1]).reshape(*blocks.shape[:2], 1) >= size
-    return jnp.where(missing, jnp.eye(blocks.shape[1], dtype=blocks.dtype)[None], blocks)
-
-
-def _spectra(blocks: Blocks) -> tuple[Float[Array, "blocks size"], Blocks]:
-    """Eigenvalues and eigenvectors of each block."""
-    if blocks.shape[-1] == 1:
-        return blocks[:, :, 0], jnp.ones_like(blocks)
-    values, vectors = jax.vmap(eigh)(blocks)
-    return values, vectors
-
-
-def _count_eigenvalues(
-    values: Float[Array, "blocks size"], size: int
-) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
-    """Eigenvalues of filled blocks, and how often each counts: so often that the fill's don't."""
-    flat = values.reshape(-1)
-    counts, missing = jnp.ones_like(flat), flat.size - size
-    if not missing:
-        return flat, counts
-    end = (0, 1)
-    return jnp.pad(flat, end, constant_values=1), jnp.pad(counts, end, constant_values=-missing)
 
 
 if TYPE_CHECKING:
@@ -294,6 +255,156 @@ class Cholesky(NamedTuple):
         features, outputs = like.shape
         diagonal = jnp.diagonal(self.lower, axis1=1, axis2=2).reshape(-1)
         return 2 * outputs * jnp.sum(jnp.log(diagonal[:features]))
+
+    def variances(self, like: Matrix) -> Matrix:
+        """The diagonal of Λ⁻¹, of the shape and dtype of `like`: the same for all columns."""
+        lower = self.lower
+        if lower.shape[-1] == 1:
+            squares = 1 / lower**2
+        else:
+            identity = jnp.eye(lower.shape[-1], dtype=lower.dtype)
+            squares = jax.vmap(solve_lower, (0, None))(lower, identity) ** 2
+        column = jnp.sum(squares, axis=1).reshape(-1, 1)[: like.shape[0]]
+        return jnp.broadcast_to(column, like.shape).astype(like.dtype)
+
+
+class Eigenbasis(NamedTuple):
+    """What of a `KroneckerPair` is computed once for many solves and draws: its eigenbasis.
+
+    With the eigenvalues α, β and the eigenvectors P, Q of Σaaᵀ and Σggᵀ,
+
+        Λ = s (P ⊗ Q) diag(α ⊗ β) (P ⊗ Q)ᵀ + λI,   s = 1/n
+
+    `scale` and `add_identity` change s and λ only: c₁F + c₂I is solved, drawn from and has its
+    log-determinant for many c₁ and c₂ at one factorization. It has the methods of a
+    `fedpa.Precision` but `add`: two of them have no eigenbasis in common.
+
+    Args:
+        input_values: α ≥ 0, for each block of Σaaᵀ.
+        input_vectors: P, the eigenvectors as the columns of each block.
+        output_values: β ≥ 0, for each block of Σggᵀ.
+        output_vectors: Q, the same.
+        share: s ≥ 0: 1/n times what Λ was scaled by.
+        prior: λ ≥ 0.
+    Example:
+        >>> inputs, outputs = 8 * jnp.eye(2)[None], 2 * jnp.eye(3)[None]
+        >>> pair = KroneckerPair(inputs, outputs, jnp.float32(4), jnp.float32(0))
+        >>> basis, like = pair.factorize(), jnp.ones((2, 3))
+        >>> [basis.scale(c).add_identity(1.0).variances(like)[0, 0].item() for c in (0.25, 0.75)]
+        [0.5, 0.25]
+        >>> keys = jax.random.split(jax.random.key(0), 100)
+        >>> jax.vmap(basis.sample, (None, 0))(like, keys).shape
+        (100, 2, 3)
+    """
+
+    input_values: Values
+    input_vectors: Blocks
+    output_values: Values
+    output_vectors: Blocks
+    share: Scalar
+    prior: Scalar
+
+    def add_identity(self, factor: float | Scalar = 1.0) -> "Eigenbasis":
+        """Λ + cI."""
+        return self._replace(prior=self.prior + factor)
+
+    def scale(self, factor: float | Scalar) -> "Eigenbasis":
+        """cΛ."""
+        return self._replace(share=factor * self.share, prior=factor * self.prior)
+
+    def times(self, v: Matrix) -> Matrix:
+        """Λv."""
+        return self._in_eigenbasis(lambda tiles, values: tiles * values, v)
+
+    def solve(self, v: Matrix) -> Matrix:
+        """Λ⁻¹v, for Λ positive definite."""
+        return self._in_eigenbasis(lambda tiles, values: tiles / values, v)
+
+    def sample(self, like: Matrix, key: Key) -> Matrix:
+        """One draw of N(0, Λ⁻¹), of the shape and dtype of `like`."""
+        noise = jax.random.normal(key, like.shape, self.input_vectors.dtype)
+        draw = self._in_eigenbasis(lambda tiles, values: tiles / jnp.sqrt(values), noise)
+        return draw.astype(like.dtype)
+
+    def logdet(self, like: Matrix) -> Scalar:
+        """log det Λ over matrices of the shape of `like`."""
+        values, real = self._eigenvalues(like)
+        return jnp.sum(real * jnp.log(values))
+
+    def variances(self, like: Matrix) -> Matrix:
+        """The diagonal of Λ⁻¹, (P∘P) diag(1/(sαβ + λ)) (Q∘Q)ᵀ, of the shape and dtype of `like`."""
+        values, _ = self._eigenvalues(like)
+        left, right = self.input_vectors[None] ** 2, self.output_vectors[:, None] ** 2
+
+        def square(tiles: Tiles) -> Tiles:
+            return left @ (1 / values) @ right.mT
+
+        return _by_tiles(square, self.input_vectors, self.output_vectors, like)
+
+    @property
+    def num_numbers(self) -> int:
+        """As many as of the `KroneckerPair`: the factors' upper triangles, n and λ."""
+        parts = (self.input_vectors, self.output_vectors)
+        return sum(Cut(*part.shape[:2]).num_numbers for part in parts) + 2
+
+    def _eigenvalues(self, like: Matrix) -> tuple[Tiles, Tiles]:
+        """Λ's eigenvalues, and how much of each eigenvector is in rows and columns of `like`.
+
+        The rest is in rows and columns that fill up the last blocks. There v is 0, and is divided
+        by 1 where λ = 0 leaves nothing else.
+        """
+        alpha, beta = self.input_values[None, :, :, None], self.output_values[:, None, None]
+        values = self.share * alpha * beta + self.prior
+        rows = _real_parts(self.input_vectors, like.shape[0])[None, :, :, None]
+        columns = _real_parts(self.output_vectors, like.shape[1])[:, None, None]
+        real = rows * columns
+        return jnp.where((values == 0) & (real < 0.5), 1, values), real
+
+    def _in_eigenbasis(self, function: Callable[[Tiles, Tiles], Tiles], v: Matrix) -> Matrix:
+        values, _ = self._eigenvalues(v)
+        left, right = self.input_vectors[None], self.output_vectors[:, None]
+
+        def between(tiles: Tiles) -> Tiles:
+            return left @ function(left.mT @ tiles @ right, values) @ right.mT
+
+        return _by_tiles(between, self.input_vectors, self.output_vectors, v)
+
+
+def _spectra(blocks: Blocks) -> tuple[Values, Blocks]:
+    """Eigenvalues and eigenvectors of each block; rounding does not make eigenvalues negative.
+
+    Rows of zeros are taken far below zero before, which is cut off after: so their eigenvectors,
+    those of the rows that fill up the last block among them, have no part in other rows.
+    """
+    if blocks.shape[-1] == 1:
+        return jnp.maximum(blocks[:, :, 0], 0), jnp.ones_like(blocks)
+    diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
+    largest = jnp.max(diagonal, axis=1, keepdims=True)
+    shift = jnp.where(diagonal == 0, jnp.where(largest > 0, largest, 1), 0)
+    identity = jnp.eye(blocks.shape[-1], dtype=blocks.dtype)
+    values, vectors = jax.vmap(eigh)(blocks - shift[:, :, None] * identity[None])
+    return jnp.maximum(values, 0), vectors
+
+
+def _real_parts(vectors: Blocks, size: int) -> Values:
+    """The squared length of each eigenvector in the first `size` rows; others fill up the last."""
+    count = vectors.shape[0] * vectors.shape[1]
+    if count == size:
+        return jnp.ones(vectors.shape[:2], vectors.dtype)
+    real = jnp.arange(count).reshape(*vectors.shape[:2], 1) < size
+    return jnp.sum(jnp.where(real, vectors**2, 0), axis=1)
+
+
+def _by_tiles(
+    function: Callable[[Tiles], Tiles], inputs: Array, outputs: Array, v: Matrix
+) -> Matrix:
+    """`function` of v cut at the blocks of two factors, put together again."""
+    p, r = v.shape
+    (down, height), (across, width) = inputs.shape[:2], outputs.shape[:2]
+    missing = ((0, down * height - p), (0, across * width - r))
+    tiles = jnp.pad(v.astype(inputs.dtype), missing).reshape(down, height, across, width)
+    whole = function(tiles.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
+    return whole.reshape(down * height, across * width)[:p, :r].astype(v.dtype)
 
 
 class Cut(NamedTuple):

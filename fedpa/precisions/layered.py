@@ -40,7 +40,7 @@ class Layered(NamedTuple):
 
     Args:
         layers: Which leaves are the matrix [b; W] of each layer; no leaf belongs to two.
-        factors: Their precisions: `Kronecker` or `KroneckerPair`.
+        factors: Their precisions: `Kronecker` or `KroneckerPair`, or its `Eigenbasis`.
         rest: The precisions of leaves that belong to no layer, in their order: `Scalar` or
             `Diagonal`.
     Example:
@@ -85,6 +85,21 @@ class Layered(NamedTuple):
         parts = [stack_layer(layer, like) for layer in self.layers] + [leaves[i] for i in places]
         both = zip((*self.factors, *self.rest), parts, strict=True)
         return jnp.sum(jnp.stack([one.logdet(part) for one, part in both]))
+
+    def variances(self, like: Params) -> Params:
+        """The diagonal of Λ⁻¹, of the shapes and dtypes of `like`."""
+        return self._apply(lambda one, part: one.variances(part), like)
+
+    def factorize(self) -> "Layered":
+        """Λ with each `KroneckerPair` as its `Eigenbasis`: computed once for many solves and draws.
+
+        It can be scaled and added to λI, but not to another precision.
+        """
+
+        def factorize(one: Any) -> Any:
+            return one.factorize() if isinstance(one, KroneckerPair) else one
+
+        return self._of_parts(factorize)
 
     @property
     def num_numbers(self) -> int:

@@ -37,7 +37,7 @@ Columns = Float[Array, "d r"]
 class LowRank(NamedTuple):
     """A Gaussian precision Λ = diag(δ) + UUᵀ over vectors, U of r columns.
 
-    A `fedpa.Precision`. `solve`, `sample` and `logdet` take O(r²d), `times` O(rd).
+    A `fedpa.Precision`. `solve`, `sample`, `logdet` and `variances` take O(r²d), `times` O(rd).
 
     Args:
         diagonal: δ > 0; 0 for a precision that is only added to others.
@@ -91,6 +91,16 @@ class LowRank(NamedTuple):
         """log det Λ; `like` is not looked at."""
         _, lower, root = self._factors()
         return 2 * (jnp.sum(jnp.log(root)) + jnp.sum(jnp.log(jnp.diagonal(lower))))
+
+    def variances(self, like: Vector) -> Vector:
+        """The diagonal of Λ⁻¹, (1 − ‖q_j‖² + ‖L⁻¹q_j‖²)/δ_j, of the dtype of `like`.
+
+        q_j are the rows of Q.
+        """
+        basis, lower, root = self._factors()
+        outside = jnp.maximum(1 - jnp.sum(basis**2, axis=1), 0)  # rounding can make it negative
+        inside = jnp.sum(solve_lower(lower, basis.T) ** 2, axis=0)
+        return ((outside + inside) / root**2).astype(like.dtype)
 
     @property
     def num_numbers(self) -> int:

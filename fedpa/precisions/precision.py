@@ -27,6 +27,8 @@ class Precision(Protocol):
         [0.25, 0.25, 0.25]
         >>> precision.sample(jnp.ones((2, 3)), jax.random.key(0)).shape, precision.num_numbers
         ((2, 3), 3)
+        >>> precision.variances(jnp.ones((2, 3)))[0].tolist()
+        [0.25, 0.25, 0.25]
     """
 
     def add(self: P, other: P) -> P:
@@ -55,6 +57,10 @@ class Precision(Protocol):
 
     def logdet(self, like: Any) -> Scalar:
         """log det Λ over parameters of the shape of `like`."""
+        ...
+
+    def variances(self, like: Any) -> Any:
+        """The diagonal of Λ⁻¹: each parameter's variance, of the shapes and dtypes of `like`."""
         ...
 
     @property

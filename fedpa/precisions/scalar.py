@@ -55,6 +55,10 @@ class Scalar(NamedTuple):
         """log det Λ over arrays of the shape of `like`."""
         return like.size * jnp.log(self.value)
 
+    def variances(self, like: Array) -> Array:
+        """1/λ for each number of `like`."""
+        return jnp.full(like.shape, 1 / self.value).astype(like.dtype)
+
     @property
     def num_numbers(self) -> int:
         """One."""

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from fedpa.errors import ask_if_meant, refuse
+from fedpa.errors import ask_if_meant, check_integer, refuse
+from fedpa.precision import narrow, widen
 from fedpa.types import Count, Params
 
 
@@ -152,11 +153,94 @@ def last_two() -> Averaging:
     )
 
 
+class SwagState(NamedTuple):
+    """What `swag` keeps.
+
+    Args:
+        last: The last iterate, in the parameters' dtypes.
+        average: θ̄, the mean of iterates so far; before the start the last iterate. In at least
+            float32, as all that follows.
+        spread: Σ (θ − θ̄)², of which the variance is made.
+        deviations: The latest θ − θ̄, each from the mean at its time, on a first axis.
+        rounds: How many rounds there were.
+        members: How many iterates the mean has.
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> fedpa.server.averaging.swag(rank=5).init(jnp.zeros(3)).deviations.shape
+        (5, 3)
+    """
+
+    last: Params
+    average: Params
+    spread: Params
+    deviations: Params
+    rounds: Count
+    members: Count
+
+
+def swag(start: int = 0, rank: int = 20, every: int = 1) -> Averaging:
+    """Take the mean of iterates since a round, and keep their spread for a posterior (SWAG).
+
+    W. Maddox et al., A simple baseline for Bayesian uncertainty in deep learning, NeurIPS 2019:
+    N(θ̄, ½(diag(σ²) + DDᵀ/(K − 1))), σ² the variance of the iterates and D's columns the deviations
+    of the latest K. `fedpa.posterior.swag_posterior` makes it of the trained run. What it keeps,
+    K + 2 models, is in checkpoints.
+
+    Args:
+        start: The round, from 0.
+        rank: K ≥ 2.
+        every: Rounds between iterates, ≥ 1.
+    Returns:
+        The averaging.
+    Example:
+        >>> import fedpa
+        >>> side = fedpa.Server(fedpa.server.sgd(1.0), averaging=fedpa.server.averaging.swag(100))
+    """
+    for field, value, least in (("start", start, 0), ("rank", rank, 2), ("every", every, 1)):
+        check_integer(field, value, least)
+
+    def init(theta: Params) -> SwagState:
+        zero, wide = jnp.zeros((), jnp.int32), widen(theta)
+        rows = jax.tree.map(lambda x: jnp.zeros((rank, *x.shape), x.dtype), wide)
+        return SwagState(theta, wide, jax.tree.map(jnp.zeros_like, wide), rows, zero, zero)
+
+    def update(state: SwagState, theta: Params) -> SwagState:
+        rounds, wide = state.rounds + 1, widen(theta)
+        is_taken = (rounds > start) & ((rounds - start - 1) % every == 0)
+        members = state.members + is_taken.astype(jnp.int32)
+
+        def average(old: Array, x: Array) -> Array:
+            moved = old + (x - old) / jnp.maximum(members, 1).astype(x.dtype)
+            return jnp.where(rounds <= start, x, jnp.where(is_taken, moved, old))
+
+        means = jax.tree.map(average, state.average, wide)
+
+        def spread(sums: Array, x: Array, old: Array, new: Array) -> Array:
+            # Welford's sum: squares less the mean's square would lose most digits.
+            return jnp.where(is_taken & (members > 1), sums + (x - old) * (x - new), sums)
+
+        place = (members - 1) % rank
+
+        def put(rows: Array, x: Array, mean: Array) -> Array:
+            return jnp.where(is_taken, rows.at[place].set(x - mean), rows)
+
+        return SwagState(
+            theta,
+            means,
+            jax.tree.map(spread, state.spread, wide, state.average, means),
+            jax.tree.map(put, state.deviations, wide, means),
+            rounds,
+            members,
+        )
+
+    return Averaging(init, update, lambda state: narrow(state.average, state.last))
+
+
 def parse(text: str, field: str = "iterate_averaging") -> Averaging:
     """Read an averaging as a configuration has it.
 
     Args:
-        text: `none`, `polyak[:START]`, `exponential:DECAY` or `last-two`.
+        text: `none`, `polyak[:START]`, `exponential:DECAY`, `last-two` or `swag[:START[:RANK]]`.
         field: The setting's name, for the error message.
     Returns:
         The averaging.
@@ -178,7 +262,10 @@ def parse(text: str, field: str = "iterate_averaging") -> Averaging:
                 return exponential(float(decay))
             case ["last-two"]:
                 return last_two()
+            case ["swag", *numbers] if len(numbers) <= 2:
+                return swag(*map(int, numbers))
     except ValueError:
         pass
-    meant = ask_if_meant(text.split(":")[0], ("none", "polyak", "exponential", "last-two"))
-    raise refuse(field, text, f"must be none, polyak[:START], exponential:DECAY or last-two{meant}")
+    names = ("none", "polyak", "exponential", "last-two", "swag")
+    known = "none, polyak[:START], exponential:DECAY, last-two or swag[:START[:RANK]]"
+    raise refuse(field, text, f"must be {known}{ask_if_meant(text.split(':')[0], names)}")

@@ -18,6 +18,7 @@ from fedpa.errors import FedpaError, check_takes, refuse
 from fedpa.metrics.metric import Metric
 from fedpa.objectives.checks import check_loss
 from fedpa.objectives.client_data import find_bad_value, is_real
+from fedpa.objectives.likelihood import Likelihood
 from fedpa.objectives.objective import Objective, Reduction, SparseTable
 from fedpa.objectives.prior import NormalPrior, Prior
 from fedpa.server.update import Server
@@ -45,6 +46,8 @@ class Problem(NamedTuple):
     """Name of the data set, if there are several; otherwise None."""
     prior: Prior | None = None
     """Of the global posterior: counted once."""
+    likelihood: Likelihood | None = None
+    """How the model's outputs become probabilities; without it, nothing is known of uncertainty."""
 
     @property
     def objective(self) -> Objective:

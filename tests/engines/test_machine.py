@@ -160,7 +160,11 @@ try:
               rounds=10_000, clients_per_round=400, callbacks=[tell],
               engine=fedpa.engines.vectorized(fedpa.engines.EngineOptions(workers=2)))
 except KeyboardInterrupt:
-    print("left", [t.name for t in threading.enumerate() if "clients" in t.name], flush=True)
+    frames = sys._current_frames()
+    pool = [t for t in threading.enumerate() if "fedpa-clients" in t.name]
+    # An idle thread of a pool waits for work in its outermost function.
+    busy = [t.name for t in pool if frames[t.ident].f_code.co_name != "_worker"]
+    print(len(pool), "threads, busy:", busy, flush=True)
 """
 
 
@@ -176,7 +180,7 @@ def test_ctrl_c_abandons_the_round(tmp_path):
     finally:
         process.kill()
         process.communicate()
-    assert rest.splitlines()[-1] == "left []"
+    assert rest.splitlines()[-1] == "2 threads, busy: []"
     assert process.returncode == 0
 
 

@@ -123,8 +123,8 @@ def test_a_posterior_over_nodes_is_the_local_engine_s(tmp_path, way):
             [there[name] for name in names], rel=1e-2, abs=1e-3, nan_ok=True
         )
     here, there = fedpa.posterior.from_run(tmp_path / "run", PARAMS), from_fit(fit, PARAMS)
-    assert_close(here.gaussian, from_fit(alone, PARAMS).gaussian)
-    assert_close(here.gaussian, there.gaussian, 0)
+    assert_close(here.density, from_fit(alone, PARAMS).density)
+    assert_close(here.density, there.density, 0)
     assert len(here.history) == rounds
     with pytest.raises(fedpa.FedpaError, match="has no sites"):  # they are on the nodes
         there.leave_out("a")
@@ -286,7 +286,7 @@ def test_the_page_s_app_gives_the_local_posterior_over_processes(tmp_path):
     found, alone = fedpa.posterior.from_run(out, PARAMS), from_fit(fit_alone("ep", 4), PARAMS)
     assert [record["phase"] for record in found.history] == ["newton", *["sites"] * 3]
     assert [record["train/rejected"] for record in found.history] == [0] * 4
-    assert_close(found.gaussian, alone.gaussian)
+    assert_close(found.density, alone.density)
     assert_close((found.mean, found.sd), (alone.mean, alone.sd))
 
 
@@ -309,7 +309,7 @@ def test_the_page_s_app_gives_the_posterior_of_infer(tmp_path):
     found = names["posterior"]
     assert found.converged
     assert len(found.history) == len(alone.history)
-    assert_close(found.gaussian, alone.gaussian)
+    assert_close(found.density, alone.density)
     assert_close((found.mean, found.sd), (alone.mean, alone.sd))
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace('method = "ep"', 'method = "fedavg"'))

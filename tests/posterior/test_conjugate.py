@@ -141,7 +141,7 @@ def _posterior():
 def test_infer_gives_the_textbook_posterior(method, inner):
     posterior = infer(method=method, inner=inner)
     assert posterior.converged
-    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
+    assert_close(posterior.density, TRUTH, tolerance=1e-3)
     np.testing.assert_allclose(
         posterior.covariance(), TRUTH.covariance, atol=2e-3 * TRUTH.sd.max() ** 2
     )
@@ -154,7 +154,7 @@ def test_infer_gives_the_textbook_posterior(method, inner):
 def test_a_client_without_examples_changes_nothing(method, inner):
     """It has no posterior of its own, or the cavity's: no chains are judged there."""
     posterior = infer({**CLIENTS, "empty": {"x": X[:0], "y": Y[:0]}}, method=method, inner=inner)
-    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
+    assert_close(posterior.density, TRUTH, tolerance=1e-3)
     assert posterior.history[-1]["train/rejected"] == 0
 
 
@@ -163,14 +163,14 @@ def test_clients_that_return_bring_ep_to_the_exact_posterior():
     posterior = infer(clients_per_round=2, rounds=80, tolerance=1e-3)
     assert posterior.converged
     assert len(posterior.history) < 80
-    assert_close(posterior.gaussian, TRUTH, tolerance=5e-3)
+    assert_close(posterior.density, TRUTH, tolerance=5e-3)
 
 
 def test_one_newton_round_is_not_known_to_be_the_mode():
     with pytest.warns(UserWarning, match=r"not converged after 1 round: .* \(tolerance = 0.001\)"):
         posterior = infer(method="laplace", inner=None, rounds=1)
     assert not posterior.converged
-    assert_close(posterior.gaussian, TRUTH, tolerance=1e-3)
+    assert_close(posterior.density, TRUTH, tolerance=1e-3)
 
 
 def test_sep_needs_no_client_to_return():
@@ -178,7 +178,7 @@ def test_sep_needs_no_client_to_return():
     with pytest.warns(UserWarning, match="not converged"):
         posterior = infer(method="sep", clients_per_round=2, rounds=60, tolerance=1e-9)
     assert not posterior.sites
-    assert_close(posterior.gaussian, TRUTH, tolerance=0.35)
+    assert_close(posterior.density, TRUTH, tolerance=0.35)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_sep_needs_no_client_to_return():
 def test_every_engine_gives_the_same(posterior, engine):
     options = fedpa.engines.EngineOptions()
     other = infer(engine=fedpa.engines.ENGINES[engine](options))
-    assert_close(other.gaussian, exact(X, Y), tolerance=1e-3)
+    assert_close(other.density, exact(X, Y), tolerance=1e-3)
     assert other.sites.keys() == posterior.sites.keys()
     for client, site in posterior.sites.items():
         for ours, theirs in zip(
@@ -216,7 +216,7 @@ def test_an_interrupted_inference_ends_as_one_that_was_not(tmp_path):
             callbacks=[lambda event: seen.append(event.round)],
         )
     assert seen[0] in (7, 8)
-    assert trees_equal(resumed.gaussian, whole.gaussian)
+    assert trees_equal(resumed.density, whole.density)
     assert trees_equal(dict(resumed.sites), dict(whole.sites))
 
 
@@ -224,7 +224,7 @@ def test_leaving_a_client_out_is_inferring_without_it(posterior):
     others = {name: data for name, data in CLIENTS.items() if name != "client-1"}
     x, y = (np.concatenate([data[name] for data in others.values()]) for name in ("x", "y"))
     without = posterior.leave_out("client-1")
-    assert_close(without.gaussian, exact(x, y), tolerance=2e-3)
+    assert_close(without.density, exact(x, y), tolerance=2e-3)
     assert without.sites.keys() == others.keys()
 
 

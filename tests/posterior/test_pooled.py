@@ -60,7 +60,7 @@ def test_the_exact_posterior_agrees_up_to_the_draws_error(exact):
     assert exact.divergences == 0
     assert exact.mean_error < 4 / np.sqrt(exact.ess)
     assert exact.sd_error < 4 / np.sqrt(2 * exact.ess)
-    mean, sd = textbook().gaussian.mean, textbook().gaussian.sd
+    mean, sd = textbook().density.mean, textbook().density.sd
     np.testing.assert_allclose([row.mean for row in exact.rows], mean, rtol=1e-5)
     np.testing.assert_allclose([row.sd for row in exact.rows], sd, rtol=1e-5)
 
@@ -104,7 +104,7 @@ def test_printed_it_is_a_table_with_what_it_says(exact):
     ("options", "anchors"),
     [
         ({"posterior": 1}, ["posterior = 1"]),
-        ({"posterior": textbook()._replace(gaussian=IMPROPER)}, ["posterior"]),
+        ({"posterior": textbook()._replace(density=IMPROPER)}, ["posterior"]),
         ({"log_likelihood": lambda params, batch: batch["y"].sum()}, ["log_likelihood", "shape ("]),
         ({"prior": 2.0}, ["prior = 2.0"]),
         ({"prior": fedpa.normal_prior(sd={"v": 1.0})}, ["prior.precision"]),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import fedpa
 from fedpa.posterior import Posterior, estimate_noise, prediction
+from fedpa.posterior.posterior import split_model
 from fedpa.precisions import Dense, Diagonal
 from fedpa.precisions.gaussian import Gaussian
 from tests.refusals import refused
@@ -327,7 +328,7 @@ def test_large_jacobians_come_in_smaller_batches(monkeypatch):
         return linearize(f, gaussian, theta, rest, batch)
 
     monkeypatch.setattr(prediction, "_linearize", watch)
-    monkeypatch.setattr(prediction, "BUDGET", 3 * 2 * len(posterior.gaussian.eta))
+    monkeypatch.setattr(prediction, "BUDGET", 3 * 2 * len(posterior.density.eta))
     parts = posterior.predict(apply, PIXELS, linearized=True)
     assert shapes == [(3, 3)] * 3
     np.testing.assert_allclose(parts.sd, whole.sd, rtol=1e-5)
@@ -381,7 +382,9 @@ def test_what_does_not_fit_is_refused(options, anchors):
     f, x, key = (given.pop(name) for name in ("f", "x", "key"))
     posterior, plain = binary(0.0, 1.0), prediction.Settings("mean", 10, False, None, (0.9,), 128)
     with refused(*anchors):
-        prediction.predict(posterior.gaussian, posterior.model, f, x, key, plain._replace(**given))
+        prediction.predict(
+            posterior.density, split_model(posterior.model), f, x, key, plain._replace(**given)
+        )
 
 
 def test_a_posterior_that_is_no_density_predicts_nothing():

@@ -23,6 +23,7 @@ from fedpa.objectives.layer_inputs import Layer
 from fedpa.precisions import (
     Dense,
     Diagonal,
+    Eigenbasis,
     Kronecker,
     KroneckerPair,
     Layered,
@@ -48,6 +49,8 @@ class Structure(NamedTuple):
     num_numbers: int
     add: Callable[[Any, Any], np.ndarray] | None = None
     """The matrix of a sum; default: the sum of the matrices."""
+    has_add: bool = True
+    """Whether it is a whole `fedpa.Precision`, or one without `add`."""
     sums_arrays: bool = True
     """Whether `add` and `scale` are those of the arrays, as an aggregation adds."""
 
@@ -149,6 +152,24 @@ def in_kronecker_pairs(largest: int, largest_output: int = WIDTH) -> Structure:
     )
 
 
+def in_eigenbases(largest: int, largest_output: int = WIDTH) -> Structure:
+    pairs = in_kronecker_pairs(largest, largest_output)
+
+    def make(rng: np.random.Generator) -> Eigenbasis:
+        inputs, outputs, n, prior = pairs.make(rng)
+        spectra = (*np.linalg.eigh(inputs), *np.linalg.eigh(outputs))
+        return Eigenbasis(*spectra, 1 / n, prior)
+
+    def dense(one: Eigenbasis) -> np.ndarray:
+        factors = [
+            (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
+            for values, vectors in (one[:2], one[2:4])
+        ]
+        return pairs.dense(KroneckerPair(*factors, 1 / one.share, one.prior))
+
+    return pairs._replace(make=make, dense=dense, add=None, has_add=False, sums_arrays=False)
+
+
 PARAMETERS = {
     "bias": (2,),
     "kernel": (1, 2, 1, 2),
@@ -232,10 +253,15 @@ STRUCTURES = {
     "kronecker pair with a diagonal": in_kronecker_pairs(1),
     "kronecker pair in blocks of both": in_kronecker_pairs(4, 3),
     "kronecker pair of diagonals": in_kronecker_pairs(1, 1),
+    "eigenbasis": in_eigenbases(FEATURES),
+    "eigenbasis in blocks of both": in_eigenbases(4, 3),
+    "eigenbasis of diagonals": in_eigenbases(1, 1),
     "layered": layered(),
 }
 TOLERANCE = {"float32": 2e-4, "float64": 1e-11}
 every_structure = pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+ADDED = {name: structure for name, structure in STRUCTURES.items() if structure.has_add}
+every_added = pytest.mark.parametrize("structure", ADDED.values(), ids=ADDED)
 both_dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
@@ -287,17 +313,19 @@ def test_every_structure_of_the_package_is_here():
 @every_structure
 def test_it_is_a_pytree_with_the_interface(structure):
     one = cast(structure.make(np.random.default_rng(0)), "float32")
-    assert isinstance(one, fedpa.Precision)
+    assert isinstance(one, fedpa.Precision) == structure.has_add
+    interface = {name for name in vars(fedpa.Precision) if not name.startswith("_")}
+    assert interface - set(dir(one)) == (set() if structure.has_add else {"add"})
     leaves, tree = jax.tree.flatten(one)
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert type(jax.tree.unflatten(tree, leaves)) is type(one)
     assert one.num_numbers == structure.num_numbers
 
 
-@every_structure
+@every_added
 @both_dtypes
 @given(seed=seeds, factor=st.floats(0.01, 100))
-def test_add_scale_and_add_identity(structure, dtype, seed, factor):
+def test_add(structure, dtype, seed, factor):
     rng = np.random.default_rng(seed)
     with jax.enable_x64(dtype == "float64"):
         one, other = (cast(structure.make(rng), dtype) for _ in range(2))
@@ -309,11 +337,6 @@ def test_add_scale_and_add_identity(structure, dtype, seed, factor):
                 *(jax.tree.map(lambda x: np.asarray(x, np.float64), p) for p in (one, other))
             )
         close(matrix(structure, compiled("add")(one, other)), total, dtype)
-        number = jnp.asarray(factor, dtype)
-        for c in (number, factor):
-            close(matrix(structure, compiled("scale")(one, c)), factor * left, dtype)
-            more = left + factor * np.eye(len(left))
-            close(matrix(structure, compiled("add_identity")(one, c)), more, dtype)
         if structure.sums_arrays:  # what an aggregation does: a weighted sum of the arrays
             summed = jax.tree.map(lambda a, b: 2 * a + factor * b, one, other)
             wanted = compiled("add")(one.scale(2.0), other.scale(factor))
@@ -322,8 +345,21 @@ def test_add_scale_and_add_identity(structure, dtype, seed, factor):
 
 @every_structure
 @both_dtypes
+@given(seed=seeds, factor=st.floats(0.01, 100))
+def test_scale_and_add_identity(structure, dtype, seed, factor):
+    with jax.enable_x64(dtype == "float64"):
+        one = cast(structure.make(np.random.default_rng(seed)), dtype)
+        whole = matrix(structure, one)
+        more = whole + factor * np.eye(len(whole))
+        for c in (jnp.asarray(factor, dtype), factor):
+            close(matrix(structure, compiled("scale")(one, c)), factor * whole, dtype)
+            close(matrix(structure, compiled("add_identity")(one, c)), more, dtype)
+
+
+@every_structure
+@both_dtypes
 @given(seed=seeds)
-def test_times_solve_and_logdet(structure, dtype, seed):
+def test_times_solve_variances_and_logdet(structure, dtype, seed):
     rng = np.random.default_rng(seed)
     with jax.enable_x64(dtype == "float64"):
         one, v = cast(structure.make(rng), dtype), parameters(structure, rng, dtype)
@@ -332,12 +368,14 @@ def test_times_solve_and_logdet(structure, dtype, seed):
         close(flat(times(one, v)), whole @ vector, dtype)
         close(flat(solve(one, v)), np.linalg.solve(whole, vector), dtype)
         close(flat(solve(one, times(one, v))), vector, dtype)
+        variances = compiled("variances")(one, v)
+        close(flat(variances), np.diag(np.linalg.inv(whole)), dtype)
         sign, size = np.linalg.slogdet(whole)
         assert sign == 1
         # log(1 + ε) is ε for each of the eigenvalues
         np.testing.assert_allclose(logdet(one, v), size, rtol=0, atol=TOLERANCE[dtype] * len(whole))
         drawn = compiled("sample")(one, v, jax.random.key(0))
-        for out in (times(one, v), solve(one, v), drawn):
+        for out in (times(one, v), solve(one, v), variances, drawn):
             assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, v)
             assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(out))
         assert logdet(one, v).dtype == dtype
@@ -357,13 +395,14 @@ def test_a_batch_of_precisions_is_vectorized(structure, seed):
 
         batch, v = stack(both), stack(vectors)
         calls = {
-            "add": (batch,),
+            **({"add": (batch,)} if structure.has_add else {}),
             "add_identity": (jnp.asarray([0.5, 2.0], dtype),),
             "scale": (jnp.asarray([0.5, 2.0], dtype),),
             "times": (v,),
             "solve": (v,),
             "sample": (v, keys),
             "logdet": (v,),
+            "variances": (v,),
         }
         for name, arguments in calls.items():
             found = compiled(name, vectorized=True)(batch, *arguments)
@@ -398,7 +437,7 @@ def test_half_precision_parameters_keep_their_dtype(structure):
     one, v = cast(structure.make(rng), "float32"), parameters(structure, rng, "float32")
     half = cast(v, "bfloat16")
     same = cast(half, "float32")
-    for name in ("times", "solve"):
+    for name in ("times", "solve", "variances"):
         found, wanted = compiled(name)(one, half), compiled(name)(one, same)
         assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(found))
         np.testing.assert_allclose(flat(found), flat(wanted), rtol=2**-7)
@@ -412,13 +451,67 @@ def test_what_is_not_positive_definite_has_no_solution():
     assert np.isnan(indefinite.logdet(jnp.ones(2)))
 
 
-def test_what_was_factorized_is_solved_with_alike():
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kronecker in blocks",
+        "kronecker pair in blocks of both",
+        pytest.param("layered", marks=pytest.mark.long),
+    ],
+)
+def test_what_was_factorized_is_solved_with_alike(name):
     rng = np.random.default_rng(0)
-    structure = STRUCTURES["kronecker in blocks"]
+    structure = STRUCTURES[name]
     one, v = cast(structure.make(rng), "float32"), parameters(structure, rng, "float32")
-    factor = one.factorize()
-    np.testing.assert_array_equal(factor.solve(v), one.solve(v))
-    np.testing.assert_array_equal(factor.logdet(v), one.logdet(v))
+    factor, key = one.factorize(), jax.random.key(0)
+    for call in ("solve", "logdet", "variances"):
+        np.testing.assert_array_equal(*(flat(getattr(p, call)(v)) for p in (factor, one)))
+    np.testing.assert_array_equal(flat(factor.sample(v, key)), flat(one.sample(v, key)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kronecker pair in blocks of both", pytest.param("layered", marks=pytest.mark.long)],
+)
+def test_other_scales_and_priors_need_no_other_eigenvectors(name, monkeypatch):
+    rng, structure = np.random.default_rng(0), STRUCTURES[name]
+    one, v = cast(structure.make(rng), "float32"), parameters(structure, rng, "float32")
+    keys, basis = jax.random.split(jax.random.key(0), 3), one.factorize()
+    assert type(basis) is (Layered if name == "layered" else Eigenbasis)
+    assert basis.num_numbers == one.num_numbers
+    changed = [p.scale(3.0).add_identity(0.5) for p in (one, basis)]
+    wanted = [changed[0].solve(v), changed[0].variances(v), changed[0].times(v)]
+    draws = jax.tree.map(lambda *x: jnp.stack(x), *(changed[0].sample(v, key) for key in keys))
+    size = changed[0].logdet(v)
+    monkeypatch.setattr(kronecker, "eigh", None)
+    found = [changed[1].solve(v), changed[1].variances(v), changed[1].times(v)]
+    for a, b in zip(found, wanted, strict=True):
+        close(flat(a), flat(b), "float32")
+    close(flat(jax.vmap(changed[1].sample, (None, 0))(v, keys)), flat(draws), "float32")
+    np.testing.assert_allclose(changed[1].logdet(v), size, rtol=1e-5)
+
+
+@both_dtypes
+@pytest.mark.parametrize(("rank", "prior"), [(FEATURES, 0.0), (2, 0.5), (0, 0.5)])
+def test_rows_that_fill_up_a_block_count_nowhere(dtype, rank, prior):
+    """Without a prior; and where real rows, and combinations of them, are zero like the fill."""
+    structure, rng = STRUCTURES["kronecker pair in blocks of both"], np.random.default_rng(0)
+    inputs, outputs, n, _ = structure.make(rng)
+    if rank < FEATURES:
+        x = rng.standard_normal((2, 4, rank)) * np.array([[1, 1, 0, 1], [1, 1, 0, 0]])[:, :, None]
+        inputs = x @ x.swapaxes(1, 2)
+    with jax.enable_x64(dtype == "float64"):
+        one = cast(KroneckerPair(inputs, outputs, n, np.asarray(prior)), dtype)
+        v, whole = parameters(structure, rng, dtype), matrix(structure, one)
+        for precision in (one, one.factorize()):
+            close(flat(precision.solve(v)), np.linalg.solve(whole, flat(v)), dtype)
+            close(flat(precision.variances(v)), np.diag(np.linalg.inv(whole)), dtype)
+            wanted = np.linalg.slogdet(whole)[1]
+            np.testing.assert_allclose(precision.logdet(v), wanted, atol=35 * TOLERANCE[dtype])
+            noise = jax.random.normal(jax.random.key(0), v.shape, v.dtype)
+            values, vectors = np.linalg.eigh(whole)
+            drawn = vectors @ (vectors.T @ flat(noise) / np.sqrt(values))
+            close(flat(precision.sample(v, jax.random.key(0))), drawn, dtype)
 
 
 def test_programs_in_two_threads_do_not_wait_for_each_other():

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpa import Server, server
+from fedpa import FedpaError, Server, server
 from fedpa.server import averaging, schedules, update
 from tests.federations import trees_equal
 from tests.refusals import refused
@@ -118,4 +118,41 @@ def test_bad_schedules_are_refused(text):
 @pytest.mark.parametrize("text", ["polyakk", "polyak:-1", "exponential:1", "exponential", "none:3"])
 def test_bad_averaging_is_refused(text):
     with refused("iterate_averaging ="):
+        averaging.parse(text)
+
+
+def test_swag_keeps_mean_variance_and_the_latest_deviations():
+    """Of the third and every second later iterate, against NumPy."""
+    kind = averaging.swag(start=2, rank=2, every=2)
+    thetas = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    state = kind.init(jnp.zeros(3))
+    for count, theta in enumerate(thetas, start=1):
+        state = kind.update(state, jnp.asarray(theta))
+        taken = thetas[2:count:2]
+        wanted = theta if count <= 2 else taken.mean(axis=0)
+        np.testing.assert_allclose(kind.value(state), wanted, rtol=1e-5, atol=1e-6)
+    assert int(state.members) == len(taken) == 3
+    np.testing.assert_allclose(state.spread, 3 * taken.var(axis=0), rtol=1e-4)
+    means = [taken[: k + 1].mean(axis=0) for k in range(3)]
+    latest = [taken[2] - means[2], taken[1] - means[1]]  # the third replaced the first
+    np.testing.assert_allclose(state.deviations, latest, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "sd"), [(jnp.float32, 1e-4), (jnp.bfloat16, 0.02)])
+def test_swag_measures_small_spreads(dtype, sd):
+    """Of iterates around 1, against their variance in float64, whatever their dtype."""
+    rng = np.random.default_rng(1)
+    thetas = jnp.asarray(1 + sd * rng.normal(size=(50, 4)), dtype)
+    kind = averaging.swag()
+    state = kind.init(thetas[0])
+    for theta in thetas:
+        state = kind.update(state, theta)
+    exact = np.asarray(thetas, np.float64)
+    np.testing.assert_allclose(state.spread / 50, exact.var(axis=0), rtol=1e-2)
+    assert kind.value(state).dtype == dtype
+
+
+@pytest.mark.parametrize("text", ["swag:-1", "swag:2:1", "swag:a", "swag:1:2:3"])
+def test_bad_swag_is_refused(text):
+    with pytest.raises(FedpaError):
         averaging.parse(text)

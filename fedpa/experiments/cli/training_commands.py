@@ -59,6 +59,7 @@ GROUPS = {
         "eval_every",
         "eval_split",
         "eval_examples",
+        "metrics",
         "validation_share",
         "test_at_end",
     ),

@@ -35,11 +35,17 @@ class BagOfWords(eqx.Module):
         return jnp.einsum("bw,bwt->bt", weights, rows) + self.bias[None]
 
 
-def loss(params: BagOfWords, batch: Examples, key: Key) -> Losses:
-    """Per example, the mean over tags of the sigmoid cross-entropy."""
+def outputs(params: BagOfWords, batch: Examples) -> Float[Array, "b t"]:
+    """The tags' logits, the layer shown."""
     table_input(batch["ids"], params.weight, params.bias, shares=batch["weights"])
     z = _logits_of_gathered(gather_rows(SPARSE, params, batch), batch)
-    return _losses(layer_output(z, params.weight), batch)
+    return layer_output(z, params.weight)
+
+
+def loss(params: BagOfWords, batch: Examples, key: Key) -> Losses:
+    """Per example, the mean over tags of the sigmoid cross-entropy."""
+    del key
+    return _losses(outputs(params, batch), batch)
 
 
 def _loss_of_gathered(params: BagOfWords, batch: Examples, key: Key) -> Losses:

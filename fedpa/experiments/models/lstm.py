@@ -98,14 +98,25 @@ class NextWordLSTM(eqx.Module):
         layer_input(hidden, self.output_weight, self.output_bias, real=real)
 
 
+def outputs(params: NextWordLSTM, batch: Examples) -> Float[Array, "b t v"]:
+    """The logits of every place's next word, the layers shown."""
+    z = params.logits(_gather(params, batch).embedding, batch["y"] != PAD)
+    return z.reshape(*batch["x"].T.shape, -1).swapaxes(0, 1)
+
+
 def loss(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:
     """Per sentence, the mean cross-entropy of its targets; 0 if it has none."""
-    gathered = gather_rows(SPARSE, params, batch)
+    return _loss_of_gathered(_gather(params, batch), batch, key)
+
+
+def _gather(params: NextWordLSTM, batch: Examples) -> NextWordLSTM:
+    """The model with the words' rows in the embedding's place, which is shown."""
+    gathered: NextWordLSTM = gather_rows(SPARSE, params, batch)
     if observing():
         ids = table_input(batch["x"], params.embedding, real=batch["y"] != PAD)
         words = _show_output(gathered.embedding, params.embedding, len(ids))
         gathered = replace_table(SPARSE, gathered, words)
-    return _loss_of_gathered(gathered, batch, key)
+    return gathered
 
 
 def _loss_of_gathered(params: NextWordLSTM, batch: Examples, key: Key) -> Losses:

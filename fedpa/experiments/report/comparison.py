@@ -29,7 +29,7 @@ from fedpa.experiments.report.curves import (
     read_curve,
     read_last,
 )
-from fedpa.experiments.report.runs import Group
+from fedpa.experiments.report.runs import SAME_NUMBERS, Group
 from fedpa.experiments.tasks.task import tasks
 from fedpa.metrics.metric import lower_is_better
 
@@ -262,7 +262,7 @@ def _list_cohort_settings(group: Group) -> dict[str, str]:
     settings = {
         name: repr(value)
         for name, value in group.runs[0].settings.items()
-        if name.split(".")[0] in COHORTS and name != "task_options.data_dir"
+        if name.split(".")[0] in COHORTS and name not in SAME_NUMBERS
     }
     data = {str(run.environment.get("environment.data")) for run in group.runs}
     return settings | {"data": ", ".join(sorted(data))}

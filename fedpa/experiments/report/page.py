@@ -5,6 +5,7 @@ everywhere, also in the JSON that the script reads. This module writes the numbe
 the script (`page.js`) draws them.
 """
 
+import base64
 import html
 import importlib.resources
 import json
@@ -28,6 +29,7 @@ from fedpa.experiments.report.looks import (
     SYMBOLS,
     assign_looks,
 )
+from fedpa.experiments.report.posteriors import MEANINGS, read_predictions
 from fedpa.experiments.report.runs import UNUSED, Group, Run, list_differences
 from fedpa.experiments.report.tables import (
     format_latex,
@@ -297,6 +299,30 @@ def _show_clients(part: Comparison, number: int, columns: Sequence[str]) -> str:
     return content
 
 
+def _show_predictions(part: Comparison, number: int, columns: Sequence[str]) -> str:
+    """The posteriors that `fedpa posterior` made of the runs."""
+    content = ""
+    for run in (run for group in part.groups for run in group.runs):
+        found = read_predictions(run.directory)
+        if found is None:
+            continue
+        named = [f"{row[0]}: {MEANINGS[row[0]]}" for row in found.rows if row[0] in MEANINGS]
+        caption = (
+            f"Test split, parameters of round {found.about.get('round')}, structure "
+            f"{found.about.get('structure')}. Trials: measurements on validation clients with "
+            f"which the row's settings were chosen. {'; '.join(named)}."
+        )
+        content += f"<h3>{_escape(run.directory.name)}</h3>"
+        content += _show_table(found.header, found.rows, caption)
+        if found.figure is not None:
+            image = base64.b64encode(found.figure).decode()
+            content += (
+                '<figure><img alt="Reliability diagram: share of predictions that come true, by '
+                f'predicted probability" src="data:image/png;base64,{image}"></figure>'
+            )
+    return content
+
+
 def _label_with_ends(group: Group) -> str:
     """Label a group, with the runs' last rounds if they differ."""
     ends = [len(history) for history in group.histories]
@@ -350,6 +376,7 @@ _SECTIONS = {
     "results": ("Results", _show_results),
     "diagnostics": ("Posterior diagnostics", _show_diagnostics),
     "clients": ("Over clients", _show_clients),
+    "posteriors": ("Posteriors", _show_predictions),
     "settings": ("Settings that differ", _show_settings),
     "texts": ("For papers", _show_texts),
     "runs": ("Runs", _show_runs),

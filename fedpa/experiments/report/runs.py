@@ -23,7 +23,14 @@ from fedpa.training.provenance import flatten
 
 OWN = "own model"
 """The task's name for runs of `fedpa.fit`, which have no task."""
-SAME_NUMBERS = ("seed", "rounds", "stopping", "recording", "task_options.data_dir")
+SAME_NUMBERS = (
+    "seed",
+    "rounds",
+    "stopping",
+    "recording",
+    "task_options.data_dir",
+    "task_options.metrics",
+)
 """Settings, or tables of them, in which the seeds of one method may differ."""
 PROGRAM = "program"
 """The setting of runs of `fedpa.fit` that represents the user's code."""

@@ -26,6 +26,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.data import hold_out, map_examples
     from fedpa.experiments.models import resnet
     from fedpa.metrics.classification import classifier
+    from fedpa.objectives.likelihood import Likelihood
     from fedpa.training.problem import Problem
 
     name = find_name("model", options.model or "resnet18", MODELS, "model of task cifar100")
@@ -51,6 +52,7 @@ def load(options: TaskOptions) -> "Problem":
         validation,
         regularizer=resnet.regularizer,
         dataset=dataset,
+        likelihood=Likelihood(lambda params, batch: params(batch["x"])),
     )
 
 

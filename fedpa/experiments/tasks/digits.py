@@ -40,6 +40,7 @@ def _load_all() -> "Problem":
     from fedpa.data import dirichlet_label_skew, from_mapping
     from fedpa.experiments.models import perceptron
     from fedpa.metrics.classification import classifier
+    from fedpa.objectives.likelihood import Likelihood
     from fedpa.training.problem import Problem
 
     x_train, x_test, y_train, y_test = _split()
@@ -56,6 +57,7 @@ def _load_all() -> "Problem":
         classifier(perceptron.logits),
         test,
         eval_batch_size=len(x_test),
+        likelihood=Likelihood(lambda params, batch: perceptron.logits(params, batch["x"])),
     )
 
 

@@ -30,6 +30,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.data.partition import deal_by_label
     from fedpa.experiments.models import cnn, perceptron
     from fedpa.metrics.classification import classifier
+    from fedpa.objectives.likelihood import Likelihood
     from fedpa.training.problem import Problem
 
     name = options.dataset or find_first(tuple(CLASSES), options.data_dir)
@@ -65,6 +66,7 @@ def load(options: TaskOptions) -> "Problem":
         map_examples(splits.test, images),
         validation,
         dataset=name,
+        likelihood=Likelihood(lambda params, batch: params(batch["x"])),
     )
     if model == "cnn":
         return problem
@@ -72,6 +74,7 @@ def load(options: TaskOptions) -> "Problem":
         init=functools.partial(perceptron.init, pixels=784, hidden=128, classes=classes),
         loss=perceptron.loss,
         metric=classifier(perceptron.logits),
+        likelihood=Likelihood(lambda params, batch: perceptron.logits(params, batch["x"])),
     )
 
 

@@ -24,6 +24,7 @@ def load(options: TaskOptions) -> "Problem":
     from fedpa.data.text import WIDTH, make_bags, read_tags, read_words
     from fedpa.experiments.models import bag_of_words
     from fedpa.metrics.classification import tagger
+    from fedpa.objectives.likelihood import Likelihood
     from fedpa.training.problem import Problem
 
     name = find_name("dataset", options.dataset or DATA, (DATA,), "data set of stackoverflow-lr")
@@ -48,6 +49,7 @@ def load(options: TaskOptions) -> "Problem":
         dataset=name,
         sparse=bag_of_words.SPARSE,
         eval_batch_size=500,
+        likelihood=Likelihood(bag_of_words.outputs, link="sigmoid"),
     )
 
 

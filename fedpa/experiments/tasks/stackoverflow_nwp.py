@@ -23,9 +23,10 @@ SIZES = {"lstm": (96, 670), "small-lstm": (64, 128)}
 
 def load(options: TaskOptions) -> "Problem":
     from fedpa.data import map_examples
-    from fedpa.data.text import inputs_and_targets, read_words
+    from fedpa.data.text import PAD, inputs_and_targets, read_words
     from fedpa.experiments.models import lstm
     from fedpa.metrics.classification import next_words
+    from fedpa.objectives.likelihood import Likelihood
     from fedpa.training.problem import Problem
 
     model = find_name("model", options.model or "lstm", SIZES, "model of stackoverflow-nwp")
@@ -47,6 +48,7 @@ def load(options: TaskOptions) -> "Problem":
         dataset=name,
         sparse=lstm.SPARSE,
         weight=lstm.count_targets,
+        likelihood=Likelihood(lstm.outputs, ignored=PAD),
     )
 
 

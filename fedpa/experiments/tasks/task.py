@@ -62,6 +62,9 @@ class TaskOptions:
     eval_examples: int = 10_000
     """At most this many examples per evaluation, always of the same clients. The test at the end
     takes all."""
+    metrics: str | None = None
+    """More metrics that are evaluated beside the task's own, separated by commas: nll, brier, ece,
+    entropy; of a regression nll, rmse, coverage_90 (default: none)."""
 
 
 class Grid(NamedTuple):
@@ -196,7 +199,7 @@ def preset_named(task: str, name: str | None) -> tuple[str, Preset]:
     return name, presets[name]
 
 
-ALWAYS = ("prior_sd", "eval_split", "eval_examples")
+ALWAYS = ("prior_sd", "eval_split", "eval_examples", "metrics")
 """Options of every task."""
 
 

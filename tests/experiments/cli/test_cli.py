@@ -493,7 +493,8 @@ def test_a_run_with_each_sampler(tmp_path, sampler, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize("sampler", ["hmc", "nuts", "sghmc", "sgld"])
 def test_each_sampler_learns_the_digits_at_its_defaults(tmp_path, sampler):
-    main(["run", "digits", "--sampler", sampler, "--rounds", "60", "--out", str(tmp_path / "a")])
+    words = ["--sampler", sampler, "--rounds", "60", "--burn-in-rounds", "20"]
+    main(["run", "digits", *words, "--out", str(tmp_path / "a")])
     accuracy = [record["eval/accuracy"] for record in fedpa.load(tmp_path / "a").metrics]
     assert np.mean(accuracy[15:20]) < 0.75  # the burn-in's
     assert np.mean(accuracy[-10:]) > 0.82

@@ -121,6 +121,12 @@ def test_further_refusals(finished, unfinished, tmp_path, capsys):
         ),
         (["run", *QUICK, "--patience", "2", "--stop-metric", "valid/loss"], "don't report it"),
         (["run", *QUICK, "--checkpoint-every", "0"], "checkpoint_every = 0: must be"),
+        (
+            ["run", *QUICK, "--metrics", "nll,auc"],
+            "metrics = 'nll,auc': .*nll, brier, ece, entropy",
+        ),
+        (["eval", finished, "--metrics", "accuracy"], "metrics = 'accuracy': .*loss, accuracy"),
+        (["compare", "--metrics", ",", "--out", tmp_path / "c"], "metrics = ','"),
         (["run", *QUICK, "--init", tmp_path / "no"], "init = .*no': is neither"),
         (["run", *QUICK, "--init-round", "best"], "init_round = 'best': needs --init"),
         (["run", *QUICK, "--log", "papyrus"], "log = 'papyrus': unknown logger"),
@@ -144,6 +150,28 @@ def test_eval_gives_the_numbers_of_the_run(finished, capsys):
     assert f"round {best}" in text
     assert "1,437 examples of 100 clients" in text
     assert "clients, 10 %" in text
+
+
+def test_more_metrics_are_recorded_beside_the_tasks_own(finished, tmp_path, capsys):
+    out = tmp_path / "more"
+    settings = ["--metrics", "NLL, ece", "--validation-share", "0.2", "--out", out]
+    stop = ["--patience", "9", "--stop-metric", "valid/ece"]
+    said(capsys, "run", *QUICK, *settings, *stop, "--rounds", "2", "--quiet")
+    said(capsys, "resume", out, "--rounds", "3", "--quiet")
+    first, _, last = fedpa.load(out).metrics
+    for record in (first, last):
+        assert record["valid/nll"] == record["eval/nll"] == pytest.approx(record["eval/loss"])
+        assert 0 <= record["eval/ece"] <= 1
+    assert "test/ece" in last
+    assert 'metrics = "NLL, ece"' in (out / "config.toml").read_text()
+    without = fedpa.load(finished).metrics[-1]
+    assert not [name for name in without if name.endswith(("/nll", "/ece"))]
+    evaluated = json.loads(said(capsys, "eval", out, "--json"))
+    assert evaluated["ece"] == last["test/ece"]
+    words = ["--metrics", "brier", "--split", "train", "--json"]
+    evaluated = json.loads(said(capsys, "eval", finished, *words))
+    assert 0 < evaluated["brier_p10"] < evaluated["brier"] < 1
+    assert "nll" not in evaluated
 
 
 def test_the_evaluation_table_fits(finished):

@@ -196,7 +196,11 @@ def test_what_met_other_cohorts_has_no_difference():
     made_run(Path("cmp/a"), "fedavg")
     made_run(Path("cmp/b"), "fedpa", settings={"clients_per_round": 5})
     made_run(Path("cmp/c"), "mean", seed=1)
-    made_run(Path("cmp/d"), "mean-scaled", settings={"task_options": {"data_dir": "/moved"}})
+    made_run(
+        Path("cmp/d"),
+        "mean-scaled",
+        settings={"task_options": {"data_dir": "/moved", "metrics": "ece"}},
+    )
     made_run(Path("cmp/e"), "mb-sgd", settings={"task_options": {"eval_examples": 5}})
     part = compare_groups(group_runs(find_runs([Path("cmp")])))[0]
     assert [row[3] for row in make_results(part).rows] == ["", "–", "–", "+0.0000", "–"]

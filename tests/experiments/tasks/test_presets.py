@@ -3,13 +3,16 @@
 import dataclasses
 import tomllib
 
+import equinox as eqx
 import pytest
 
 from fedpa import FedpaError, normal_prior
 from fedpa.experiments.config import default_config, read_toml, resolve, write_toml
+from fedpa.experiments.evaluation import add_metrics, list_metrics
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.run import assemble_run
+from fedpa.experiments.run import assemble_run, run
 from fedpa.experiments.tasks import TaskOptions, task_named, tasks
+from tests.federations import trees_equal
 from tests.refusals import refused
 
 # Appendix D: server (optimizer, rate, momentum, τ, β₁, β₂), client (rate, momentum), M, burn-in,
@@ -116,6 +119,34 @@ def test_a_prior_of_the_tasks_own_is_not_replaced():
     config = default_config("digits", "fedavg")
     with refused("prior_sd = 2.0"):
         assemble_run(dataclasses.replace(config, task_options=TaskOptions(prior_sd=2.0)), problem)
+
+
+def test_metrics_are_those_of_the_tasks_likelihood():
+    problem = task_named("digits").load(TaskOptions())
+    with refused("metrics = 'nll'", "loss, accuracy"):
+        add_metrics(problem._replace(likelihood=None), "nll")
+    for link, names in [("sigmoid", "nll, brier, ece, entropy"), ("normal", "nll, rmse")]:
+        other = problem._replace(likelihood=problem.likelihood._replace(link=link))
+        with refused("metrics = 'nll,mutual_information'", "mutual_information", names):
+            add_metrics(other, "nll,mutual_information")
+    names = list_metrics(problem, "accuracy", TaskOptions(metrics="brier,Entropy,brier"))
+    assert names == ["eval/loss", "eval/accuracy", "eval/brier", "eval/entropy"]
+
+
+def test_runs_that_differ_in_their_seed_share_compiled_programs():
+    problem = task_named("digits").load(TaskOptions())
+    configs = [
+        resolve(dataclasses.replace(default_config("digits", method), seed=seed, rounds=3))
+        for method, seed in [("fedavg", 0), ("fedavg", 1), ("fedadam", 1)]
+    ]
+    first, second, other = (assemble_run(config, problem) for config in configs)
+    assert second.engine is first.engine
+    assert second.prepared.algorithm is first.prepared.algorithm
+    assert not trees_equal(second.prepared.theta, first.prepared.theta)
+    assert other.engine is not first.engine
+    after_another_seed = run(configs[1], None, problem=problem)
+    alone = run(configs[1], None, problem=task_named("digits").load(TaskOptions()))
+    assert eqx.tree_equal(after_another_seed.params, alone.params)
 
 
 @pytest.mark.parametrize("task", ["cifar100", "stackoverflow-nwp"])

@@ -49,6 +49,11 @@ COMMANDS = {
         "write a run's parameters to a .npz or .safetensors file", "model.export_params"
     ),
     "methods": Command("list methods: what they send, keep and cost", "listing.list_methods"),
+    "posterior": Command(
+        "make a run's posterior, in one more round, and compare it with its controls",
+        "posterior.main",
+        computes=True,
+    ),
     "report": Command("write one HTML page that summarizes runs", "report.main"),
     "resume": Command(
         "resume an interrupted run, or extend a finished one", "run.resume", computes=True

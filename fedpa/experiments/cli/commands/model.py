@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words, say
+from fedpa.experiments.evaluation import add_metrics
 from fedpa.experiments.report.live import show_file_progress
 from fedpa.metrics.streaming import PERCENTILES, Evaluation, compute_percentiles, make_evaluator
 from fedpa.training.history import line
@@ -32,6 +33,9 @@ class EvalCommand:
     """The split to evaluate on."""
     params: str = "last"
     """Round of the parameters: last, best, or the number of a round that has a checkpoint."""
+    metrics: str | None = None
+    """More metrics beside the task's own, separated by commas: nll, brier, ece, entropy; of a
+    regression nll, rmse, coverage_90 (default: the run's --metrics)."""
     json: bool = False
     """Print one line of JSON instead of a table."""
 
@@ -64,7 +68,8 @@ def evaluate(argv: Sequence[str], console: Console) -> None:
             f"{str(command.directory)!r} was made by fedpa.fit: its data and model are in your "
             "code. fedpa.load returns the parameters"
         )
-    evaluation = _evaluate(found.problem, command.split, found.params)
+    names = found.config.task_options.metrics if command.metrics is None else command.metrics
+    evaluation = _evaluate(found.problem, names, command.split, found.params)
     if command.json:
         record: dict[str, Any] = {"round": found.round, "split": command.split}
         record |= {"clients": evaluation.clients, "examples": evaluation.examples}
@@ -79,12 +84,12 @@ def evaluate(argv: Sequence[str], console: Console) -> None:
     )
 
 
-def _evaluate(problem: Problem, split: str, params: object) -> Evaluation:
+def _evaluate(problem: Problem, names: str | None, split: str, params: object) -> Evaluation:
     splits = {"test": problem.test, "validation": problem.validation, "train": problem.clients}
     data = splits[split]
     if data is None:
         raise refuse("split", split, "the task has no validation clients: give test or train")
-    return make_evaluator(problem.metric, data, problem.eval_batch_size)(params)
+    return make_evaluator(add_metrics(problem, names), data, problem.eval_batch_size)(params)
 
 
 def _make_table(evaluation: Evaluation, title: str) -> Table:
