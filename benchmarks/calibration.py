@@ -3,19 +3,23 @@
     python -m benchmarks.calibration docs/results/calibration.csv
     python -m benchmarks.calibration docs/results/calibration.csv --show
 
-Digits with label skew or by writer, an MLP: short and long training, 20 and all examples of a
-client, three seeds; out of distribution are CIFAR's images in grey. Every row of
+Digits by writer and with label skew (a perceptron), tags (a bag of words), CIFAR-100 (a small
+ResNet): short and long training, 20 and all examples of a client. Every row of
 `fedpa.experiments.posterior` is measured: the point estimate, temperature scaling, isotropic
-posteriors, Laplace's in four structures. What the table has is not measured again.
+posteriors, Laplace's in several structures; with the first seed and all examples a five-run
+ensemble, too. Out of distribution are CIFAR's images in grey, classes or tags that training left
+out, or writers never seen. What the table has is not measured again.
 """
 
 import argparse
 import csv
+import dataclasses
 import functools
 import io
 import itertools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,19 +30,96 @@ import fedpa
 from fedpa.atomic_write import write_atomically
 from fedpa.data import from_mapping
 from fedpa.data.federated import FederatedData
+from fedpa.experiments.hyperparameters import resolve_hyperparameters
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.posterior import Data, check_ood, make_table
 from fedpa.experiments.tasks.task import TaskOptions, task_named
 from fedpa.posterior import PredictionSettings, measure_curvature
 from fedpa.training.problem import Problem
 
-PROBLEMS = {"label-skew": {"label_skew": 0.1}, "writers": {}}
-ROUNDS = {"short": 100, "long": 1000}
-EXAMPLES = {"20": 20, "all": None}
-SEEDS = 3
-STRUCTURES = ("kronecker", "last-layer", "diagonal", "low-rank")
+ENSEMBLE = 5
+"""Runs of an ensemble: the model and those of the next seeds."""
 VALUES = ("nll", "brier", "ece", "accuracy", "ood_entropy", "ood_mutual")
-CHOICE = 2000
-"""Validation examples of a trial."""
+
+
+class Federation(NamedTuple):
+    """A problem as it is trained and measured."""
+
+    task: str
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """Of FedAvg, where they differ from the task's preset."""
+    rounds: Mapping[str, int]
+    """Kind of training → rounds."""
+    examples: Mapping[str, int | None]
+    """Kind of data → most examples per client; None: all."""
+    seeds: int
+    structures: Sequence[str]
+    """Of the first seed; others have the first two."""
+    is_held_out: Callable[[np.ndarray], Any] | None = None
+    """Labels → which examples are in no split, and out of distribution instead."""
+    ood: str = "held out"
+    """grey: CIFAR's images in grey; unseen: half of the validation clients; held out: examples with
+    such labels."""
+    choosing: PredictionSettings = PredictionSettings(30, batch_size=200, most=2000)
+    """How a trial of the 21 is measured."""
+    measured: PredictionSettings = PredictionSettings(30, batch_size=200)
+
+
+WRITERS = {"dataset": "fed_emnist_digitsonly", "model": "mlp", "validation_share": 0.1}
+SKEW = {**WRITERS, "label_skew": 0.1}
+MLP = {
+    "epochs": 5,
+    "client_learning_rate": 0.1,
+    "client_momentum": 0.0,
+    "server_learning_rate": 1.0,
+    "server_momentum": 0.0,
+}
+DIGITS = Federation(
+    "emnist",
+    SKEW,
+    MLP,
+    rounds={"short": 100, "long": 1000},
+    examples={"20": 20, "all": None},
+    seeds=3,
+    structures=("kronecker", "last-layer", "diagonal", "low-rank"),
+    ood="grey",
+)
+PROBLEMS = {
+    "label-skew": DIGITS,
+    "writers": DIGITS._replace(options=WRITERS),
+    "digits-8-9-held-out": DIGITS._replace(
+        examples={"all": None},
+        structures=DIGITS.structures[:2],
+        is_held_out=lambda label: label >= 8,
+        ood="held out",
+    ),
+    "writers-unseen": DIGITS._replace(
+        options=WRITERS, examples={"all": None}, structures=DIGITS.structures[:2], ood="unseen"
+    ),
+    "tags": Federation(
+        "stackoverflow-lr",
+        {"vocabulary": 2000},
+        {},
+        rounds={"short": 100, "long": 800},
+        examples={"20": 20, "all": 128},
+        seeds=3,
+        structures=("kronecker",),
+        is_held_out=lambda tags: tags[:, ::10].any(axis=1),
+    ),
+    "cifar100": Federation(
+        "cifar100",
+        {"model": "small-resnet", "validation_share": 0.1},
+        {"epochs": 5},
+        rounds={"short": 100, "long": 400},
+        examples={"20": 20, "all": None},
+        seeds=2,
+        structures=("kronecker", "last-layer"),
+        is_held_out=lambda label: label >= 90,
+        choosing=PredictionSettings(10, batch_size=100, most=500),
+        measured=PredictionSettings(30, batch_size=100, most=2000),
+    ),
+}
 
 
 class Case(NamedTuple):
@@ -54,24 +135,56 @@ class Case(NamedTuple):
 FIELDS = (*Case._fields, "row", "trials", *VALUES, "settings", "seconds")
 
 
-def cases() -> Iterator[Case]:
-    for seed in range(SEEDS):
-        for problem, training, examples in itertools.product(PROBLEMS, ROUNDS, EXAMPLES):
-            for structure in STRUCTURES if seed == 0 else ("kronecker", "last-layer"):
-                yield Case(problem, training, examples, seed, structure)
+def cases(names: Sequence[str] = tuple(PROBLEMS)) -> Iterator[Case]:
+    """All cases, those of the first seed first."""
+    for seed, name in itertools.product(range(max(p.seeds for p in PROBLEMS.values())), names):
+        problem = PROBLEMS[name]
+        if seed < problem.seeds:
+            some = problem.structures[: None if seed == 0 else 2]
+            for case in itertools.product(problem.rounds, problem.examples, [seed], some):
+                yield Case(name, *case)
 
 
-@functools.cache
-def load(problem: str, examples: str, data_dir: str | None) -> Problem:
-    options = TaskOptions(
-        data_dir=data_dir,
-        dataset="fed_emnist_digitsonly",
-        model="mlp",
-        validation_share=0.1,
-        max_examples=EXAMPLES[examples],
-        **PROBLEMS[problem],
+class Loaded(NamedTuple):
+    problem: Problem
+    ood: FederatedData
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str, examples: str, data_dir: str | None) -> Loaded:
+    own = PROBLEMS[name]
+    given = {"data_dir": data_dir, "max_examples": own.examples[examples], **own.options}
+    problem = task_named(own.task).load(TaskOptions(**given))
+    if own.ood == "grey":
+        return Loaded(problem, load_grey(data_dir))
+    assert problem.validation is not None
+    if own.ood == "unseen":
+        ids = problem.validation.ids
+        parts = [problem.validation._replace(ids=part) for part in (ids[::2], ids[1::2])]
+        return Loaded(problem._replace(validation=parts[0]), parts[1])
+    is_held_out = own.is_held_out
+    assert is_held_out is not None
+
+    def is_kept(labels: np.ndarray) -> Any:
+        return ~is_held_out(labels)
+
+    kept = problem._replace(
+        clients=take(problem.clients, is_kept),
+        validation=take(problem.validation, is_kept),
+        test=take(problem.test, is_kept),
     )
-    return task_named("emnist").load(options)
+    return Loaded(kept, take(problem.test, is_held_out))
+
+
+def take(data: FederatedData, which: Callable[[np.ndarray], Any]) -> FederatedData:
+    """Take the examples whose labels are such; clients without any are left out."""
+    clients = {}
+    for name in data.ids:
+        raw = data.examples(name)
+        chosen = which(raw["y"])
+        if chosen.any():
+            clients[name] = {field: array[chosen] for field, array in raw.items()}
+    return from_mapping(clients)
 
 
 @functools.cache
@@ -83,16 +196,17 @@ def load_grey(data_dir: str | None) -> FederatedData:
     return from_mapping({"cifar": {"x": grey}})
 
 
-@functools.lru_cache(maxsize=1)
-def train(problem: str, training: str, examples: str, seed: int, data_dir: str | None) -> Any:
-    loaded = load(problem, examples, data_dir)
-    local = fedpa.LocalTraining(0.1, batch_size=20, epochs=5)
+@functools.lru_cache(maxsize=ENSEMBLE)
+def train(name: str, training: str, examples: str, seed: int, data_dir: str | None) -> Any:
+    own, loaded = PROBLEMS[name], load(name, examples, data_dir).problem
+    preset = next(iter(task_named(own.task).presets.values()))
+    h = dataclasses.replace(preset.hyperparameters, burn_in_rounds=0, **own.settings)
     return fedpa.fit(
         loaded.objective,
         loaded.init(jax.random.key(seed)),
         loaded.clients,
-        fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0))),
-        rounds=ROUNDS[training],
+        METHODS["fedavg"].build(resolve_hyperparameters(h)),
+        rounds=own.rounds[training],
         clients_per_round=10,
         seed=seed,
         progress=False,
@@ -100,9 +214,12 @@ def train(problem: str, training: str, examples: str, seed: int, data_dir: str |
 
 
 def measure(case: Case, data_dir: str | None) -> list[dict[str, Any]]:
-    problem = load(case.problem, case.examples, data_dir)
+    own = PROBLEMS[case.problem]
+    problem, ood = load(case.problem, case.examples, data_dir)
     assert problem.likelihood is not None
     model = train(*case[:4], data_dir)
+    has_ensemble = case.seed == 0 and case.structure == own.structures[0]
+    others = range(1, ENSEMBLE if has_ensemble and case.examples == "all" else 1)
     began = time.perf_counter()
     curvature = measure_curvature(
         model,
@@ -113,14 +230,13 @@ def measure(case: Case, data_dir: str | None) -> list[dict[str, Any]]:
         progress=False,
     )
     seconds = time.perf_counter() - began
-    settings = PredictionSettings(30, batch_size=200)
-    ood = check_ood(problem.likelihood, load_grey(data_dir), problem.test)
     _, rows = make_table(
         curvature,
         problem.likelihood,
-        Data(problem.test, problem.validation, ood),
-        settings,
-        choosing=settings._replace(most=CHOICE),
+        Data(problem.test, problem.validation, check_ood(problem.likelihood, ood, problem.test)),
+        own.measured,
+        choosing=own.choosing,
+        ensemble=[train(*case[:3], seed, data_dir) for seed in others],
         seed=case.seed,
     )
     return [
@@ -128,7 +244,7 @@ def measure(case: Case, data_dir: str | None) -> list[dict[str, Any]]:
             **case._asdict(),
             "row": row.name,
             "trials": row.trials,
-            **{name: format(row.values[name], ".6g") for name in VALUES},
+            **{name: format(row.values.get(name, math.nan), ".6g") for name in VALUES},
             "settings": " ".join(f"{k}={v:.4g}" for k, v in row.settings.items()),
             "seconds": format(seconds, ".3g"),
         }
@@ -154,9 +270,10 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def show(rows: list[dict[str, str]]) -> None:
     """Print means over seeds: a line for each row of each model."""
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    groups: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for row in rows:
-        shown = row["row"] if row["row"] in ("point", "temperature") else row["structure"]
+        is_alike = row["row"] in ("point", "temperature", "ensemble")
+        shown = row["row"] if is_alike else row["structure"]
         if row["row"].startswith("isotropic"):
             shown = f"{row['row']}, as {row['structure']}"
         key = (row["problem"], row["training"], row["examples"], shown)
@@ -175,15 +292,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--problems", default=",".join(PROBLEMS), help="default: all")
     parser.add_argument("--show", action="store_true", help="print the table, measure nothing")
     given = parser.parse_args()
     fedpa.configure()
-    for case in () if given.show else cases():
+    for case in () if given.show else cases(given.problems.split(",")):
         done = {tuple(row[name] for name in Case._fields) for row in read(given.table)}
         if tuple(map(str, case)) not in done:
             began = time.perf_counter()
             append(given.table, measure(case, given.data_dir))
             print(*case, f"{time.perf_counter() - began:.0f} s", flush=True)
+            jax.clear_caches()  # hundreds of programs would exceed a process's memory mappings
     show(read(given.table))
 
 

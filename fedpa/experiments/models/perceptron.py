@@ -1,6 +1,7 @@
 """Perceptrons of one hidden layer, ReLU between: 64 pixels, 32 hidden units, 10 classes by default.
 
-That is the model of the task `digits`; `emnist --model mlp` has 784 pixels and 128 hidden units.
+That is the model of the task `digits`; `emnist --model mlp` has 784 pixels and 128 hidden units,
+`emnist --model logistic` no hidden layer.
 """
 
 import functools
@@ -14,8 +15,8 @@ from fedpa.types import Examples, Key, Losses
 
 
 def init(key: Key, pixels: int = 64, hidden: int = 32, classes: int = 10) -> eqx.nn.MLP:
-    """Draw a model of the layers' default initialization."""
-    return eqx.nn.MLP(pixels, classes, hidden, depth=1, key=key)
+    """Draw a model of the layers' default initialization; without hidden units it is one layer."""
+    return eqx.nn.MLP(pixels, classes, hidden, depth=int(hidden > 0), key=key)
 
 
 def logits(params: eqx.nn.MLP, x: jax.Array) -> jax.Array:
@@ -26,11 +27,12 @@ def logits(params: eqx.nn.MLP, x: jax.Array) -> jax.Array:
 
 def _logits(params: eqx.nn.MLP, image: jax.Array) -> jax.Array:
     """`params(image)`, its layers shown."""
-    hidden, output = params.layers
-    h = layer_input(image, hidden.weight, hidden.bias, out_first=True)
-    z = layer_output(hidden(h), hidden.weight)
-    h = layer_input(jax.nn.relu(z), output.weight, output.bias, out_first=True)
-    return layer_output(output(h), output.weight)
+    h = image
+    for layer in params.layers:
+        h = layer_input(h, layer.weight, layer.bias, out_first=True)
+        z = layer_output(layer(h), layer.weight)
+        h = jax.nn.relu(z)
+    return z
 
 
 def loss(params: eqx.nn.MLP, batch: Examples, key: Key) -> Losses:

@@ -38,10 +38,16 @@ class Settings(NamedTuple):
     quick: bool
     """A smaller version that shows the same directions, in at most about a minute."""
     seed: int
-    repeats: int
-    """How many seeds or repeats, as the study's knob says."""
+    repeats: int | None
+    """How many seeds or repeats, as the study's knob says; None: as many as each problem has."""
     tell: Callable[[float, str], None]
     """(fraction done, what is being done): progress for a person to watch."""
+    problems: Sequence[str] = ()
+    """The problems to measure, of a study that has some; (): all."""
+    kept: Sequence[Row] = ()
+    """What an earlier call has measured, of a study that continues."""
+    runs: Path = Path()
+    """Where a study that continues records its runs."""
 
 
 class Study(NamedTuple):
@@ -49,14 +55,17 @@ class Study(NamedTuple):
     columns: tuple[str, ...]
     """What identifies a value; `quantity` and `value` follow."""
     knob: Knob
-    repeats: tuple[int, int]
-    """How many of them at full size, and in quick mode."""
+    repeats: tuple[int | None, int]
+    """How many of them at full size, and in quick mode; None: each problem has its own number."""
     measure: Callable[[Settings], list[Row]]
     draw: Callable[[Sequence[Row]], Figure]
     findings: Callable[[Sequence[Row]], list[Table | str]]
     """What is printed at the end."""
     extras: Callable[[Sequence[Row]], dict[str, bytes]] = lambda rows: {}
     """Further files, by name."""
+    problems: tuple[str, ...] = ()
+    """Names of the real problems of a study that takes hours: it records runs, continues, and is
+    not one of `all`."""
 
 
 def studies() -> dict[str, Study]:

@@ -1,7 +1,8 @@
 """EMNIST-62: handwritten characters by writer (section 5, appendix D).
 
 28×28 pixels in [0, 1], the background 1.0, used as given; Reddi et al.'s convolutional network.
-`--model mlp` is a perceptron of 128 hidden units, whose inputs are ink, 1 − pixel: for many runs.
+`--model mlp` is a perceptron of 128 hidden units, `--model logistic` one without: for many runs.
+Their inputs are ink, 1 − pixel.
 If only the digits are available (`fed_emnist_digitsonly`), there are ten classes.
 """
 
@@ -20,8 +21,10 @@ from fedpa.experiments.tasks.task import Preset, Task, TaskOptions, make_grid
 if TYPE_CHECKING:
     from fedpa.training.problem import Problem
 
-MODELS = {"cnn": 1_206_590, "mlp": 108_478}
+MODELS = {"cnn": 1_206_590, "mlp": 108_478, "logistic": 48_670}
 """Numbers of parameters."""
+HIDDEN = {"mlp": 128, "logistic": 0}
+"""Units of the models that are not convolutional."""
 CLASSES = {"fed_emnist": 62, "fed_emnist_digitsonly": 10}
 
 
@@ -71,7 +74,7 @@ def load(options: TaskOptions) -> "Problem":
     if model == "cnn":
         return problem
     return problem._replace(
-        init=functools.partial(perceptron.init, pixels=784, hidden=128, classes=classes),
+        init=functools.partial(perceptron.init, pixels=784, hidden=HIDDEN[model], classes=classes),
         loss=perceptron.loss,
         metric=classifier(perceptron.logits),
         likelihood=Likelihood(lambda params, batch: perceptron.logits(params, batch["x"])),

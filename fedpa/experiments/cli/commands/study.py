@@ -1,4 +1,4 @@
-"""`fedpa study`: measure and draw the paper's synthetic tables and figures."""
+"""`fedpa study`: measure and draw the paper's tables and figures, with controls."""
 
 import contextlib
 import dataclasses
@@ -16,6 +16,7 @@ from fedpa.experiments.report.figures import render_figure
 from fedpa.experiments.staged_files import remove_leftovers, write_together
 from fedpa.experiments.studies.study import (
     STAMP,
+    Row,
     Settings,
     Study,
     as_csv,
@@ -29,18 +30,19 @@ from fedpa.training.run_directory import check_free, writing
 
 @dataclasses.dataclass(frozen=True)
 class StudyCommand:
-    """Rerun and plot the paper's synthetic studies.
+    """Rerun and plot the paper's studies.
 
     examples:
       fedpa study toy --quick --out studies/toy       a small version of one study
-      fedpa study all --out studies                   all of them
+      fedpa study all --out studies                   all that take minutes
+      fedpa study switch --problems mlp --out DIR     one of a study's real problems
     """
 
     name: str = dataclasses.field(
         metadata={
             "positional": "NAME",
             "help": "; ".join(f"{name} ({study.summary})" for name, study in studies().items())
-            + "; all.",
+            + "; all: those that take minutes.",
         },
     )
     out: Path
@@ -50,12 +52,15 @@ class StudyCommand:
     seed: int = 0
     """Random seed, at least 0. The same seed gives the same numbers, except for times."""
     seeds: int | None = None
-    """toy, correction: number of seeds, at least 1 (default: depends on the study)."""
+    """correction, switch, toy: number of seeds, at least 1 (default: depends on the study)."""
     repeats: int | None = None
     """bias-variance, ess: number of problems; timing: number of timings. At least 1 (default:
     depends on the study)."""
     resume: bool = False
-    """all: keep the finished studies in the directory and measure the missing ones."""
+    """all: keep the finished studies in the directory and measure the missing ones. switch: keep
+    what the directory's CSV has, continue its runs, and measure what is missing."""
+    problems: str | None = None
+    """switch: problems to measure, separated by commas (default: all)."""
     redraw: Path | None = None
     """Draw from this CSV of the study; nothing is measured."""
 
@@ -64,7 +69,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     command = parse_words(StudyCommand, argv, "fedpa study")
     name = find_name("study", command.name, [*studies(), "all"])
     command = dataclasses.replace(command, name=name)
-    chosen = studies() if name == "all" else {name: studies()[name]}
+    minutes = {each: study for each, study in studies().items() if not study.problems}
+    chosen = minutes if name == "all" else {name: studies()[name]}
     _check(command, chosen)
     out = command.out
     with remove_if_empty(out):
@@ -73,7 +79,8 @@ def main(argv: Sequence[str], console: Console) -> None:
             tempfile.TemporaryFile(dir=out).close()  # refused before the work starts
         for name, study in chosen.items():
             directory = out / name if command.name == "all" else out
-            if command.resume and (directory / f"{name}.csv").exists():
+            is_there = (directory / f"{name}.csv").exists()
+            if command.resume and is_there and not study.problems:
                 console.print(f"{name}: kept (already measured)", highlight=False)
                 continue
             _run(name, study, command, directory, console)
@@ -92,21 +99,39 @@ def _check(command: StudyCommand, chosen: dict[str, Study]) -> None:
     check_integer("seed", command.seed, 0)
     if command.seed >= 2**32:
         raise refuse("seed", command.seed, "must be between 0 and 2³² − 1")
-    if command.resume and command.name != "all":
-        raise refuse("resume", True, "applies to `all` only: a single study is not resumed")
+    continues = command.name == "all" or any(study.problems for study in chosen.values())
+    if command.resume and not continues:
+        raise refuse("resume", True, f"does not apply to {command.name}, which is not resumed")
+    _read_problems(command, chosen)
     if command.redraw is not None:
         _check_redraw(command, chosen)
     _check_directory(command, chosen)
     if command.resume:
         for name in chosen:
-            _check_kept(command, command.out / name / f"{name}.csv")
+            directory = command.out / name if command.name == "all" else command.out
+            _check_kept(command, directory / f"{name}.csv")
+
+
+def _read_problems(command: StudyCommand, chosen: dict[str, Study]) -> tuple[str, ...]:
+    """Read the names of --problems; refuses others than the study's."""
+    if command.problems is None:
+        return ()
+    known = [name for study in chosen.values() for name in study.problems]
+    if not known:
+        raise refuse("problems", command.problems, f"does not apply to {command.name}")
+    if command.quick:
+        raise refuse("problems", command.problems, "--quick has one problem of its own")
+    words = [word.strip() for word in command.problems.split(",") if word.strip()]
+    if not words:
+        raise refuse("problems", command.problems, f"name at least one of {', '.join(known)}")
+    return tuple(find_name("problem", word, known) for word in words)
 
 
 def _check_redraw(command: StudyCommand, chosen: dict[str, Study]) -> None:
     path = command.redraw
     if command.name == "all":
         raise refuse("redraw", str(path), "name the study of this file")
-    for option in ("quick", "seed", "seeds", "repeats"):
+    for option in ("quick", "seed", "seeds", "repeats", "problems"):
         if getattr(command, option):
             raise refuse(option, getattr(command, option), "nothing is measured with --redraw")
     assert path is not None
@@ -138,7 +163,8 @@ def _check_directory(command: StudyCommand, chosen: dict[str, Study]) -> None:
     for name in chosen:
         remove_leftovers((out / name if command.name == "all" else out) / name)
     if out.is_dir() and any(out.iterdir()) and not command.resume:
-        resume = " or give --resume" if command.name == "all" else ""
+        continues = command.name == "all" or chosen[command.name].problems
+        resume = " or give --resume" if continues else ""
         raise refuse("out", str(out), f"is not empty: choose another directory{resume}")
 
 
@@ -147,8 +173,12 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
     given = getattr(command, study.knob)
     repeats = study.repeats[command.quick] if given is None else given
     if command.redraw is None:
+        measured = out / f"{name}.csv"
+        kept = [_drop_stamp(row) for row in read_csv(measured)] if measured.exists() else []
+        problems = _read_problems(command, {name: study})
         with _show_progress(console, name) as tell:
-            rows = study.measure(Settings(command.quick, command.seed, repeats, tell))
+            settings = Settings(command.quick, command.seed, repeats, tell)
+            rows = study.measure(settings._replace(problems=problems, kept=kept, runs=out / "runs"))
         content = as_csv(study, rows, command.seed, command.quick)
     else:
         content = command.redraw.read_text()
@@ -169,6 +199,10 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         console.print(finding, highlight=False)
     seconds = time.perf_counter() - started
     say(console, f"written to {format_path(out)}: {', '.join(files)} ({seconds:.0f} s)")
+
+
+def _drop_stamp(row: Row) -> Row:
+    return {column: value for column, value in row.items() if column not in STAMP}
 
 
 @contextlib.contextmanager

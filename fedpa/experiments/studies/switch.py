@@ -1,0 +1,487 @@
+"""The switch at the plateau: figure 2 of the paper, with the controls it lacks.
+
+FedAvg runs until its training loss stops falling, by the rule of `--burn-in-rounds auto`, or to a
+bound. All branches of a seed begin there and run 60 more rounds (CIFAR-100: 80). FedPA's samples
+are means of iterates, and the mean of a round's iterates is a shorter step than the last one; so
+the controls are FedAvg with lower server rates, one of them lower by just that ratio, ‖θ₀ − x̄‖ /
+‖θ₀ − θ_K‖ as the first round after the switch measures it.
+
+FedPA's ρ is tuned with the first seed, on the loss of validation clients over the branch's last
+rounds. MIME and global precision have a server of their own: they begin with θ alone. All others
+also continue the server's optimizer.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from fedpa.algorithms.plateau import Plateau
+from fedpa.experiments.config import RunConfig, default_config, resolve
+from fedpa.experiments.hyperparameters import replace_fields
+from fedpa.experiments.methods import METHODS
+from fedpa.experiments.report.bootstrap import interval_of_mean
+from fedpa.experiments.report.curves import Curve, compute_running_average
+from fedpa.experiments.report.figures import new_figure, tidy
+from fedpa.experiments.report.looks import Look, choose_looks
+from fedpa.experiments.run import run
+from fedpa.experiments.studies.study import (
+    Row,
+    Settings,
+    Study,
+    draw_line,
+    make_rows,
+    make_table,
+    split,
+    where,
+)
+from fedpa.experiments.tasks.task import task_named
+from fedpa.training.callbacks import AT_PLATEAU, stop_at_plateau
+from fedpa.training.history import History
+from fedpa.training.problem import Problem
+
+EARLY = 10
+"""Rounds within which the loss drops."""
+WINDOW = 10
+"""Rounds of the running averages, and of the loss before the switch."""
+LAST = 20
+"""Rounds at the end that are averaged."""
+RHOS = (0.001, 0.01, 0.1, 1.0)
+"""Candidates for FedPA's ρ."""
+
+
+class Branch(NamedTuple):
+    """A run after the switch."""
+
+    method: str
+    settings: Mapping[str, Any] = {}
+    is_fresh: bool = False
+    """Whether it begins with θ alone."""
+
+
+FEDAVG, MATCHED, TUNED = "FedAvg", "FedAvg, rate × ‖θ₀−x̄‖/‖θ₀−θ_K‖", "FedPA, ρ tuned"
+HALF, QUARTER = "FedAvg, rate × 0.5", "FedAvg, rate × 0.25"
+BRANCHES = {
+    FEDAVG: Branch("fedavg"),
+    HALF: Branch("fedavg", {"at_switch_rate": 0.5}),
+    QUARTER: Branch("fedavg", {"at_switch_rate": 0.25}),
+    "mean": Branch("mean"),
+    MATCHED: Branch("fedavg"),
+    "mean-scaled": Branch("mean-scaled"),
+    "FedPA": Branch("fedpa"),
+    TUNED: Branch("fedpa"),
+    "FedPA, SGLD": Branch("fedpa", {"sampler": "sgld", "sample_scale": "sqrt-n"}),
+    "FedAvg[1]": Branch("fedavg-1"),
+    "MIME": Branch("mime", is_fresh=True),
+    "global precision": Branch("global-precision", is_fresh=True),
+}
+"""In the order in which they run: a control's rate needs FedAvg's and the mean's first round."""
+CUTS = (HALF, QUARTER, MATCHED)
+FEW = (FEDAVG, HALF, MATCHED, "mean", "FedPA", "global precision")
+MANY = (FEDAVG, HALF, QUARTER, "mean", MATCHED, "mean-scaled", "FedPA", "global precision")
+
+
+class Federation(NamedTuple):
+    """A problem as it is trained."""
+
+    task: str
+    title: str
+    options: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
+    """Where they differ from the preset's."""
+    at_most: int = 500
+    """Rounds after which the switch comes without a plateau, too."""
+    at_least: int = 0
+    seeds: int = 5
+    has_one_burn_in: bool = False
+    """Whether all seeds begin after the first seed's burn-in."""
+    rounds: int = 60
+    """After the switch."""
+    eval_every: int = 1
+    """Before the switch; every round is evaluated after it."""
+    branches: Sequence[str] = tuple(BRANCHES)
+    clients: int = 10
+
+
+DIGITS = {"dataset": "fed_emnist_digitsonly", "validation_share": 0.1, "eval_examples": 4000}
+SKEW = {**DIGITS, "label_skew": 0.1}
+WRITERS = Federation(
+    "emnist",
+    "digits by writer, CNN, M = 5",
+    {**DIGITS, "model": "cnn", "eval_examples": 2000},
+    {"epochs": 5},
+    seeds=3,
+    eval_every=5,
+)
+PLAIN = {"client_momentum": 0.0, "server_learning_rate": 1.0, "server_momentum": 0.0}
+PROBLEMS = {
+    "digits": Federation(
+        "digits", "8×8 digits, M = 5", {"validation_share": 0.1}, at_most=400, clients=20
+    ),
+    "logistic": Federation(
+        "emnist",
+        "label-skewed digits, logistic regression, M = 20",
+        {**SKEW, "model": "logistic"},
+        {**PLAIN, "epochs": 20, "client_learning_rate": 0.3},
+        at_most=1000,
+    ),
+    "mlp": Federation(
+        "emnist",
+        "label-skewed digits, perceptron, M = 10",
+        {**SKEW, "model": "mlp"},
+        {
+            "epochs": 10,
+            "client_learning_rate": 0.3,
+            "client_momentum": 0.0,
+            "server_learning_rate": 0.1,
+            "server_momentum": 0.9,
+        },
+        at_most=1000,
+    ),
+    "cnn": WRITERS,
+    "cnn-20": WRITERS._replace(
+        title="digits by writer, CNN, M = 20", settings={"epochs": 20}, seeds=1, branches=MANY
+    ),
+    "cifar100": Federation(
+        "cifar100",
+        "CIFAR-100, small ResNet, M = 10",
+        {"model": "small-resnet", "validation_share": 0.1, "eval_examples": 2000},
+        {"epochs": 10},
+        at_least=400,
+        at_most=400,
+        seeds=2,
+        has_one_burn_in=True,
+        rounds=80,
+        eval_every=20,
+        branches=FEW,
+    ),
+    "tags": Federation(
+        "stackoverflow-lr",
+        "tags, bag of words, M = 5",
+        {"vocabulary": 2000, "eval_examples": 4000},
+        {"iterate_averaging": "none"},
+        seeds=3,
+        eval_every=5,
+    ),
+}
+QUICK = "digits"
+
+
+# --- measuring ---
+
+
+def measure(settings: Settings) -> list[Row]:
+    """All rows: those of earlier calls, and of the problems and seeds that they lack."""
+    rows = list(settings.kept)
+    names = [QUICK] if settings.quick else settings.problems or tuple(PROBLEMS)
+    wanted = [(name, seed) for name in names for seed in _list_seeds(PROBLEMS[name], settings)]
+    for place, (name, seed) in enumerate(wanted):
+        own, out = PROBLEMS[name], settings.runs / f"{name}-{seed}"
+        if where(rows, problem=own.title, run=seed, quantity="done"):
+            continue
+
+        def tell(text: str, done: float = place / len(wanted), name: str = name) -> None:
+            settings.tell(done, f"{name}: {text}")
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fed_emnist is not here")
+            rows += [row | {"run": seed} for row in _measure_seed(name, seed, rows, out, tell)]
+        rows += make_rows({"problem": own.title, "run": seed}, {"done": 1.0})
+    return rows
+
+
+def _list_seeds(own: Federation, settings: Settings) -> range:
+    number = own.seeds if settings.repeats is None else settings.repeats
+    return range(settings.seed, settings.seed + number)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(config: RunConfig) -> Problem:
+    return task_named(config.task).load(config.task_options)
+
+
+def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: Any) -> Iterator[Row]:
+    """Train to the plateau, then every branch."""
+    own = PROBLEMS[name]
+    of_burn_in = 0 if own.has_one_burn_in else seed
+    base = _configure(own, "fedavg", of_burn_in)
+    problem = _load(_configure(own, "fedavg", 0))
+    shared = out.parent / f"{name}-{of_burn_in}-burn-in"
+    rule = Plateau(at_least=own.at_least, at_most=own.at_most)
+    tell(f"seed {seed}, FedAvg to its plateau")
+    before = run(
+        resolve(
+            dataclasses.replace(
+                base, rounds=own.at_most, eval_every=own.eval_every, test_at_end=False
+            )
+        ),
+        shared,
+        resuming=True,
+        callbacks=[stop_at_plateau(rule)],
+        problem=problem,
+    )
+    switch = len(before.history)
+    is_plateau = before.stopped == AT_PLATEAU and switch < own.at_most
+    about: Row = {"problem": own.title, "branch": FEDAVG}
+    yield from make_rows(about, {"switch": switch, "plateau": float(is_plateau)})
+    yield from _read(about, before.history, switch, first=switch - own.rounds)
+
+    def train(name: str, branch: Branch, place: str, **settings: Any) -> History:
+        tell(f"seed {seed}, {name}")
+        config = _configure(own, branch.method, seed)
+        if branch.is_fresh:
+            named = METHODS[branch.method]
+            h = dataclasses.replace(config.hyperparameters, burn_in_rounds=0)
+            config = dataclasses.replace(
+                config, init=str(shared), rounds=own.rounds, hyperparameters=named.defaults(h)
+            )
+        else:
+            config = replace_fields(config, rounds=switch + own.rounds, burn_in_rounds=switch)
+        config = resolve(replace_fields(config, **{**branch.settings, **settings}))
+        from_here = None if branch.is_fresh else shared
+        return run(config, out / place, resuming=True, problem=problem, branch=from_here).history
+
+    first: dict[str, float] = {}
+    for place, label in enumerate(own.branches):
+        branch, settings = BRANCHES[label], dict[str, Any]()
+        about = {"problem": own.title, "branch": label}
+        if label == MATCHED:
+            settings["at_switch_rate"] = first["mean"] / first[FEDAVG]
+            yield from make_rows(about, {"rate": settings["at_switch_rate"]})
+        if label == TUNED:
+            chosen = [row["value"] for row in where(rows, problem=own.title, quantity="rho")]
+            if not chosen:
+                values = {}
+                for rho in RHOS:
+                    history = train(f"FedPA, ρ = {rho:g}", branch, f"rho-{rho:g}", rho=rho)
+                    values[rho] = _average(history, "valid/loss", switch + own.rounds - LAST)
+                    yield from make_rows(about | {"rho": rho}, {"validation": values[rho]})
+                chosen = [min(values, key=lambda rho: _or_infinite(values[rho]))]
+            settings["rho"] = chosen[0]
+            yield from make_rows(about, {"rho": chosen[0]})
+        history = train(label, branch, f"branch-{place}", **settings)
+        start = 0 if branch.is_fresh else switch
+        first[label] = history[start]["train/delta_norm"]
+        yield from _read(about, history, start, first=0)
+
+
+def _configure(own: Federation, method: str, seed: int) -> RunConfig:
+    base = default_config(own.task, "fedavg")
+    h = dataclasses.replace(base.hyperparameters, burn_in_rounds=0, **own.settings)
+    return dataclasses.replace(
+        base,
+        method=method,
+        seed=seed,
+        eval_every=1,
+        clients_per_round=own.clients,
+        hyperparameters=h,
+        task_options=dataclasses.replace(base.task_options, **own.options, eval_split="test"),
+        test_at_end=False,
+        recording=dataclasses.replace(base.recording, keep_checkpoints=1),
+    )
+
+
+def _read(about: Row, history: History, switch: int, first: int) -> Iterator[Row]:
+    """The evaluations, by rounds after the switch."""
+    for record in history:
+        place = record["round"] - switch
+        if place > first and "eval/loss" in record:
+            metric = next(x for x in ("accuracy", "recall_at_5") if f"eval/{x}" in record)
+            values = {"loss": record["eval/loss"], "metric": record[f"eval/{metric}"]}
+            yield from make_rows(about | {"round": place}, values)
+
+
+def _average(history: History, name: str, after: int) -> float:
+    return float(np.mean([r[name] for r in history if r["round"] > after and name in r]))
+
+
+def _or_infinite(value: float) -> float:
+    return value if np.isfinite(value) else np.inf
+
+
+# --- what the rows say ---
+
+
+class Outcome(NamedTuple):
+    """A branch's numbers, by seed."""
+
+    drop: dict[int, float]
+    """Loss before the switch less that of rounds 6 to 10 after it."""
+    loss: dict[int, float]
+    """Mean of the last rounds."""
+    metric: dict[int, float]
+
+
+def find_outcomes(rows: Sequence[Row]) -> dict[str, Outcome]:
+    """Each branch's drop, final loss and final metric, of one problem's rows."""
+    outcomes: dict[str, Outcome] = {}
+    curves = where(rows, quantity="loss")
+    last = max((row["round"] for row in curves), default=0)
+    for name, own in split([row for row in rows if "round" in row], "branch").items():
+        outcome = Outcome({}, {}, {})
+        for seed, of_seed in split(own, "run").items():
+            after = [row for row in of_seed if row["round"] > 0]
+            if not after:
+                continue
+            before = [
+                row["value"]
+                for row in where(curves, branch=FEDAVG, run=seed)
+                if -WINDOW < row["round"] <= 0
+            ]
+            losses = where(after, quantity="loss")
+            early = [r["value"] for r in losses if EARLY // 2 < r["round"] <= EARLY]
+            end = [row for row in after if row["round"] > last - LAST]
+            outcome.drop[seed] = float(np.mean(before) - np.mean(early))
+            for quantity, values in (("loss", outcome.loss), ("metric", outcome.metric)):
+                values[seed] = float(np.mean([r["value"] for r in where(end, quantity=quantity)]))
+        outcomes[name] = outcome
+    return {name: outcomes[name] for name in BRANCHES if name in outcomes}
+
+
+def difference(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float]:
+    """The mean difference paired by seed, and half its 95 % interval (infinite for one seed)."""
+    paired = [one[seed] - other[seed] for seed in one if seed in other]
+    interval = interval_of_mean(paired)
+    return float(np.mean(paired)), np.inf if interval is None else interval.half
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """For each problem: loss of what explains the drop, loss of other methods, the metric."""
+    problems = split(rows, "problem")
+    figure = new_figure(15.0, 4.4 * len(problems))
+    grid = figure.subplots(len(problems), 3, squeeze=False)
+    looks = choose_looks({name: branch.method for name, branch in BRANCHES.items()})
+    explain = (FEDAVG, *CUTS, "mean", "mean-scaled", "FedPA", TUNED)
+    others = (FEDAVG, HALF, "FedAvg[1]", "FedPA, SGLD", "MIME", "global precision")
+    for (left, middle, right), (title, own) in zip(grid, problems.items(), strict=True):
+        _draw_panel(left, own, "loss", explain, looks)
+        tidy(left, f"{title}: FedAvg, its rates, FedPA", "rounds after the switch", "test loss")
+        _draw_panel(middle, own, "loss", others, looks)
+        tidy(middle, "other methods", "rounds after the switch", "test loss")
+        _draw_panel(right, own, "metric", [*dict.fromkeys((*explain, *others))], looks)
+        label = "recall@5" if title.startswith("tags") else "accuracy"
+        tidy(right, "all", "rounds after the switch", f"test {label}")
+        for axes in (left, middle):
+            axes.legend(fontsize=6.5, frameon=False)
+    return figure
+
+
+def _draw_panel(
+    axes: Axes, rows: Sequence[Row], quantity: str, names: Sequence[str], looks: Mapping[str, Look]
+) -> None:
+    """Running averages of ten rounds, means over seeds; crosses are FedAvg's rounds."""
+    shown: list[float] = []
+    for name in names:
+        curve = split(where(rows, branch=name, quantity=quantity), "round")
+        if not curve:
+            continue
+        if name != FEDAVG:  # which all continue
+            curve |= {
+                t: own
+                for t, own in split(where(rows, branch=FEDAVG, quantity=quantity), "round").items()
+                if t <= 0
+            }
+        rounds = np.array(sorted(curve))
+        means = np.array([np.mean([row["value"] for row in curve[t]]) for t in rounds])
+        if name == FEDAVG:
+            axes.plot(rounds, means, "x", ms=2.5, color="0.7", zorder=0)
+        smooth = compute_running_average(Curve(rounds, means), WINDOW).values
+        seen = rounds >= (rounds[0] if name == FEDAVG else 0)
+        draw_line(axes, rounds[seen], smooth[seen], (np.nan, np.nan), looks[name], name)
+        shown += [*smooth[seen & np.isfinite(smooth)]]
+    axes.axvline(0, color="0.5", linewidth=0.8, linestyle=":")
+    low, high = np.quantile(shown, [0.0, 0.98])
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.15 * (high - low))
+
+
+def findings(rows: Sequence[Row]) -> list[Table | str]:
+    """A table for each problem, and one sentence that is computed from it."""
+    found: list[Table | str] = []
+    for title, own in split(rows, "problem").items():
+        outcomes = find_outcomes(own)
+        seeds = len(outcomes[FEDAVG].loss)
+        lines = []
+        for name, outcome in outcomes.items():
+            more = [difference(outcome.loss, outcomes[FEDAVG].loss)] if name != FEDAVG else []
+            more += [difference(outcome.metric, outcomes[FEDAVG].metric)] if more else []
+            lines.append(
+                [
+                    name + _describe_setting(own, name),
+                    f"{np.mean([*outcome.drop.values()]):+.4f}",
+                    f"{np.mean([*outcome.loss.values()]):.4f}",
+                    f"{np.mean([*outcome.metric.values()]):.4f}",
+                    *(_format(*pair) for pair in more or [(0.0, 0.0)] * 2),
+                ]
+            )
+        columns = ["branch", "drop", "loss", "metric", "loss vs FedAvg", "metric vs FedAvg"]
+        found.append(make_table(f"{title}, {_describe_switch(own, seeds)}", columns, lines))
+        found.append(f"{title}: {conclude(outcomes)}")
+    found.append(
+        f"Drop: test loss of the {WINDOW} rounds before the switch less that of rounds "
+        f"{EARLY // 2 + 1} to {EARLY} after it. Loss and metric: means of the last {LAST} rounds. "
+        "Differences are paired by seed, ± half a 95 % interval."
+    )
+    return found
+
+
+def conclude(outcomes: Mapping[str, Outcome]) -> str:
+    """Say whether FedPA's loss drops, and whether a lower rate of FedAvg gives the same."""
+    ours = outcomes["FedPA"]
+    drop, half = difference(ours.drop, outcomes[FEDAVG].drop)
+    cuts = {name: outcomes[name] for name in CUTS if name in outcomes}
+    best = min(cuts, key=lambda name: np.mean([*cuts[name].loss.values()]))
+    lead, of_lead = difference(cuts[best].loss, ours.loss)
+    is_there = "drops" if drop > half else "does not drop beyond seed noise"
+    if not np.isfinite(half):
+        is_there = "drops (one seed)" if drop > 0 else "does not drop (one seed)"
+    worth = "no difference beyond seed noise"
+    if abs(lead) > of_lead:
+        worth = "FedPA is lower" if lead > 0 else "FedPA is higher"
+    elif not np.isfinite(of_lead):
+        worth = "one seed: no interval"
+    return (
+        f"with FedPA the loss {is_there} compared with FedAvg as before ({_format(drop, half)}); "
+        f"{best} ends {_format(-lead, of_lead)} from FedPA's loss: {worth}."
+    )
+
+
+def _format(value: float, half: float) -> str:
+    if value == half == 0:
+        return "–"
+    return f"{value:+.4f}" + (f" ± {half:.4f}" if np.isfinite(half) else "")
+
+
+def _describe_setting(rows: Sequence[Row], name: str) -> str:
+    for quantity, text in (("rate", "× {:.2f}"), ("rho", "{:g}")):
+        values = [row["value"] for row in where(rows, branch=name, quantity=quantity)]
+        if values:
+            return f" ({text.format(np.mean(values))})"
+    return ""
+
+
+def _describe_switch(rows: Sequence[Row], seeds: int) -> str:
+    rounds = [int(row["value"]) for row in where(rows, quantity="switch")]
+    fired = [bool(row["value"]) for row in where(rows, quantity="plateau")]
+    text = f"{seeds} seed{'s' if seeds != 1 else ''}, switch after round "
+    text += f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
+    late = fired.count(False)
+    return text + (f" ({late} of {seeds} at the bound, without a plateau)" if late else "")
+
+
+STUDY = Study(
+    summary="figure 2, with controls: the switch at the plateau",
+    columns=("problem", "branch", "run", "round", "rho"),
+    knob="seeds",
+    repeats=(None, 2),
+    measure=measure,
+    draw=draw,
+    findings=findings,
+    problems=tuple(PROBLEMS),
+)
