@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Algorithm,
         LocalTraining,
         Method,
+        Plateau,
         centralized,
         client_update,
         exact_posterior,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         mime,
         mime_lite,
         scaffold,
+        switch_at_plateau,
     )
     from fedpa.deltas import Delta, posterior_delta
     from fedpa.engines import Engine, configure
@@ -104,6 +106,7 @@ make_lazy(
             "Algorithm",
             "LocalTraining",
             "Method",
+            "Plateau",
             "centralized",
             "client_update",
             "exact_posterior",
@@ -120,6 +123,7 @@ make_lazy(
             "mime",
             "mime_lite",
             "scaffold",
+            "switch_at_plateau",
         ),
         "fedpa.deltas": ("Delta", "posterior_delta"),
         "fedpa.engines": ("Engine", "configure"),
@@ -179,6 +183,7 @@ __all__ = [
     "LocalTraining",
     "Method",
     "Objective",
+    "Plateau",
     "Posterior",
     "Precision",
     "RecordingOptions",
@@ -238,6 +243,7 @@ __all__ = [
     "simulate",
     "sites",
     "stop_at",
+    "switch_at_plateau",
     "table_input",
     "train",
     "training",

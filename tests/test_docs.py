@@ -220,6 +220,19 @@ def train_shortly(method):
     return {key for record in records for key in record}
 
 
+def switch_shortly():
+    """The keys of a run that switches after its first round."""
+    local = fedpa.LocalTraining(0.1, batch_size=4, epochs=2)
+    method = fedpa.switch_at_plateau(
+        lambda rounds: fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0))),
+        fedpa.Plateau(at_most=1),
+    )
+    loss, start = fedpa.objectives.least_squares.loss, np.zeros(3, np.float32)
+    clients = least_squares_clients(sizes=(4, 4))
+    result = fedpa.fit(loss, start, clients, method, rounds=2, clients_per_round=2, progress=False)
+    return {key for record in result.history for key in record}
+
+
 def lose_a_client():
     """The keys of a run with a client whose update is not finite."""
     clients = least_squares_clients(sizes=(4, 4))
@@ -253,7 +266,7 @@ def infer_shortly():
 def test_every_record_key_is_in_the_reference():
     """What runs write is on the page, and what is on the page some run writes."""
     methods = ("fedpa", "fedexp", "global-precision", "mb-sgd", "mime", "scaffold")
-    written = lose_a_client().union(infer_shortly(), *map(train_shortly, methods))
+    written = lose_a_client().union(switch_shortly(), infer_shortly(), *map(train_shortly, methods))
     keys, beginnings = read_record_keys()
     assert {key for key in written - keys if not key.startswith(tuple(beginnings))} == set()
     assert keys - written == set()

@@ -11,6 +11,7 @@ from fedpa.algorithms.fedopt import (
     ClientResult,
     Cohort,
     Reading,
+    Switch,
     fed_round,
     fedopt,
 )
@@ -24,9 +25,11 @@ from fedpa.algorithms.mb_sgd import mb_sgd
 from fedpa.algorithms.mean_control import mean_control
 from fedpa.algorithms.methods import Described, Method, describe
 from fedpa.algorithms.mime import Base, mime, mime_lite, moments, momentum
+from fedpa.algorithms.plateau import Plateau
 from fedpa.algorithms.product import product
 from fedpa.algorithms.scaffold import scaffold
 from fedpa.algorithms.sep import sep
+from fedpa.algorithms.switch import switch_at_plateau
 
 __all__ = [
     "Algorithm",
@@ -36,7 +39,9 @@ __all__ = [
     "Described",
     "LocalTraining",
     "Method",
+    "Plateau",
     "Reading",
+    "Switch",
     "centralized",
     "client_update",
     "describe",
@@ -61,4 +66,5 @@ __all__ = [
     "pvi",
     "scaffold",
     "sep",
+    "switch_at_plateau",
 ]

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from fedpa.algorithms.plateau import Plateau
 from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.server import update as server_update
@@ -115,6 +116,28 @@ class Inquiry(NamedTuple):
     """(server state, what the clients answered, aggregated) → server state."""
 
 
+class Switch(NamedTuple):
+    """When an algorithm becomes another one, by what its records say.
+
+    Args:
+        rule: The plateau at which it does.
+        at: Rounds done → the algorithm from there on. Its server and clients keep the same.
+    Example:
+        >>> import fedpa
+        >>> local = fedpa.LocalTraining(0.1, batch_size=10, epochs=2)
+        >>> server = fedpa.Server(fedpa.server.sgd(1.0))
+        >>> method = fedpa.switch_at_plateau(
+        ...     lambda rounds: fedpa.fedpa(local, server, rho=0.1, burn_in_rounds=rounds)
+        ... )
+        >>> algorithm = method(fedpa.Objective(fedpa.objectives.least_squares.loss))
+        >>> algorithm.phase(7), algorithm.switch.at(7).phase(7)
+        ('burn-in', 'sampling')
+    """
+
+    rule: Plateau
+    at: "Callable[[int], Algorithm]"
+
+
 class Reading(NamedTuple):
     """How a person reads an algorithm's infos, where a mean over clients does not say it.
 
@@ -154,6 +177,7 @@ class Algorithm(NamedTuple):
         is_state_required: Whether a client that has lost its state can't take part: the server's
             state includes what every client keeps, as q = p₀ Π t_i includes sites, and a new state
             would count it twice (default: False).
+        switch: When it becomes another algorithm, if it does (default: None).
     Example:
         >>> import fedpa
         >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
@@ -174,6 +198,7 @@ class Algorithm(NamedTuple):
     inquiry: Inquiry | None = None
     reading: Reading = Reading()
     is_state_required: bool = False
+    switch: Switch | None = None
 
 
 class Cohort(NamedTuple):

@@ -195,6 +195,13 @@ def global_precision(
                 "makes an inquiry before a round, which is not supported here",
             )
 
+        if inner.switch is not None:
+            raise refuse(
+                "numerator",
+                numerator,
+                "switches at a plateau: put switch_at_plateau around global_precision instead",
+            )
+
         def all_factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:
             return input_factors(
                 objective,

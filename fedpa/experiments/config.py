@@ -24,13 +24,14 @@ from fedpa.errors import (
     suggest,
 )
 from fedpa.experiments.hyperparameters import (
-    SAMPLING_FIELDS,
     Hyperparameters,
+    check_switch,
+    list_sampling_fields,
     replace_fields,
     resolve_hyperparameters,
     unset,
 )
-from fedpa.experiments.methods import METHODS, check_own
+from fedpa.experiments.methods import METHODS, build_method, check_own
 from fedpa.experiments.tasks.task import (
     TaskOptions,
     check_task_options,
@@ -170,16 +171,18 @@ def resolve(config: RunConfig) -> RunConfig:
     check_own(config.method, config.hyperparameters)
     hyperparameters = method.adjust(config.hyperparameters)
     if not method.samples:
-        hyperparameters = unset(hyperparameters, SAMPLING_FIELDS)
+        hyperparameters = unset(hyperparameters, list_sampling_fields(hyperparameters))
     hyperparameters = resolve_hyperparameters(hyperparameters)
-    method.build(hyperparameters)  # refuses settings that the method can't use; nothing is compiled
+    check_switch(hyperparameters, config.rounds)
+    # Refuses settings that the method can't use; nothing is compiled.
+    build_method(config.method, hyperparameters)
     return dataclasses.replace(config, hyperparameters=hyperparameters)
 
 
 def is_all_burn_in(config: RunConfig) -> bool:
     """Whether the method draws samples, but in none of its rounds."""
-    burn_in_rounds = config.hyperparameters.burn_in_rounds
-    return METHODS[config.method].samples and burn_in_rounds >= config.rounds
+    rounds = config.hyperparameters.burn_in_rounds
+    return METHODS[config.method].samples and rounds != "auto" and rounds >= config.rounds
 
 
 def check_stopping(options: StoppingOptions) -> None:

@@ -3,7 +3,6 @@
 import functools
 import statistics
 import time
-from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +14,10 @@ from fedpa.engines.engine import Cohort
 from fedpa.engines.execution import make_pool, run_blocks
 from fedpa.engines.program import compile_client
 from fedpa.experiments.config import RunConfig
-from fedpa.experiments.methods import METHODS
+from fedpa.experiments.methods import build_method
 from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks.task import task_named
-from fedpa.training.estimate import Estimate, estimate_phases
+from fedpa.training.estimate import Estimate, count_phases, estimate_phases
 from fedpa.training.loop import warn_of_few_clients
 from fedpa.training.problem import Problem
 
@@ -41,8 +40,8 @@ def estimate_run(config: RunConfig, problem: Problem | None = None) -> RunEstima
     data, evaluate = training.data, training.evaluate
     warn_of_few_clients(training.clients_per_round, len(data.ids))
     assert evaluate is not None
-    phases = Counter(algorithm.phase(t) for t in range(training.rounds))
-    method = METHODS[config.method].build(config.hyperparameters)
+    phases = count_phases(algorithm, training.rounds)
+    method = build_method(config.method, config.hyperparameters)
     cost = estimate_phases(training.prepared, method, data, training.clients_per_round, phases)
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpa import flower
+from fedpa.algorithms.switch import AUTO
 from fedpa.engines import ENGINES, configure, per_client
 from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import refuse
 from fedpa.experiments.config import RunConfig, from_table, resolve
-from fedpa.experiments.methods import METHODS
+from fedpa.experiments.methods import METHODS, build_method
 from fedpa.experiments.run import run, set_prior
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training.callbacks import Callback
@@ -57,7 +58,7 @@ def load_served(table: Mapping[str, Any]) -> "Served":
         )
 
     problem = task_named(config.task).load(config.task_options)
-    method = METHODS[config.method].build(config.hyperparameters)
+    method = build_method(config.method, config.hyperparameters)
     return flower.Served(problem, method, train, config.hyperparameters.weighting, config.task)
 
 
@@ -83,7 +84,7 @@ def _make_node(config: RunConfig) -> "Node":
     # A process may live for one message: it should compile nothing that another has compiled.
     configure(worth_keeping=0.0)
     problem = set_prior(task_named(config.task).load(config.task_options), config.task_options)
-    method = METHODS[config.method].build(config.hyperparameters)
+    method = build_method(config.method, config.hyperparameters)
     make = per_client if config.engine == "local" else ENGINES[config.engine]
     return flower.make_node(problem, method, make(config.engine_options))
 
@@ -104,6 +105,8 @@ def run_settings(table: Mapping[str, Any]) -> RunConfig:
         home = homes[name]
         (values if home is None else values.setdefault(home, {}))[name] = value
     config = resolve(from_table(values, "run config", of_run=False))
+    if config.hyperparameters.burn_in_rounds == AUTO:
+        raise refuse("burn_in_rounds", AUTO, "is not supported with Flower: give a number")
     if METHODS[config.method].pooled:
         raise refuse(
             "method", config.method, "pools clients' examples, which must stay on their nodes"

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import fedpa
-from fedpa.errors import check_integer, check_number, find_name, match_name, refuse
+from fedpa.errors import check_integer, check_number, check_positive, find_name, match_name, refuse
 
 if TYPE_CHECKING:
     from fedpa.algorithms.local_training import LocalTraining, SamplerFactory
     from fedpa.objectives import Objective
     from fedpa.samplers import Sampler
     from fedpa.server import Server
+    from fedpa.server.schedules import Schedule
 
 
 S = TypeVar("S")
@@ -56,10 +57,15 @@ SAMPLER_FIELDS = tuple(dict.fromkeys(name for one in SAMPLERS.values() for name 
 """Settings of some samplers; unset for other samplers."""
 COVARIANCE_FIELDS = ("rho", "shrinkage", "shrinkage_target", "sample_scale", "delta_form")
 """Settings of the posterior delta."""
-SAMPLING_FIELDS = ("burn_in_rounds", *COVARIANCE_FIELDS, "sampler", *SAMPLER_FIELDS)
+SWITCH_FIELDS = ("burn_in_rounds", "plateau_window", "plateau_metric")
+"""When clients begin to draw samples, and `at_switch_rate` is applied."""
+SAMPLING_FIELDS = (*COVARIANCE_FIELDS, "sampler", *SAMPLER_FIELDS)
 """Settings of rounds in which clients draw samples: methods that draw none don't read them."""
+PLATEAU_METRIC = "train/loss"
 APPLIES_TO = {
     "rho": ("shrinkage", ("fixed",)),
+    "plateau_window": ("burn_in_rounds", ("auto",)),
+    "plateau_metric": ("burn_in_rounds", ("auto",)),
     "client_momentum": ("client_optimizer", ("sgd",)),
     "server_momentum": ("server_optimizer", ("sgd",)),
     "server_b1": ("server_optimizer", ("adam", "yogi")),
@@ -77,8 +83,19 @@ class Hyperparameters:
     """Local epochs per round, at least 1 (M in fedpa methods)."""
     batch_size: int = 20
     """Examples per local step, at least 1."""
-    burn_in_rounds: int = 0
-    """Rounds of FedAvg before FedPA starts sampling, at least 0."""
+    burn_in_rounds: int | Literal["auto"] = 0
+    """Rounds of FedAvg before FedPA starts sampling, at least 0; auto ends them when FedAvg has
+    stopped improving, by --plateau-metric. With --at-switch-rate, for every method: the round of
+    the switch."""
+    plateau_window: int | None = None
+    """burn-in-rounds auto: rounds w whose mean is compared with that of the w rounds before, at
+    least 2; auto ends burn-in after 3w − 1 rounds at the earliest (default: 10)."""
+    plateau_metric: str | None = None
+    """burn-in-rounds auto: train/loss, or a metric of the evaluation, valid/loss (default:
+    train/loss)."""
+    at_switch_rate: float | None = None
+    """Factor > 0 on the server's learning rate from the switch on, i.e. from round --burn-in-rounds
+    (default: none)."""
     samples: int | None = None
     """Posterior samples of a client per round, ℓ ≥ 1 (default: one per epoch)."""
     rho: float = 0.1
@@ -131,7 +148,8 @@ class Hyperparameters:
     """Momentum of the clients' SGD, in [0, 1)."""
     client_schedule: str = "constant"
     """Factor on the clients' learning rate by round: constant, exponential:DECAY[:EVERY],
-    inverse-time[:SCALE] or inverse-sqrt[:SCALE]; append ,warmup:ROUNDS for a linear start."""
+    inverse-time[:SCALE], inverse-sqrt[:SCALE], or step:ROUND:FACTOR from a round on (counted from
+    0); append ,warmup:ROUNDS for a linear start."""
     server_optimizer: Literal["sgd", "adam", "adagrad", "yogi"] = "sgd"
     """Optimizer of the server."""
     server_learning_rate: float = 1.0
@@ -205,7 +223,7 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
             raise refuse(name, getattr(h, name), "must be in [0, 1)")
     check_number("rho", h.rho)
     check_number("server_tau", h.server_tau)
-    check_integer("burn_in_rounds", h.burn_in_rounds, 0)
+    h = _resolve_switch(h)
     if h.server_optimizer != "sgd" and h.server_momentum:
         raise refuse("server_momentum", h.server_momentum, "applies to server_optimizer sgd only")
     if h.client_optimizer == "adam" and h.client_momentum:
@@ -224,6 +242,39 @@ def resolve_hyperparameters(h: Hyperparameters) -> Hyperparameters:
     _check_sampler(h, chosen)
     build_server(h)
     return dataclasses.replace(h, samples=local_work(build_local(h)).samples)
+
+
+def _resolve_switch(h: Hyperparameters) -> Hyperparameters:
+    if h.at_switch_rate is not None:
+        check_positive("at_switch_rate", h.at_switch_rate)
+    if h.burn_in_rounds == "auto":
+        h = fill_missing(h, plateau_window=10, plateau_metric=PLATEAU_METRIC)
+        check_integer("plateau_window", h.plateau_window, 2)
+        return h
+    check_integer("burn_in_rounds", h.burn_in_rounds, 0)
+    for name in ("plateau_window", "plateau_metric"):
+        if getattr(h, name) is not None:
+            raise refuse(name, getattr(h, name), "applies to burn_in_rounds auto only")
+    return h
+
+
+def check_switch(h: Hyperparameters, rounds: int) -> None:
+    """Refuse what would happen after the last round of a run."""
+    from fedpa.server import schedules
+
+    for name in ("client_schedule", "server_schedule"):
+        if schedules.cut(getattr(h, name), rounds) != getattr(h, name):
+            expected = f"the step's round must be below rounds = {rounds}: lower it"
+            raise refuse(name, getattr(h, name), expected)
+    switch = h.burn_in_rounds
+    if h.at_switch_rate is not None and switch != "auto" and not 0 < switch < rounds:
+        expected = f"needs a switch, but burn_in_rounds = {switch}: give 1 to {rounds - 1}, or auto"
+        raise refuse("at_switch_rate", h.at_switch_rate, expected)
+
+
+def list_sampling_fields(h: Hyperparameters) -> tuple[str, ...]:
+    """The settings that a method which draws no samples does not read."""
+    return SAMPLING_FIELDS if h.at_switch_rate is not None else (*SWITCH_FIELDS, *SAMPLING_FIELDS)
 
 
 def fill_missing(h: Hyperparameters, **own: Any) -> Hyperparameters:
@@ -338,5 +389,15 @@ def build_server(h: Hyperparameters) -> "Server":
         optimizer,
         h.weighting,
         server.averaging.parse(h.iterate_averaging),
-        server.schedules.parse(h.server_schedule, "server_schedule"),
+        _build_server_schedule(h),
     )
+
+
+def _build_server_schedule(h: Hyperparameters) -> "Schedule":
+    schedules = fedpa.server.schedules
+    schedule = schedules.parse(h.server_schedule, "server_schedule")
+    # With auto, the round of the switch comes with it: see `build_method`.
+    if h.at_switch_rate is None or h.burn_in_rounds == "auto":
+        return schedule
+    at_switch = schedules.step(h.burn_in_rounds, h.at_switch_rate)
+    return lambda t: schedule(t) * at_switch(t)

@@ -12,19 +12,20 @@ import fedpa
 from fedpa.errors import check_number, refuse
 from fedpa.experiments.hyperparameters import (
     COVARIANCE_FIELDS,
-    SAMPLING_FIELDS,
     Hyperparameters,
     applies,
     build_local,
     build_sampler,
     build_server,
     fill_missing,
+    list_sampling_fields,
     unset,
 )
 
 if TYPE_CHECKING:
     from fedpa.algorithms.methods import Method
     from fedpa.algorithms.mime import Base
+    from fedpa.algorithms.plateau import Plateau
 
 Adjust = Callable[[Hyperparameters], Hyperparameters]
 
@@ -57,8 +58,8 @@ class NamedMethod(NamedTuple):
     """A task's settings → what the method takes of them by default."""
     samples: bool = False
     """Whether it draws posterior samples, by the sampler that is chosen."""
-    begins_as_fedavg: bool = True
-    """Whether, if it samples, the rounds of its burn-in are FedAvg's to the bit."""
+    begins_as_fedavg: bool = False
+    """Whether the rounds of its burn-in, before its switch, are FedAvg's to the bit."""
     pooled: bool = False
     """Whether a round's clients put their examples together: no federation at all."""
     takes: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ def build_fedpa(h: Hyperparameters) -> "Method":
         build_local(h),
         build_server(h),
         rho=h.rho if h.shrinkage == "fixed" else h.shrinkage,
-        burn_in_rounds=h.burn_in_rounds,
+        burn_in_rounds=cast("int", h.burn_in_rounds),
         target=h.shrinkage_target,
         sample_scale=h.sample_scale,
         form=h.delta_form,
@@ -101,7 +102,7 @@ def build_mean(h: Hyperparameters, rho: float = 0.0) -> "Method":
     return fedpa.mean_control(
         build_local(h),
         build_server(h),
-        burn_in_rounds=h.burn_in_rounds,
+        burn_in_rounds=cast("int", h.burn_in_rounds),
         rho=rho,
         sampler=build_sampler(h),
     )
@@ -322,7 +323,7 @@ def adjust_precision(h: Hyperparameters, diagonal: bool = False) -> Hyperparamet
         **({} if diagonal else {"precision_block": BLOCK}),
     )
     unread = {"fedpa": (), "mean": COVARIANCE_FIELDS}
-    return unset(h, unread.get(h.numerator or "", SAMPLING_FIELDS))
+    return unset(h, unread.get(h.numerator or "", list_sampling_fields(h)))
 
 
 METHODS = {
@@ -354,6 +355,9 @@ METHODS = {
             server_schedule="constant",
             iterate_averaging="none",
             burn_in_rounds=0,
+            plateau_window=None,
+            plateau_metric=None,
+            at_switch_rate=None,
         ),
         use_one_epoch,
         pooled=True,
@@ -363,7 +367,12 @@ METHODS = {
     "fedavg-1": NamedMethod(
         "FedAvg[1]", "FedAvg with one local epoch", build_fedavg, use_one_epoch, cost="1/M"
     ),
-    "fedavg": NamedMethod("FedAvg[M]", "Δ = θ₀ − θ after M local epochs of SGD", build_fedavg),
+    "fedavg": NamedMethod(
+        "FedAvg[M]",
+        "Δ = θ₀ − θ after M local epochs of SGD",
+        build_fedavg,
+        begins_as_fedavg=True,
+    ),
     "fedexp": NamedMethod(
         "FedExP[M]",
         "FedAvg with a longer server step when clients disagree more",
@@ -379,6 +388,7 @@ METHODS = {
         "Δ̂ = Σ̂⁻¹(θ₀ − mean of ℓ posterior samples), Σ̂ their covariance",
         build_fedpa,
         samples=True,
+        begins_as_fedavg=True,
         sends="θ / Δ̂",
         cost="1 plus computing Δ̂",
     ),
@@ -388,6 +398,7 @@ METHODS = {
         build_fedpa,
         lambda h: dataclasses.replace(unset(h, ("rho",)), shrinkage="oas"),
         samples=True,
+        begins_as_fedavg=True,
         sends="θ / Δ̂",
         cost="1 plus computing Δ̂",
     ),
@@ -405,7 +416,6 @@ METHODS = {
         adjust_precision,
         default_precision,
         samples=True,
-        begins_as_fedavg=False,
         takes=(*PRECISION_FIELDS, "precision_block", "precision_rank"),
         sends="θ / Δ, every k-th round Z",
         keeps="A, L",
@@ -418,7 +428,6 @@ METHODS = {
         lambda h: adjust_precision(h, diagonal=True),
         default_precision,
         samples=True,
-        begins_as_fedavg=False,
         takes=PRECISION_FIELDS,
         control_of=("global-precision",),
         isolates="correlations between parameters",
@@ -439,6 +448,7 @@ METHODS = {
         build_mean,
         lambda h: unset(h, COVARIANCE_FIELDS),
         samples=True,
+        begins_as_fedavg=True,
         control_of=("fedpa", "fedpa-oas"),
         isolates="the covariance and its longer step",
         shares="the average of the samples",
@@ -448,6 +458,7 @@ METHODS = {
         "control of fedpa: mean with fedpa's longer step, rate × (1 + (ℓ−1)ρ)",
         build_mean_scaled,
         samples=True,
+        begins_as_fedavg=True,
         control_of=("fedpa",),
         isolates="the covariance",
         shares="the longer step",
@@ -490,6 +501,23 @@ METHODS = {
 }
 
 
+def build_method(name: str, h: Hyperparameters) -> "Method":
+    """Build a method from resolved settings, with a switch at the plateau if they ask for it."""
+    build = METHODS[name].build
+    if h.burn_in_rounds != "auto":
+        return build(h)
+    return fedpa.switch_at_plateau(
+        lambda rounds: build(dataclasses.replace(h, burn_in_rounds=rounds)), build_rule(h)
+    )
+
+
+def build_rule(h: Hyperparameters) -> "Plateau":
+    """When burn-in of --burn-in-rounds auto ends."""
+    assert h.plateau_metric is not None
+    assert h.plateau_window is not None
+    return fedpa.Plateau(h.plateau_metric, h.plateau_window)
+
+
 def list_own_fields() -> dict[str, list[str]]:
     """Each setting that only some methods have → those methods."""
     found: dict[str, list[str]] = {}
@@ -519,7 +547,7 @@ def reads_setting(name: str, h: Hyperparameters, field: str, values: Iterable[An
     takers = list_own_fields().get(field)
     if (takers is not None and name not in takers) or not applies(h, field):
         return False
-    if not method.samples and field in SAMPLING_FIELDS:
+    if not method.samples and field in list_sampling_fields(h):
         return False
     plain = getattr(Hyperparameters(), field)
     asked = [dataclasses.replace(h, **{field: value}) for value in values if value != plain]

@@ -17,8 +17,8 @@ from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.config import RunConfig, StoppingOptions, as_table, read_toml, resolve
 from fedpa.experiments.evaluation import add_metrics, evaluate_task, evaluate_test, list_metrics
-from fedpa.experiments.hyperparameters import replace_fields
-from fedpa.experiments.methods import METHODS, label_method
+from fedpa.experiments.hyperparameters import PLATEAU_METRIC, replace_fields
+from fedpa.experiments.methods import METHODS, build_method, label_method
 from fedpa.experiments.tasks.task import TaskOptions, task_named
 from fedpa.objectives.prior import normal_prior
 from fedpa.training import run_directory
@@ -165,10 +165,15 @@ def check_run(
         The arrays of a warm start, or None.
     """
     add_metrics(problem, config.task_options.metrics)  # refuses metrics that the task has not
-    for field in ("stop_metric", "target_metric"):
-        name = getattr(config.stopping, field)
+    stopping, plateau_metric = config.stopping, config.hyperparameters.plateau_metric
+    for field, name, others in (
+        ("stop_metric", stopping.stop_metric, []),
+        ("target_metric", stopping.target_metric, []),
+        ("plateau_metric", plateau_metric, [PLATEAU_METRIC]),
+    ):
         if name is not None:
-            known = list_metrics(problem, task_named(config.task).metric, config.task_options)
+            metrics = list_metrics(problem, task_named(config.task).metric, config.task_options)
+            known = [*others, *metrics]
             if name not in known:
                 expected = f"rounds of task {config.task} don't report it, but {', '.join(known)}"
                 raise refuse(field, name, expected)
@@ -277,7 +282,7 @@ def _build_method(
             return built._replace(prepared=same)
     engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
     objective = set_prior(problem, options).objective
-    method = named.build(config.hyperparameters)
+    method = build_method(config.method, config.hyperparameters)
     prepared, engine = connect_engine(
         engine if elsewhere is None else elsewhere,
         prepare(objective, params, clients, method, config.rounds),

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fedpa.errors import ask_if_meant, refuse
+from fedpa.errors import ask_if_meant, check_integer, check_positive, refuse
 from fedpa.types import Count
 
 Round: TypeAlias = int | Count | jax.Array
@@ -81,6 +81,26 @@ def inverse_sqrt(scale: float = 1.0) -> Schedule:
     return lambda t: 1 / jnp.sqrt(1 + _float(t) / scale)
 
 
+def step(round: int, factor: float) -> Schedule:
+    """Multiply the learning rate from a round on: 1 before round `round`, `factor` from it on.
+
+    Args:
+        round: The round of the step, counted from 0, ≥ 0.
+        factor: The factor from then on, > 0.
+    Returns:
+        The schedule.
+    Raises:
+        FedpaError: An argument is out of range.
+    Example:
+        >>> from fedpa.server import schedules
+        >>> [float(schedules.step(10, 0.5)(t)) for t in (0, 9, 10, 11)]
+        [1.0, 1.0, 0.5, 0.5]
+    """
+    check_integer("round", round, 0)
+    check_positive("factor", factor)
+    return lambda t: jnp.where(jnp.asarray(t) >= round, jnp.float32(factor), jnp.float32(1))
+
+
 def warmup(rounds: int, then: Schedule = constant()) -> Schedule:
     """Rise linearly over the first rounds: then(t) · min(1, (t + 1)/rounds).
 
@@ -101,8 +121,9 @@ def parse(text: str, field: str = "schedule") -> Schedule:
     """Read a schedule as a configuration has it.
 
     Args:
-        text: `constant`, `exponential:DECAY[:EVERY]`, `inverse-time[:SCALE]` or
-            `inverse-sqrt[:SCALE]`, each optionally followed by `,warmup:ROUNDS`.
+        text: `constant`, `exponential:DECAY[:EVERY]`, `inverse-time[:SCALE]`,
+            `inverse-sqrt[:SCALE]` or `step:ROUND:FACTOR`, each optionally followed by
+            `,warmup:ROUNDS`.
         field: The setting's name, for the error message.
     Returns:
         The schedule.
@@ -113,35 +134,70 @@ def parse(text: str, field: str = "schedule") -> Schedule:
         >>> float(schedules.parse("exponential:0.5,warmup:2")(2))
         0.25
     """
-    head, *warm = text.split(",warmup:")
+    head, *warm = text.split(_WARMUP)
     name, *arguments = head.split(":")
     try:
-        numbers = [float(argument) for argument in arguments]
-        make, fewest, most = _MAKERS[name]
-        rounds = [int(words) for words in warm]
-        if not fewest <= len(numbers) <= most or len(rounds) > 1:
+        make, needed, optional = _MAKERS[name]
+        if not len(needed) <= len(arguments) <= len(needed + optional) or len(warm) > 1:
             raise ValueError
-        if not all(0 < x < float("inf") for x in (*numbers, *rounds)):
-            raise ValueError
+        readers = (needed + optional)[: len(arguments)]
+        numbers = [read(word) for read, word in zip(readers, arguments, strict=True)]
+        rounds = [_read_rounds(words, 1) for words in warm]
     except (KeyError, ValueError):
         raise refuse(
             field,
             text,
-            "must be constant, exponential:DECAY[:EVERY], inverse-time[:SCALE] or "
-            f"inverse-sqrt[:SCALE], optionally followed by ,warmup:ROUNDS"
+            "must be constant, exponential:DECAY[:EVERY], inverse-time[:SCALE], "
+            "inverse-sqrt[:SCALE] or step:ROUND:FACTOR, optionally followed by ,warmup:ROUNDS"
             f"{ask_if_meant(name, _MAKERS)}",
         ) from None
     schedule = make(*numbers)
     return warmup(rounds[0], schedule) if rounds else schedule
 
 
-_MAKERS: dict[str, tuple[Callable[..., Schedule], int, int]] = {
-    "constant": (constant, 0, 0),
-    "exponential": (exponential, 1, 2),
-    "inverse-time": (inverse_time, 0, 1),
-    "inverse-sqrt": (inverse_sqrt, 0, 1),
+def cut(text: str, rounds: int) -> str:
+    """Leave out a step that the first rounds of a schedule do not reach.
+
+    Args:
+        text: A schedule that `parse` reads.
+        rounds: How many rounds there are, ≥ 1.
+    Returns:
+        A text with the same factors in rounds 0, …, rounds − 1: the same, or a constant in place of
+        the step.
+    Example:
+        >>> from fedpa.server import schedules
+        >>> schedules.cut("step:10:0.5,warmup:3", 10), schedules.cut("step:9:0.5", 10)
+        ('constant,warmup:3', 'step:9:0.5')
+    """
+    head, warm, words = text.partition(_WARMUP)
+    name, *arguments = head.split(":")
+    return f"constant{warm}{words}" if name == "step" and int(arguments[0]) >= rounds else text
+
+
+def _read_rate(word: str) -> float:
+    number = float(word)
+    if not 0 < number < float("inf"):
+        raise ValueError
+    return number
+
+
+def _read_rounds(word: str, least: int = 0) -> int:
+    number = int(word)
+    if number < least:
+        raise ValueError
+    return number
+
+
+_WARMUP = ",warmup:"
+_Read: TypeAlias = Callable[[str], float]
+_MAKERS: dict[str, tuple[Callable[..., Schedule], tuple[_Read, ...], tuple[_Read, ...]]] = {
+    "constant": (constant, (), ()),
+    "exponential": (exponential, (_read_rate,), (_read_rate,)),
+    "inverse-time": (inverse_time, (), (_read_rate,)),
+    "inverse-sqrt": (inverse_sqrt, (), (_read_rate,)),
+    "step": (step, (_read_rounds, _read_rate), ()),
 }
-"""By name: what makes it, and how few and how many numbers it takes."""
+"""By name: what makes it, and how the numbers are read that it needs, and that it can have."""
 
 
 def _float(t: Round) -> jax.Array:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedpa.algorithms.fedopt import State
+from fedpa.algorithms.plateau import Plateau, is_level
 from fedpa.errors import FedpaError, check_integer, check_number, check_takes, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.history import plain
@@ -27,6 +28,10 @@ from fedpa.types import Model
 
 BEST = "best"
 """Name of the memory of the best round."""
+SWITCH = "switch"
+"""Name of the memory of the plateau."""
+AT_PLATEAU = "the plateau is reached"
+"""Why a run was ended by `stop_at_plateau`."""
 
 
 class Event(NamedTuple):
@@ -366,6 +371,31 @@ def stop_at(
         )
 
     return Remembering(f"target {metric}", [], update)
+
+
+def stop_at_plateau(rule: Plateau) -> Remembering:
+    """Make a callback that ends a run at a plateau, after the callbacks before it.
+
+    What it remembers is what a run that switches at the plateau does; such a run can continue from
+    the end of this one.
+    """
+    sign = 1.0 if lower_is_better(rule.metric) else -1.0
+
+    def update(memory: Any, event: Event) -> tuple[Any, Answer]:
+        if memory["round"] is not None:
+            return memory, None
+        value, level = _value(event, rule.metric), memory["level"]
+        values = memory["values"]
+        if value is not None and math.isfinite(value):
+            values = [*values, sign * value][-2 * rule.window :]
+            is_one_more = len(values) == 2 * rule.window and is_level(rule, values)
+            level = level + 1 if is_one_more else 0
+        reached = level >= rule.window and event.round >= rule.at_least
+        reached |= rule.at_most is not None and event.round >= rule.at_most
+        memory = {"round": event.round if reached else None, "values": values, "level": level}
+        return memory, Stop(AT_PLATEAU) if reached else None
+
+    return Remembering(SWITCH, {"round": None, "values": [], "level": 0}, update)
 
 
 def max_minutes(minutes: float, clock: Callable[[], float] = time.monotonic) -> Callback:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpa.algorithms.fedopt import SAMPLING, stage
+from fedpa.algorithms.fedopt import SAMPLING, Algorithm, stage
 from fedpa.algorithms.local_training import LocalTraining, local_work
 from fedpa.algorithms.methods import Described, Method
 from fedpa.data.federated import Clients, FederatedData, as_federation
@@ -142,7 +143,8 @@ def estimate(
         clients: Client id → arrays, or a federation, of which one client is read.
         method: An algorithm with its settings, e.g. `fedpa.fedpa(local, server, rho=0.1)`.
         clients_per_round: ≥ 1; all clients take part if there are fewer.
-        rounds: The total number of rounds, ≥ 1, for the number of rounds of each phase.
+        rounds: The total number of rounds, ≥ 1, for the number of rounds of each phase. Phases
+            that begin at a plateau have 0 rounds.
     Returns:
         The costs of every phase of the method, also of phases that are not reached.
     Raises:
@@ -159,10 +161,21 @@ def estimate(
     data = as_federation(clients)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     prepared = prepare(objective, params, data, method, None)
-    phases = [prepared.algorithm.phase(t) for t in range(rounds)]
-    known = prepared.algorithm.clients
-    counts = {name: phases.count(name) for name in (*dict.fromkeys(phases), *known)}
+    counts = count_phases(prepared.algorithm, rounds)
+    counts |= {name: 0 for name in prepared.algorithm.clients if name not in counts}
     return estimate_phases(prepared, method, data, clients_per_round, counts)
+
+
+def count_phases(algorithm: Algorithm, rounds: int) -> dict[str, int]:
+    """Count the rounds of each phase of a run.
+
+    Phases that begin at a plateau, whose round is not known before the run, have 0 rounds.
+    """
+    counts = dict(Counter(map(algorithm.phase, range(rounds))))
+    if algorithm.switch is not None:
+        later = map(algorithm.switch.at(1).phase, range(1, rounds))
+        counts |= {phase: 0 for phase in later if phase not in counts}
+    return counts
 
 
 def estimate_phases(

@@ -25,12 +25,14 @@ from fedpa.engines.local import local
 from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
 from fedpa.metrics.metric import lower_is_better
 from fedpa.training.callbacks import (
+    SWITCH,
     Callback,
     Event,
     Stop,
     Watching,
     call_callbacks,
     initial_memories,
+    stop_at_plateau,
 )
 from fedpa.training.history import History, Record
 from fedpa.training.named_arrays import is_array
@@ -249,12 +251,17 @@ def train(
     warn_of_few_clients(clients_per_round, len(data.ids))
     data = check_when_read(data)
     engine = local() if engine is None else engine
-    broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
-    memories = initial_memories(callbacks)
+    # The records, with what callbacks add to them, say when to switch.
+    switch = algorithm.switch
+    watch = [] if switch is None else [stop_at_plateau(switch.rule)]
+    memories = initial_memories([*callbacks, *watch])
     now = start
     if now is None:
         now = Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
     now = now._replace(memory=memories | dict(now.memory))
+    if switch is not None and now.memory[SWITCH]["round"] is not None:
+        algorithm = switch.at(now.memory[SWITCH]["round"])
+    broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     if keeps_states:
         _warn_of_strangers(algorithm, theta, len(data.ids), clients_per_round, rounds)
@@ -307,6 +314,8 @@ def train(
             state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
+            if switch is not None and now.memory[SWITCH]["round"] == t:
+                record["switch/round"] = t
             record |= _train_metrics(result, ids, algorithm.reading) | _traffic(
                 message, result, asked
             )
@@ -327,11 +336,18 @@ def train(
             )
 
         def tell(now: Snapshot) -> tuple[Snapshot, Stop | None]:
-            """Call the callbacks of a computed round."""
+            """Call the callbacks of a computed round; switch to another algorithm after it."""
+            nonlocal algorithm, broadcast, server
             assert now.untold is not None
             t, record, last = now.round, dict(now.untold), now.round == rounds
             event = Event(t, rounds, assemble(now.params), now.state, record, cohort_at(t - 1))
             memory, stop = call_callbacks(callbacks, event, now.memory)
+            if switch is not None:
+                memory |= {one.name: one.update(memory[one.name], event)[0] for one in watch}
+                if memory[SWITCH]["round"] == t:
+                    algorithm = switch.at(t)
+                    broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
+                    begun.clear()  # whose programs are compiled now
             history = History(now.history) if last else now.history
             history.append(record)
             told = now._replace(
@@ -348,6 +364,12 @@ def train(
             keep(now)
             if stop is not None:
                 return _make_fit(now, assemble, stop.reason, stop.finished)
+    if switch is not None and now.memory[SWITCH]["round"] is None and now.stopped is None:
+        warnings.warn(
+            f"no plateau of {switch.rule.metric} in {now.round} rounds: nothing switched. Raise "
+            "rounds, shorten the window, or give at_most",
+            stacklevel=3,
+        )
     return _make_fit(now, assemble, now.stopped)
 
 

@@ -199,6 +199,8 @@ class _PriorOfModel(NamedTuple):
 
 
 def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
+    if algorithm.switch is not None:
+        return
     if SAMPLING in algorithm.clients and stage(algorithm.phase(rounds - 1)) == BURN_IN:
         warnings.warn(
             f"all {rounds} rounds are burn-in, which is FedAvg: nothing is sampled. "

@@ -196,6 +196,8 @@ def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
         theta: The parameters it starts from.
         like: Examples of any client; only their shapes and types are used.
     """
+    if algorithm.switch is not None:  # its round is not known: any
+        algorithm = algorithm.switch.at(_PHASES // 2)
     data = _make_up_client(like)
     phases = [algorithm.phase(t) for t in range(_PHASES)]
     cohort = Cohort(

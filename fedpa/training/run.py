@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from fedpa.algorithms.switch import AUTO
 from fedpa.data.federated import FederatedData
 from fedpa.engines import ENGINES
 from fedpa.engines.distributed import from_first, is_first
@@ -28,6 +29,7 @@ from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, check_integer, check_takes, match_name, refuse
 from fedpa.training import run_directory
 from fedpa.training.callbacks import (
+    AT_PLATEAU,
     Best,
     Callback,
     Evaluate,
@@ -300,6 +302,10 @@ class Training(NamedTuple):
 def connect_engine(engine: Any, prepared: Prepared) -> tuple[Prepared, Engine]:
     """Connect the engine to the algorithm, if it needs it; return what the round loop runs."""
     if isinstance(engine, OfAlgorithm):
+        if prepared.algorithm.switch is not None:
+            raise refuse(
+                "burn_in_rounds", AUTO, "is not supported on other machines: give a number"
+            )
         algorithm, engine = engine.make(prepared.algorithm, prepared.theta)
         prepared = prepared._replace(algorithm=algorithm)
     if not callable(engine):
@@ -449,7 +455,8 @@ def _prepare_directory(place: Place, start: Snapshot | None) -> None:
 def _branch(training: Training, place: Place) -> Snapshot | None:
     """Copy the end of another run as this run's past, with its own checkpoints.
 
-    Training there may be burn-in here: records get this run's names of phases.
+    Training there may be burn-in here: records get this run's names of phases. Where that run ended
+    at the plateau, this one continues.
     """
     source, name_phase = place.branch, training.prepared.algorithm.phase
     if source is None:
@@ -464,6 +471,7 @@ def _branch(training: Training, place: Place) -> Snapshot | None:
             raise FedpaError(f"{str(source)!r} has no checkpoint to start from")
         own = snapshot._replace(
             history=History(map(rename, snapshot.history)),
+            stopped=None if snapshot.stopped == AT_PLATEAU else snapshot.stopped,
             untold=None if snapshot.untold is None else rename(snapshot.untold),
         )
         save_checkpoint(place.out, own, place.settings)

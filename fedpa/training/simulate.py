@@ -16,6 +16,7 @@ from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 
 from fedpa.algorithms.fedopt import Algorithm, Cohort, Round, fed_round
 from fedpa.algorithms.methods import Method
+from fedpa.algorithms.switch import AUTO
 from fedpa.data.federated import Clients, FederatedData, as_federation, check_when_read
 from fedpa.engines.engine import num_bytes
 from fedpa.engines.execution import stack_clients
@@ -194,6 +195,9 @@ def run_rounds(
         cohorts: Each round's clients by their index in the federation; default: all clients.
         evaluate: θ → metrics by name, or other arrays to store for every round.
     """
+    if algorithm.switch is not None:
+        expected = "is not supported in a simulation, whose rounds are one program: give a number"
+        raise refuse("burn_in_rounds", AUTO, expected)
     phases = [algorithm.phase(t) for t in range(rounds)]
     names = list(dict.fromkeys(phases))
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))

@@ -13,7 +13,7 @@ import fedpa
 from fedpa import LocalTraining, Server, server
 from fedpa.data import from_mapping
 from fedpa.engines.engine import num_bytes
-from fedpa.experiments.comparison.tasks import find_burn_in
+from fedpa.experiments.comparison.tasks import find_burn_in_end
 from fedpa.experiments.config import default_config, resolve
 from fedpa.experiments.hyperparameters import Hyperparameters, resolve_hyperparameters
 from fedpa.experiments.methods import METHODS, label_method
@@ -410,5 +410,5 @@ def test_by_name():
 
 def test_its_burn_in_is_nobody_elses():
     """The first rounds are preconditioned: FedAvg's checkpoint is not theirs."""
-    assert find_burn_in(default_config("digits", "fedpa")) is not None
-    assert find_burn_in(default_config("digits", "global-precision")) is None
+    assert find_burn_in_end(default_config("digits", "fedpa")) is not None
+    assert find_burn_in_end(default_config("digits", "global-precision")) is None

@@ -89,6 +89,9 @@ def test_averages_are_what_is_evaluated_not_what_is_sent():
         ("inverse-time:2", [1, 2 / 3, 1 / 2]),
         ("inverse-sqrt", [1, 1 / np.sqrt(2), 1 / np.sqrt(3)]),
         ("constant,warmup:2", [1 / 2, 1, 1]),
+        ("step:0:0.5", [0.5, 0.5, 0.5]),
+        ("step:2:0.5", [1, 1, 0.5]),
+        ("step:1:3,warmup:2", [1 / 2, 3, 3]),
     ],
 )
 def test_schedules(text, expected):
@@ -107,12 +110,34 @@ def test_schedules(text, expected):
         "constant,warmup",
         "constant,warmup:0",
         "constant,cosine:3",
+        "step",
+        "step:3",
+        "step:3:0",
+        "step:3:inf",
+        "step:-1:0.1",
+        "step:1.5:0.1",
+        "step:3:0.1:1",
         "",
     ],
 )
 def test_bad_schedules_are_refused(text):
     with refused("client_schedule ="):
         schedules.parse(text, "client_schedule")
+
+
+def test_a_step_takes_a_round_and_a_factor():
+    with refused("round = -1"):
+        schedules.step(-1, 0.1)
+    with refused("factor = 0.0"):
+        schedules.step(3, 0.0)
+
+
+@pytest.mark.parametrize("text", ["constant", "step:4:0.1", "step:4:0.1,warmup:2", "exponential:1"])
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_a_cut_schedule_is_the_same_in_its_rounds(text, rounds):
+    whole, short = schedules.parse(text), schedules.parse(schedules.cut(text, rounds))
+    assert [float(whole(t)) for t in range(rounds)] == [float(short(t)) for t in range(rounds)]
+    assert ("step" in schedules.cut(text, rounds)) == ("step" in text and rounds == 5)
 
 
 @pytest.mark.parametrize("text", ["polyakk", "polyak:-1", "exponential:1", "exponential", "none:3"])

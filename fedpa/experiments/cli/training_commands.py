@@ -22,8 +22,9 @@ from fedpa.experiments.cli.arguments import (
 from fedpa.experiments.config import RunConfig, StoppingOptions, default_config, read_toml
 from fedpa.experiments.hyperparameters import (
     COVARIANCE_FIELDS,
-    SAMPLING_FIELDS,
+    SWITCH_FIELDS,
     Hyperparameters,
+    list_sampling_fields,
     replace_fields,
 )
 from fedpa.experiments.methods import METHODS, list_own_fields
@@ -83,8 +84,8 @@ GROUPS = {
         "server_schedule",
         "iterate_averaging",
     ),
+    "the switch from FedAvg to sampling": (*SWITCH_FIELDS, "at_switch_rate"),
     "posterior samples (fedpa and its controls)": (
-        "burn_in_rounds",
         "samples",
         "burn_in_epochs",
         "steps_per_sample",
@@ -321,7 +322,8 @@ def refuse_unused(
     """
 
     def reads(before: RunConfig, after: RunConfig, field: str) -> bool:
-        if field in SAMPLING_FIELDS and not METHODS[before.method].samples:
+        drawn = METHODS[before.method].samples
+        if not drawn and field in list_sampling_fields(before.hyperparameters):
             return False
         same = getattr(before.hyperparameters, field) == getattr(after.hyperparameters, field)
         return bool(same)

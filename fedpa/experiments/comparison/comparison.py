@@ -9,7 +9,8 @@ setting is tuned and its best value is at an end of the grid, the grid is extend
 number, lower ones are tried.
 
 FedPA and its controls start as FedAvg: with one seed and the same settings their first rounds are
-equal, bit for bit. One run computes them, and the others start from its last checkpoint.
+equal, bit for bit. One run computes them, and the others start from its last checkpoint. If the
+plateau ends them, that run ends at the plateau.
 """
 
 import abc
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from fedpa.algorithms.plateau import Plateau
 from fedpa.atomic_write import write_atomically
 from fedpa.errors import FedpaError, TooFewClientsError
 from fedpa.experiments.config import table_of
@@ -58,6 +60,11 @@ class Run(abc.ABC):
     def key(self) -> str:
         """The settings that determine its numbers, as text."""
 
+    @property
+    def end(self) -> int | Plateau:
+        """After how many rounds it ends, or at which plateau."""
+        return self.rounds
+
     def is_same(self, other: "Run") -> bool:
         """Whether both certainly have the same numbers."""
         return self.key == other.key
@@ -67,8 +74,8 @@ class Run(abc.ABC):
         """The run of FedAvg that is this one's burn-in; None if it has none."""
 
     @abc.abstractmethod
-    def shorten(self, rounds: int) -> "Run | None":
-        """Its first rounds, if it is FedAvg; else None."""
+    def shorten(self, end: int | Plateau) -> "Run | None":
+        """Its first rounds until an earlier end, if it is FedAvg; else None."""
 
     @abc.abstractmethod
     def check(self, out: Path) -> None:
@@ -395,11 +402,11 @@ def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned
     Only shared runs that some run still needs are planned.
     """
     wanted = [own.run.find_burn_in() for own in planned]
-    lengths = {first.rounds for first in wanted if first is not None}
-    if len(lengths) == 1:
-        (rounds,) = lengths
+    ends = {first.end for first in wanted if first is not None}
+    if len(ends) == 1:
+        (end,) = ends
         wanted = [
-            own.run.shorten(rounds) if first is None and rounds < own.run.rounds else first
+            own.run.shorten(end) if first is None else first
             for own, first in zip(planned, wanted, strict=True)
         ]
     same: dict[str, Run] = {}
@@ -414,12 +421,16 @@ def share_burn_in(planned: Sequence[Planned], place: Path) -> tuple[list[Planned
             first, is_trial = same[key], planned[own[0]].is_trial
             # Named by its settings, so that other methods or another burn-in do not change it.
             out = place / f"{first.seed}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-            label = f"first {first.rounds} rounds"
+            label = describe_first_rounds(first.end)
             label += f" for {planned[own[0]].label}" if is_trial else f", seed {first.seed}"
             making.append(Planned(label, first, out, is_trial=is_trial))
             for k in own:
                 others[k] = planned[k]._replace(branch=out)
     return making, others
+
+
+def describe_first_rounds(end: int | Plateau) -> str:
+    return f"first {end} rounds" if isinstance(end, int) else "rounds before the plateau"
 
 
 def run_in_turn(planned: Sequence[Planned], show: Show) -> None:

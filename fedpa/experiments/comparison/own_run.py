@@ -14,6 +14,8 @@ import numpy as np
 
 from fedpa.algorithms.fedavg import fedavg
 from fedpa.algorithms.methods import Described, Method
+from fedpa.algorithms.plateau import Plateau
+from fedpa.algorithms.switch import AUTO
 from fedpa.engines.engine import Engine
 from fedpa.errors import FedpaError, refuse
 from fedpa.experiments.comparison.comparison import Run, Settings
@@ -114,12 +116,12 @@ class Assembly:
 
     @functools.cached_property
     def burn_in(self) -> "Assembly | None":
-        """FedAvg as in this method's burn-in; None if it has no burn-in.
+        """FedAvg as in this method's burn-in; None if it has no burn-in, or one until a plateau.
 
         Methods of fedpa that take `burn_in_rounds` start as `fedavg` with the same arguments.
         """
         method = self.method
-        if not _is_ours(method) or not method.arguments.get("burn_in_rounds"):
+        if not _is_ours(method) or method.arguments.get("burn_in_rounds") in (None, 0, AUTO):
             return None
         taken = inspect.signature(fedavg).parameters
         given = {name: value for name, value in method.arguments.items() if name in taken}
@@ -179,11 +181,13 @@ class OwnRun(Run):
         rounds = method.arguments["burn_in_rounds"]
         return OwnRun(first, rounds, self.seed) if rounds < self.rounds else None
 
-    def shorten(self, rounds: int) -> "OwnRun | None":
+    def shorten(self, end: int | Plateau) -> "OwnRun | None":
         method = self.assembly.method
-        if not _is_ours(method) or method.name != "fedavg":
+        if not _is_ours(method) or method.name != "fedavg" or method.arguments.get("rule"):
             return None
-        return OwnRun(self.assembly, rounds, self.seed)
+        if not isinstance(end, int) or end >= self.rounds:
+            return None
+        return OwnRun(self.assembly, end, self.seed)
 
     def check(self, out: Path) -> None:
         if not run_directory.is_run(out):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
+from fedpa.algorithms.plateau import Plateau
 from fedpa.errors import FedpaError, refuse, suggest
 from fedpa.experiments.comparison.comparison import (
     SEED,
@@ -22,13 +23,14 @@ from fedpa.experiments.comparison.comparison import (
 )
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve
 from fedpa.experiments.hyperparameters import replace_fields
-from fedpa.experiments.methods import METHODS, drop_others, reads_setting
+from fedpa.experiments.methods import METHODS, build_rule, drop_others, reads_setting
 from fedpa.experiments.run import check_resumable, run
 from fedpa.experiments.sweeps.space import check_space, configure
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.experiments.workers import workers
 from fedpa.metrics.metric import lower_is_better
-from fedpa.training.callbacks import Callback
+from fedpa.server import schedules
+from fedpa.training.callbacks import Callback, stop_at_plateau
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 
@@ -45,6 +47,8 @@ class TaskRun(Run):
     """Resolved."""
     problem: Problem | None
     """None while it is sent to another process, which loads its own."""
+    until: Plateau | None = None
+    """It ends when this plateau is reached."""
 
     @property
     def rounds(self) -> int:
@@ -56,16 +60,25 @@ class TaskRun(Run):
 
     @property
     def key(self) -> str:
-        return repr(self.config)
+        return repr(self.config) + ("" if self.until is None else repr(self.until))
+
+    @property
+    def end(self) -> int | Plateau:
+        return self.rounds if self.until is None else self.until
 
     def find_burn_in(self) -> "TaskRun | None":
-        first = find_burn_in(self.config)
-        return None if first is None else TaskRun(first, self.problem)
+        end = find_burn_in_end(self.config)
+        return None if end is None else self._until(end)
 
-    def shorten(self, rounds: int) -> "TaskRun | None":
-        if self.config.method != BEGINS_AS:
-            return None
-        return TaskRun(as_burn_in(self.config, rounds), self.problem)
+    def shorten(self, end: int | Plateau) -> "TaskRun | None":
+        is_earlier = not isinstance(end, int) or end < self.rounds
+        return self._until(end) if self.config.method == BEGINS_AS and is_earlier else None
+
+    def _until(self, end: int | Plateau) -> "TaskRun":
+        """FedAvg with these settings until the end."""
+        if isinstance(end, int):
+            return TaskRun(as_burn_in(self.config, end), self.problem)
+        return TaskRun(as_burn_in(self.config, self.rounds), self.problem, end)
 
     def check(self, out: Path) -> None:
         assert self.problem is not None
@@ -76,24 +89,31 @@ class TaskRun(Run):
             self.config,
             out,
             resuming=True,
-            callbacks=callbacks,
+            callbacks=[*callbacks, *([] if self.until is None else [stop_at_plateau(self.until)])],
             problem=self.problem,
             branch=branch,
         )
 
 
-def find_burn_in(config: RunConfig) -> RunConfig | None:
-    """The run of its burn-in; None if it has no burn-in, or nothing after it."""
-    rounds = config.hyperparameters.burn_in_rounds
-    method = METHODS[config.method]
-    if not (method.samples and method.begins_as_fedavg and 0 < rounds < config.rounds):
+def find_burn_in_end(config: RunConfig) -> int | Plateau | None:
+    """When its burn-in by FedAvg ends; None if it has no burn-in, or nothing after it."""
+    h = config.hyperparameters
+    if not METHODS[config.method].begins_as_fedavg:
         return None
-    return as_burn_in(config, rounds)
+    if h.burn_in_rounds == "auto":
+        return build_rule(h)
+    return h.burn_in_rounds if 0 < h.burn_in_rounds < config.rounds else None
 
 
 def as_burn_in(config: RunConfig, rounds: int) -> RunConfig:
-    """Configure `rounds` rounds of FedAvg with these settings."""
+    """Configure `rounds` rounds of FedAvg with these settings, without what happens later."""
     h = drop_others(BEGINS_AS, config.hyperparameters, among=[config.method])
+    h = dataclasses.replace(
+        h,
+        at_switch_rate=None,
+        client_schedule=schedules.cut(h.client_schedule, rounds),
+        server_schedule=schedules.cut(h.server_schedule, rounds),
+    )
     return resolve(dataclasses.replace(config, method=BEGINS_AS, rounds=rounds, hyperparameters=h))
 
 
@@ -164,11 +184,12 @@ def plan_search(config: RunConfig, tuning: Tuning) -> Search:
     base = replace_fields(
         config, seed=config.seed + SEED, eval_split="validation", test_at_end=False
     )
-    if (
-        rounds is not None
-    ):  # the same share of rounds is burn-in, so that the rate also suits sampling
+    if rounds is not None:
+        base = replace_fields(base, rounds=rounds)
+    if rounds is not None and own.burn_in_rounds != "auto":
+        # The same share of rounds is burn-in, so that the rate also suits sampling.
         share = round(own.burn_in_rounds * rounds / config.rounds)
-        base = replace_fields(base, rounds=rounds, burn_in_rounds=share)
+        base = replace_fields(base, burn_in_rounds=share)
     if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
         raise refuse(
             "tune_rounds", rounds, f"none of them would sample for {config.method}: give more"
@@ -211,8 +232,8 @@ def run_side_by_side(stage: Sequence[Planned], jobs: int, tell: Callable[[Planne
         pending = {}
         for own in stage:
             assert isinstance(own.run, TaskRun)
-            config = own.run.config
-            pending[submit(_perform, own._replace(run=TaskRun(config, None)), config)] = own
+            sent = own._replace(run=dataclasses.replace(own.run, problem=None))
+            pending[submit(_perform, sent, own.run.config)] = own
         for future in concurrent.futures.as_completed(pending):
             planned = pending[future]
             try:
@@ -227,4 +248,6 @@ def run_side_by_side(stage: Sequence[Planned], jobs: int, tell: Callable[[Planne
 def _perform(planned: Planned, problem: Problem, *callbacks: Callback) -> bool:
     """In another process."""
     assert isinstance(planned.run, TaskRun)
-    return perform(planned._replace(run=TaskRun(planned.run.config, problem)), callbacks)
+    return perform(
+        planned._replace(run=dataclasses.replace(planned.run, problem=problem)), callbacks
+    )

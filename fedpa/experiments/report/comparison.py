@@ -269,14 +269,14 @@ def _list_cohort_settings(group: Group) -> dict[str, str]:
 
 
 def _describe_unequal_burn_in(groups: Sequence[Group]) -> str | None:
-    """Warn if methods start sampling in different rounds."""
+    """Warn if methods start sampling in different rounds; seeds may, at their plateau."""
     starts: dict[int, dict[str, None]] = {}
     for group in groups:
         for history in group.histories:
             first = find_first_sampling(history)
             if first is not None:
                 starts.setdefault(first, {})[group.label] = None
-    if len(starts) < 2:
+    if len({tuple(labels) for labels in starts.values()}) < 2:
         return None
     parts = []
     for t, labels in sorted(starts.items()):

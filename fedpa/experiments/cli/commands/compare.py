@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedpa.algorithms.plateau import Plateau
 from fedpa.errors import FedpaError, check_integer, find_name, match_name, refuse, suggest
 from fedpa.experiments.cli.arguments import format_path, say, write_words
 from fedpa.experiments.cli.run_commands import handle_interrupts, load_problem
@@ -24,6 +25,7 @@ from fedpa.experiments.comparison.comparison import (
     Planned,
     carry_out,
     check_plan,
+    describe_first_rounds,
     remember,
     run_in_turn,
 )
@@ -32,7 +34,7 @@ from fedpa.experiments.comparison.tasks import (
     Tuning,
     check_validation,
     choose_deciding,
-    find_burn_in,
+    find_burn_in_end,
     make_entry,
     plan_search,
     read_multiples,
@@ -150,14 +152,15 @@ def _introduce(
     rounds = f"{first.rounds} rounds of {first.clients_per_round} clients"
     say(console, f"{rounds}, {which}; [M]: a client's local epochs per round")
     width = max(map(len, labels.values()))
-    starting: dict[int, list[str]] = {}
+    starting: dict[int | Plateau, list[str]] = {}
     for config in configs:
-        label, burn_in = labels[config.method], find_burn_in(config)
+        label, end = labels[config.method], find_burn_in_end(config)
         say(console, f"  {label:<{width}}  {METHODS[config.method].summary}")
-        if burn_in is not None:
-            starting.setdefault(burn_in.rounds, []).append(label)
-    for number, among in starting.items():
-        say(console, f"the first {number} rounds of {join_words(among)} are FedAvg's (burn-in)")
+        if end is not None:
+            starting.setdefault(end, []).append(label)
+    for end, among in starting.items():
+        which = describe_first_rounds(end)
+        say(console, f"the {which} of {join_words(among)} are FedAvg's (burn-in)")
 
 
 def _warn_of_no_sampling(configs: Sequence[RunConfig]) -> None:

@@ -141,6 +141,9 @@ def _print_outcome(
         say(console, format_path(out))
         return
     rounds = len(result.history)
+    for record in result.history:
+        if "switch/round" in record:
+            say(console, f"switched after round {record['switch/round']}")
     if result.stopped is not None:
         say(console, f"ended after round {rounds}: {result.stopped}")
     if not result.finished:
