@@ -38,8 +38,8 @@ class Settings(NamedTuple):
     quick: bool
     """A smaller version that shows the same directions, in at most about a minute."""
     seed: int
-    repeats: int | None
-    """How many seeds or repeats, as the study's knob says; None: as many as each problem has."""
+    repeats: int
+    """How many seeds or repeats, as the study's knob says; 0: as many as each problem has."""
     tell: Callable[[float, str], None]
     """(fraction done, what is being done): progress for a person to watch."""
     problems: Sequence[str] = ()
@@ -55,8 +55,8 @@ class Study(NamedTuple):
     columns: tuple[str, ...]
     """What identifies a value; `quantity` and `value` follow."""
     knob: Knob
-    repeats: tuple[int | None, int]
-    """How many of them at full size, and in quick mode; None: each problem has its own number."""
+    repeats: tuple[int, int]
+    """How many of them at full size, and in quick mode; 0: each problem has its own number."""
     measure: Callable[[Settings], list[Row]]
     draw: Callable[[Sequence[Row]], Figure]
     findings: Callable[[Sequence[Row]], list[Table | str]]

@@ -47,6 +47,8 @@ from fedpa.training.callbacks import AT_PLATEAU, stop_at_plateau
 from fedpa.training.history import History
 from fedpa.training.problem import Problem
 
+PLATEAU = 50
+"""Rounds whose mean training loss must not be lower than that of the 50 before: see `Plateau`."""
 EARLY = 10
 """Rounds within which the loss drops."""
 WINDOW = 10
@@ -66,8 +68,8 @@ class Branch(NamedTuple):
     """Whether it begins with θ alone."""
 
 
-FEDAVG, MATCHED, TUNED = "FedAvg", "FedAvg, rate × ‖θ₀−x̄‖/‖θ₀−θ_K‖", "FedPA, ρ tuned"
-HALF, QUARTER = "FedAvg, rate × 0.5", "FedAvg, rate × 0.25"
+FEDAVG, TUNED = "FedAvg", "FedPA, ρ tuned"
+HALF, QUARTER, MATCHED = "FedAvg × 0.5", "FedAvg × 0.25", "FedAvg × r"
 BRANCHES = {
     FEDAVG: Branch("fedavg"),
     HALF: Branch("fedavg", {"at_switch_rate": 0.5}),
@@ -198,8 +200,7 @@ def measure(settings: Settings) -> list[Row]:
 
 
 def _list_seeds(own: Federation, settings: Settings) -> range:
-    number = own.seeds if settings.repeats is None else settings.repeats
-    return range(settings.seed, settings.seed + number)
+    return range(settings.seed, settings.seed + (settings.repeats or own.seeds))
 
 
 @functools.lru_cache(maxsize=1)
@@ -214,7 +215,7 @@ def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: An
     base = _configure(own, "fedavg", of_burn_in)
     problem = _load(_configure(own, "fedavg", 0))
     shared = out.parent / f"{name}-{of_burn_in}-burn-in"
-    rule = Plateau(at_least=own.at_least, at_most=own.at_most)
+    rule = Plateau(window=PLATEAU, at_least=own.at_least, at_most=own.at_most)
     tell(f"seed {seed}, FedAvg to its plateau")
     before = run(
         resolve(
@@ -231,7 +232,7 @@ def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: An
     is_plateau = before.stopped == AT_PLATEAU and switch < own.at_most
     about: Row = {"problem": own.title, "branch": FEDAVG}
     yield from make_rows(about, {"switch": switch, "plateau": float(is_plateau)})
-    yield from _read(about, before.history, switch, first=switch - own.rounds)
+    yield from _read(about, before.history, switch, first=-own.rounds)
 
     def train(name: str, branch: Branch, place: str, **settings: Any) -> History:
         tell(f"seed {seed}, {name}")
@@ -397,8 +398,11 @@ def _draw_panel(
         draw_line(axes, rounds[seen], smooth[seen], (np.nan, np.nan), looks[name], name)
         shown += [*smooth[seen & np.isfinite(smooth)]]
     axes.axvline(0, color="0.5", linewidth=0.8, linestyle=":")
-    low, high = np.quantile(shown, [0.0, 0.98])
-    axes.set_ylim(low - 0.08 * (high - low), high + 0.15 * (high - low))
+    # FedAvg's own range, and beyond it what is better: a branch may leap far to the other side.
+    own = [row["value"] for row in where(rows, branch=FEDAVG, quantity=quantity)]
+    low, high = min(own), max(own)
+    low, high = (min(low, *shown), high) if quantity == "loss" else (low, max(high, *shown))
+    axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
@@ -420,36 +424,39 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
                     *(_format(*pair) for pair in more or [(0.0, 0.0)] * 2),
                 ]
             )
-        columns = ["branch", "drop", "loss", "metric", "loss vs FedAvg", "metric vs FedAvg"]
-        found.append(make_table(f"{title}, {_describe_switch(own, seeds)}", columns, lines))
-        found.append(f"{title}: {conclude(outcomes)}")
+        columns = ["branch", "drop", "loss", "metric", "Δ loss", "Δ metric"]
+        heading = f"{title}\n{_describe_switch(own, seeds)}"
+        found.append(make_table(heading, columns, lines, left=["branch"]))
+        found.append(conclude(outcomes))
     found.append(
         f"Drop: test loss of the {WINDOW} rounds before the switch less that of rounds "
         f"{EARLY // 2 + 1} to {EARLY} after it. Loss and metric: means of the last {LAST} rounds. "
-        "Differences are paired by seed, ± half a 95 % interval."
+        "Δ: difference from FedAvg as before, paired by seed, ± half a 95 % interval. "
+        "r = ‖θ₀ − x̄‖/‖θ₀ − θ_K‖, the mean of iterates as a share of FedAvg's step."
     )
     return found
 
 
 def conclude(outcomes: Mapping[str, Outcome]) -> str:
     """Say whether FedPA's loss drops, and whether a lower rate of FedAvg gives the same."""
-    ours = outcomes["FedPA"]
-    drop, half = difference(ours.drop, outcomes[FEDAVG].drop)
-    cuts = {name: outcomes[name] for name in CUTS if name in outcomes}
-    best = min(cuts, key=lambda name: np.mean([*cuts[name].loss.values()]))
-    lead, of_lead = difference(cuts[best].loss, ours.loss)
-    is_there = "drops" if drop > half else "does not drop beyond seed noise"
-    if not np.isfinite(half):
-        is_there = "drops (one seed)" if drop > 0 else "does not drop (one seed)"
-    worth = "no difference beyond seed noise"
-    if abs(lead) > of_lead:
-        worth = "FedPA is lower" if lead > 0 else "FedPA is higher"
-    elif not np.isfinite(of_lead):
-        worth = "one seed: no interval"
+    name = TUNED if TUNED in outcomes else "FedPA"
+    cuts = {label: outcomes[label] for label in CUTS if label in outcomes}
+    best = min(cuts, key=lambda label: np.mean([*cuts[label].loss.values()]))
+    drop = difference(outcomes[name].drop, outcomes[FEDAVG].drop)
+    rest = difference(outcomes[name].loss, cuts[best].loss)
+    is_there = "drops" if drop[0] > 0 else "does not drop"
+    is_less = "lower" if rest[0] < 0 else "higher"
     return (
-        f"with FedPA the loss {is_there} compared with FedAvg as before ({_format(drop, half)}); "
-        f"{best} ends {_format(-lead, of_lead)} from FedPA's loss: {worth}."
+        f"{name}: at the switch the loss {is_there}, compared with FedAvg as before, by "
+        f"{_format(*drop)}{_judge(*drop)}; at the end it is {is_less} than that of {best} by "
+        f"{_format(*rest)}{_judge(*rest)}."
     )
+
+
+def _judge(value: float, half: float) -> str:
+    if not np.isfinite(half):
+        return " (one seed)"
+    return "" if abs(value) > half else ", within seed noise"
 
 
 def _format(value: float, half: float) -> str:
@@ -459,7 +466,7 @@ def _format(value: float, half: float) -> str:
 
 
 def _describe_setting(rows: Sequence[Row], name: str) -> str:
-    for quantity, text in (("rate", "× {:.2f}"), ("rho", "{:g}")):
+    for quantity, text in (("rate", "r = {:.2f}"), ("rho", "ρ = {:g}")):
         values = [row["value"] for row in where(rows, branch=name, quantity=quantity)]
         if values:
             return f" ({text.format(np.mean(values))})"
@@ -479,7 +486,7 @@ STUDY = Study(
     summary="figure 2, with controls: the switch at the plateau",
     columns=("problem", "branch", "run", "round", "rho"),
     knob="seeds",
-    repeats=(None, 2),
+    repeats=(0, 2),
     measure=measure,
     draw=draw,
     findings=findings,
