@@ -204,28 +204,26 @@ def _list_seeds(own: Federation, settings: Settings) -> range:
 
 
 @functools.lru_cache(maxsize=1)
-def _load(config: RunConfig) -> Problem:
-    return task_named(config.task).load(config.task_options)
+def _load(title: str) -> Problem:
+    (own,) = (own for own in PROBLEMS.values() if own.title == title)
+    return task_named(own.task).load(configure(own, BRANCHES[FEDAVG], 0, 0, "").task_options)
 
 
 def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: Any) -> Iterator[Row]:
     """Train to the plateau, then every branch."""
     own = PROBLEMS[name]
     of_burn_in = 0 if own.has_one_burn_in else seed
-    base = _configure(own, "fedavg", of_burn_in)
-    problem = _load(_configure(own, "fedavg", 0))
     shared = out.parent / f"{name}-{of_burn_in}-burn-in"
-    rule = Plateau(window=PLATEAU, at_least=own.at_least, at_most=own.at_most)
+    first = configure(own, BRANCHES[FEDAVG], of_burn_in, 0, "")
+    problem = _load(own.title)
     tell(f"seed {seed}, FedAvg to its plateau")
     before = run(
-        resolve(
-            dataclasses.replace(
-                base, rounds=own.at_most, eval_every=own.eval_every, test_at_end=False
-            )
-        ),
+        resolve(dataclasses.replace(first, rounds=own.at_most, eval_every=own.eval_every)),
         shared,
         resuming=True,
-        callbacks=[stop_at_plateau(rule)],
+        callbacks=[
+            stop_at_plateau(Plateau(window=PLATEAU, at_least=own.at_least, at_most=own.at_most))
+        ],
         problem=problem,
     )
     switch = len(before.history)
@@ -236,25 +234,17 @@ def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: An
 
     def train(name: str, branch: Branch, place: str, **settings: Any) -> History:
         tell(f"seed {seed}, {name}")
-        config = _configure(own, branch.method, seed)
-        if branch.is_fresh:
-            named = METHODS[branch.method]
-            h = dataclasses.replace(config.hyperparameters, burn_in_rounds=0)
-            config = dataclasses.replace(
-                config, init=str(shared), rounds=own.rounds, hyperparameters=named.defaults(h)
-            )
-        else:
-            config = replace_fields(config, rounds=switch + own.rounds, burn_in_rounds=switch)
-        config = resolve(replace_fields(config, **{**branch.settings, **settings}))
+        config = configure(own, branch, seed, switch, str(shared))
+        config = resolve(replace_fields(config, **settings))
         from_here = None if branch.is_fresh else shared
         return run(config, out / place, resuming=True, problem=problem, branch=from_here).history
 
-    first: dict[str, float] = {}
+    lengths: dict[str, float] = {}
     for place, label in enumerate(own.branches):
         branch, settings = BRANCHES[label], dict[str, Any]()
         about = {"problem": own.title, "branch": label}
         if label == MATCHED:
-            settings["at_switch_rate"] = first["mean"] / first[FEDAVG]
+            settings["at_switch_rate"] = lengths["mean"] / lengths[FEDAVG]
             yield from make_rows(about, {"rate": settings["at_switch_rate"]})
         if label == TUNED:
             chosen = [row["value"] for row in where(rows, problem=own.title, quantity="rho")]
@@ -269,20 +259,30 @@ def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: An
             yield from make_rows(about, {"rho": chosen[0]})
         history = train(label, branch, f"branch-{place}", **settings)
         start = 0 if branch.is_fresh else switch
-        first[label] = history[start]["train/delta_norm"]
+        lengths[label] = history[start]["train/delta_norm"]
         yield from _read(about, history, start, first=0)
 
 
-def _configure(own: Federation, method: str, seed: int) -> RunConfig:
+def configure(own: Federation, branch: Branch, seed: int, switch: int, shared: str) -> RunConfig:
+    """Configure a branch that begins after round `switch` of the run in `shared`."""
     base = default_config(own.task, "fedavg")
     h = dataclasses.replace(base.hyperparameters, burn_in_rounds=0, **own.settings)
+    if branch.is_fresh:
+        h = METHODS[branch.method].defaults(h)
+    else:
+        h = dataclasses.replace(h, burn_in_rounds=switch)
+    if "sampler" in branch.settings:  # it has no momentum, and a rate as long as with it
+        rate = h.client_learning_rate / (1 - h.client_momentum)
+        h = dataclasses.replace(h, client_learning_rate=rate, client_momentum=0.0)
     return dataclasses.replace(
         base,
-        method=method,
+        method=branch.method,
         seed=seed,
+        rounds=own.rounds + (0 if branch.is_fresh else switch),
+        init=shared if branch.is_fresh else None,
         eval_every=1,
         clients_per_round=own.clients,
-        hyperparameters=h,
+        hyperparameters=dataclasses.replace(h, **branch.settings),
         task_options=dataclasses.replace(base.task_options, **own.options, eval_split="test"),
         test_at_end=False,
         recording=dataclasses.replace(base.recording, keep_checkpoints=1),

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedpa.experiments.cli.commands import study as command
-from fedpa.experiments.studies import bias_variance, toy
+from fedpa.experiments.studies import bias_variance, switch, toy
 from fedpa.experiments.studies.study import distinct, read_csv, studies, where
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
@@ -105,10 +105,22 @@ def check_correction(rows):
     assert final(rows, "least squares", "FedPA ρ=1, calibrated") > 1.1 * iasg
 
 
+def check_switch(rows):
+    """At the plateau the tuned FedPA is where FedAvg at a lower rate is."""
+    outcomes = switch.find_outcomes(rows)
+    assert list(outcomes) == list(switch.BRANCHES)
+    lower = min(np.mean([*outcomes[name].loss.values()]) for name in switch.CUTS)
+    ours = np.mean([*outcomes[switch.TUNED].loss.values()])
+    assert ours == pytest.approx(lower, rel=0.05)
+    # The mean of iterates is a shorter step.
+    assert all(0.5 < row["value"] < 0.95 for row in where(rows, quantity="rate"))
+
+
 CHECKS = {
     "bias-variance": check_bias_variance,
     "correction": check_correction,
     "ess": check_ess,
+    "switch": check_switch,
     "timing": check_timing,
     "toy": check_toy,
 }

@@ -26,7 +26,7 @@ from fedpa.experiments.studies.study import (
 )
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["bias-variance", "correction", "ess", "timing", "toy"]
+NAMES = ["bias-variance", "correction", "ess", "switch", "timing", "toy"]
 
 
 def tiny(calls=None):
@@ -141,6 +141,28 @@ def test_all_and_resuming_it(only_tiny, tmp_path, capsys):
     assert "tiny: kept" in capsys.readouterr().out
 
 
+def test_a_study_of_real_problems_continues_and_is_not_one_of_all(monkeypatch, tmp_path):
+    calls = []
+
+    def measure(settings):
+        calls.append(settings)
+        new = [name for name in settings.problems if not where(settings.kept, method=name)]
+        return [*settings.kept, *({"method": n, "quantity": "q", "value": 1.0} for n in new)]
+
+    real = tiny()._replace(measure=measure, problems=("one", "other"), repeats=(0, 2))
+    monkeypatch.setattr(command, "studies", lambda: {"real": real, "tiny": tiny()})
+    run("all", "--out", str(tmp_path / "all"))
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["tiny"]
+    out = ["--out", str(tmp_path / "real")]
+    run("real", *out, "--problems", "one")
+    run("real", *out, "--problems", "other,one", "--resume")
+    assert [call.problems for call in calls] == [("one",), ("other", "one")]
+    assert [len(call.kept) for call in calls] == [0, 1]
+    assert {call.runs for call in calls} == {tmp_path / "real" / "runs"}
+    rows = read_csv(tmp_path / "real" / "real.csv")
+    assert [row["method"] for row in rows] == ["one", "other"]
+
+
 def test_redrawing_measures_nothing(only_tiny, tmp_path):
     run("tiny", "--out", str(tmp_path / "a"))
     run("tiny", "--out", str(tmp_path / "b"), "--redraw", str(tmp_path / "a" / "tiny.csv"))
@@ -172,7 +194,11 @@ def test_an_interrupted_study_leaves_nothing(monkeypatch, tmp_path):
         (["toy", "--out", "x", "--repeats", "3"], "repeats = 3: does not apply to toy"),
         (["ess", "--out", "x", "--seeds", "3"], "seeds = 3: does not apply to ess"),
         (["toy", "--out", "x", "--seed", "-1"], "seed = -1: must be a whole number, at least 0"),
-        (["toy", "--out", "x", "--resume"], "resume = True: applies to `all`"),
+        (["toy", "--out", "x", "--resume"], "resume = True: does not apply to toy"),
+        (["toy", "--out", "x", "--problems", "mlp"], "problems = 'mlp': does not apply to toy"),
+        (["switch", "--out", "x", "--problems", "mpl"], "problem = 'mpl'"),
+        (["switch", "--out", "x", "--problems", ","], "problems = ','"),
+        (["switch", "--out", "x", "--problems", "mlp", "--quick"], "problems = 'mlp'"),
         (["toy", "--out", "x", "--redraw", "no.csv"], "redraw = 'no.csv'"),
         (["toy", "--out", "x", "--fast"], "unknown option --fast"),
     ],
@@ -241,7 +267,7 @@ def test_redrawing_refuses_other_files_and_other_options(capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["bias-variance", "correction", "timing", "toy"])
+@pytest.mark.parametrize("name", ["bias-variance", "correction", "switch", "timing", "toy"])
 def test_figures_of_stored_rows_give_each_method_its_colour(name):
     figure = studies()[name].draw(read_csv(ROOT / f"docs/studies/{name}/{name}.csv"))
     lines = [line for axes in figure.axes for line in axes.get_lines()]
