@@ -84,9 +84,7 @@ class Hyperparameters:
     batch_size: int = 20
     """Examples per local step, at least 1."""
     burn_in_rounds: int | Literal["auto"] = 0
-    """Rounds of FedAvg before FedPA starts sampling, at least 0; auto ends them when FedAvg has
-    stopped improving, by --plateau-metric. With --at-switch-rate, for every method: the round of
-    the switch."""
+    """Rounds of FedAvg before FedPA samples, at least 0; auto: until FedAvg's plateau."""
     plateau_window: int | None = None
     """burn-in-rounds auto: rounds w whose mean is compared with that of the w rounds before, at
     least 2; auto ends burn-in after 3w − 1 rounds at the earliest (default: 10)."""
@@ -94,8 +92,8 @@ class Hyperparameters:
     """burn-in-rounds auto: train/loss, or a metric of the evaluation, valid/loss (default:
     train/loss)."""
     at_switch_rate: float | None = None
-    """Factor > 0 on the server's learning rate from the switch on, i.e. from round --burn-in-rounds
-    (default: none)."""
+    """Factor > 0 on the server's learning rate from the switch on, that is from round
+    --burn-in-rounds, for every method (default: none)."""
     samples: int | None = None
     """Posterior samples of a client per round, ℓ ≥ 1 (default: one per epoch)."""
     rho: float = 0.1
