@@ -1,10 +1,11 @@
 """A posterior's predictions over a federation: streamed, in the metrics of `fedpa.metrics`.
 
     sampled      p(y | x) = 1/S Σ_s p(y | f(θ_s, x))
-    linearized   f replaced by its tangent at θ*, f(θ*, x) + J(x)(θ_s − θ*)
+    linearized   f replaced by its tangent at θ*, f(θ*, x) ± J(x)(θ_s − θ*)
 
 Far from θ* a network is not its quadratic approximation, of which the posterior is made; its
-tangent is. Draws of a posterior that is not narrow therefore predict better linearized.
+tangent is. Draws of a posterior that is not narrow therefore predict better linearized. A draw's
+mirror image at θ* is as likely as the draw; its tangent is the same, so that two draws cost one.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class PredictionSettings(NamedTuple):
     """How a posterior's predictions are measured.
 
     Args:
-        draws: S ≥ 1.
+        draws: S ≥ 1; linearized they come in pairs, and S is rounded up.
         linearized: Whether f is replaced by its tangent at the mean.
         batch_size: Examples at a time.
         most: Largest number of examples, of the first clients in a shuffled order; None: all.
@@ -86,7 +87,8 @@ def draw_outputs(likelihood: Likelihood, linearized: bool) -> Callable[[Drawn, E
 
     Args:
         likelihood: Of the model: its outputs f.
-        linearized: Whether f is replaced by its tangent at the mean.
+        linearized: Whether f is replaced by its tangent at the mean. Then a mirror image follows
+            each draw: 2S outputs.
     Returns:
         The function, also for `fedpa.metrics.uncertainty(likelihood, outputs)`.
     Example:
@@ -96,7 +98,7 @@ def draw_outputs(likelihood: Likelihood, linearized: bool) -> Callable[[Drawn, E
         >>> posterior = fedpa.Posterior(Normal(jnp.zeros(2), Scalar(jnp.float32(4))), np.zeros(2))
         >>> outputs = draw_outputs(likelihood, linearized=True)
         >>> outputs(draw_models(posterior, jax.random.key(0), 30), {"x": jnp.eye(2)}).shape
-        (30, 2)
+        (60, 2)
     """
 
     def outputs(drawn: Drawn, batch: Examples) -> Any:
@@ -115,10 +117,8 @@ def draw_outputs(likelihood: Likelihood, linearized: bool) -> Callable[[Drawn, E
             return jax.lax.map(at, drawn.deviations)
         f, push, _ = linearize(of, mean)
 
-        def along(deviation: Model) -> Any:
-            return f + push(narrow(deviation, mean))
-
-        return jax.lax.map(along, drawn.deviations)
+        along = jax.lax.map(lambda deviation: push(narrow(deviation, mean)), drawn.deviations)
+        return jnp.concatenate([f[None] + along, f[None] - along])
 
     return outputs
 
@@ -151,6 +151,7 @@ def evaluate_posterior(
     evaluate = make_evaluator(metric, data, settings.batch_size, settings.most)
 
     def measure(posterior: Posterior, key: Key) -> Evaluation:
-        return evaluate(draw_models(posterior, key, settings.draws))
+        drawn = -(-settings.draws // 2) if settings.linearized else settings.draws
+        return evaluate(draw_models(posterior, key, drawn))
 
     return measure

@@ -142,10 +142,10 @@ def test_linearized_draws_predict_as_the_jacobians_do(structure):
     posterior = measure(structure, NET, NETWORK, NET_CLIENTS, rank=4).posterior(10.0)
     x = NET_CLIENTS["a"]["x"]
     outputs = fedpa.posterior.draw_outputs(NETWORK, linearized=True)
-    drawn = fedpa.posterior.draw_models(posterior, jax.random.key(0), 4000)
+    drawn = fedpa.posterior.draw_models(posterior, jax.random.key(0), 2000)
     f = np.asarray(jax.jit(outputs)(drawn, {"x": jnp.asarray(x)}))
     found = posterior.predict(lambda p, x: shown(p, {"x": x}), x, linearized=True)
-    np.testing.assert_allclose(f.mean(axis=0), found.mean, atol=5 * found.sd.max() / 60)
+    np.testing.assert_allclose(f.mean(axis=0), found.mean, atol=1e-5)  # draws come in pairs
     np.testing.assert_allclose(f.std(axis=0), found.sd, rtol=0.1)
 
 
@@ -155,7 +155,7 @@ def test_small_deviations_of_half_precision_models_are_not_rounded_off(dtype):
     one = Likelihood(lambda w, batch: batch["x"] @ w, "normal")
     density = fedpa.posterior.Normal(jnp.ones(1, dtype), fedpa.precisions.Scalar(jnp.float32(1e8)))
     posterior = fedpa.Posterior(density, jnp.ones(1, dtype))
-    drawn = fedpa.posterior.draw_models(posterior, jax.random.key(0), 500)
+    drawn = fedpa.posterior.draw_models(posterior, jax.random.key(0), 250)
     f = fedpa.posterior.draw_outputs(one, linearized=True)(drawn, {"x": jnp.ones((1, 1), dtype)})
     deviations = jax.tree.leaves(drawn.deviations)[0]
     assert deviations.std() == pytest.approx(1e-4, rel=0.1)
