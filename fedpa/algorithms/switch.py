@@ -60,7 +60,7 @@ def switch_at_plateau(make: Callable[[int], Method], rule: Plateau = Plateau()) 
                 raise refuse("make", algorithm, "its method must return an algorithm")
             return algorithm
 
-        return at(NEVER)._replace(switch=Switch(rule, functools.lru_cache(at)))
+        return at(NEVER)._replace(switch=Switch(rule, functools.lru_cache(maxsize=4)(at)))
 
     if not isinstance(known, Described):
         return build

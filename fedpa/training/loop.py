@@ -367,7 +367,7 @@ def train(
     if switch is not None and now.memory[SWITCH]["round"] is None and now.stopped is None:
         warnings.warn(
             f"no plateau of {switch.rule.metric} in {now.round} rounds: nothing switched. Raise "
-            "rounds, shorten the window, or give at_most",
+            "rounds or shorten the window of the plateau",
             stacklevel=3,
         )
     return _make_fit(now, assemble, now.stopped)

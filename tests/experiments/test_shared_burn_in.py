@@ -207,3 +207,8 @@ def test_the_command_trains_until_the_plateau(tmp_path, monkeypatch, capsys):
     assert is_run(tmp_path / "a")
     err = said(capsys, "run", "digits", "--method", "fedavg", *words, code=2)
     assert "--burn-in-rounds" in err
+    words = ["--rounds", "7", "--burn-in-rounds", "3", "--at-switch-rate", "0.1", "--dry-run"]
+    out = said(capsys, "run", "digits", "--method", "fedavg", *words)
+    assert "burn_in_rounds = 3\nat_switch_rate = 0.1" in out
+    err = said(capsys, "run", "digits", "--method", "centralized", *words, code=2)
+    assert "--burn-in-rounds" in err

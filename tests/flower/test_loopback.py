@@ -597,6 +597,7 @@ REFUSED = {
     "another type": ({"rounds": "many"}, THIRDS, "rounds = 'many'"),
     "a relative directory": ({"out": "here"}, THIRDS, "must be an absolute path"),
     "a method that pools data": ({"method": "centralized"}, THIRDS, "method = 'centralized'"),
+    "a switch at the plateau": ({"burn-in-rounds": "auto"}, THIRDS, "burn_in_rounds = 'auto'"),
     "no time at all": ({"round-timeout": 0.0}, THIRDS, "round-timeout = 0.0"),
 }
 

@@ -12,12 +12,15 @@ import pytest
 
 import fedpa
 from fedpa import LocalTraining, Plateau, Server, server
+from fedpa.engines.engine import OfAlgorithm
 from fedpa.objectives import least_squares
 from fedpa.server import schedules
 from fedpa.training import RecordingOptions
 from fedpa.training.callbacks import Event, stop_at_plateau
 from fedpa.training.estimate import estimate
 from fedpa.training.fit import label_method
+from fedpa.training.problem import prepare
+from fedpa.training.run import connect_engine
 from tests.federations import least_squares_clients, trees_equal
 from tests.refusals import refused
 
@@ -279,6 +282,14 @@ def test_another_rule_or_another_step_is_another_run(tmp_path):
         run(at(0.2))
 
 
+def test_a_method_that_knows_all_clients_knows_them_after_the_switch():
+    data = fedpa.data.from_mapping(CLIENTS)
+    method = fedpa.switch_at_plateau(make_scaffold)
+    algorithm = prepare(OBJECTIVE, jnp.zeros(3), data, method, 2).algorithm
+    for own in (algorithm, algorithm.switch.at(3)):
+        assert own.init(jnp.zeros(3)) is not None
+
+
 def test_what_can_not_switch_is_refused():
     method = fedpa.switch_at_plateau(make_fedpa)
     with refused("burn_in_rounds = 'auto'"):
@@ -291,6 +302,11 @@ def test_what_can_not_switch_is_refused():
             clients_per_round=2,
             seeds=1,
         )
+    data = fedpa.data.from_mapping(CLIENTS)
+    prepared = prepare(OBJECTIVE, jnp.zeros(3), data, method, 2)
+    elsewhere = OfAlgorithm(lambda algorithm, theta: (algorithm, ENGINE))
+    with refused("burn_in_rounds = 'auto'"):
+        connect_engine(elsewhere, prepared)
     with refused("numerator ="):
         fedpa.global_precision(method)(OBJECTIVE)
     for make in (3, lambda: None, lambda rounds: None):
