@@ -37,6 +37,8 @@ from fedpa.posterior.density import Ensemble, Normal
 from fedpa.posterior.evaluation import PredictionSettings, evaluate_posterior
 from fedpa.posterior.files import save_posterior
 from fedpa.posterior.laplace import (
+    PRECISIONS,
+    TEMPERATURES,
     Curvature,
     choose_by_marginal_likelihood,
     choose_by_validation,
@@ -128,8 +130,11 @@ def load_swag(directory: Path, run: Run) -> SwagState | None:
 def load_ensemble(directory: Path, others: Sequence[Path], which: str | int) -> list[Any]:
     """Load the models of other runs of the same task, data and model."""
     own = read_run(directory)
-    models = []
+    models, seen = [], {directory.resolve()}
     for other in others:
+        if other.resolve() in seen:
+            raise refuse("ensemble", str(other), "is named twice, or is the run itself")
+        seen.add(other.resolve())
         found, recorded = load(other, which), read_run(other)
         if recorded.settings.get("task") != own.settings.get("task"):
             raise refuse("ensemble", str(other), f"is no run of task {own.settings['task']}")
@@ -163,7 +168,15 @@ def check_ood(likelihood: Likelihood, ood: FederatedData, data: FederatedData) -
             raise refuse(
                 "ood",
                 f"{name}{list(other[name].shape[1:])}",
-                f"has another shape than the task's examples, {list(array.shape[1:])}",
+                f"the task's examples have shape {list(array.shape[1:])}: reshape them",
+            )
+        if np.issubdtype(array.dtype, np.floating) and not np.issubdtype(
+            other[name].dtype, np.floating
+        ):
+            raise refuse(
+                "ood",
+                f"{name}: {other[name].dtype}",
+                f"the task's are {array.dtype}: scale them as the task does, and convert them",
             )
     label = own[likelihood.field]
     counted = 1 if likelihood.ignored == 0 else 0  # a label that is ignored would not count
@@ -254,6 +267,29 @@ def make_table(
         whole = once._replace(draws=len(models))
         add("ensemble", 0, _stack(models), whole, models=len(models))
     return laplace, rows
+
+
+def describe_choice(rows: Sequence[Row]) -> list[str]:
+    """Say which λ and T were chosen, and what it means that they are the last that were tried."""
+    found = {row.name: row for row in rows}
+    laplace, point = found["laplace"], found["point"]
+    chosen, temperature = (laplace.settings[k] for k in ("prior_precision", "temperature"))
+    said = [f"prior precision {chosen:.3g} (sd {chosen**-0.5:.2g}), temperature {temperature:g}"]
+    if chosen == PRECISIONS[-1] and laplace.trials:
+        said.append(
+            "this is the largest prior precision tried: on validation clients no posterior of this "
+            "structure predicts better than the point estimate"
+        )
+    if temperature == max(TEMPERATURES):
+        said.append(
+            "this is the largest temperature tried: the prior decides more than the Fisher matrix"
+        )
+    if laplace.values["nll"] > point.values["nll"] and not laplace.trials:
+        said.append(
+            "the posterior's NLL is worse than the point estimate's; with validation clients "
+            "(--validation-share) the prior precision would be chosen by it"
+        )
+    return said
 
 
 def _make_row(

@@ -8,7 +8,7 @@ posterior, or of one model (S = 1). A tag counts as a label with the two classes
     accuracy              of classes: argmax p = y; of equally probable ones the lowest
     ece                   Σ_b |Σ_{i in bin b} (p_i − y_i)| / n over 15 equal-width bins of p_i
     entropy               H(p) = −Σ_c p_c log p_c
-    mutual_information    H(p) − 1/S Σ_s H(p_s), what a label would say of θ; 0 of one model
+    mutual_information    1/S Σ_s KL(p_s ‖ p), what a label would say of θ; 0 of one model
     rmse                  √ mean (y − f̄)², f̄ = 1/S Σ_s f_s
     coverage_50, 90, 95   share of y in the central interval of N(f̄, σ² + Var_s f_s)
 
@@ -50,6 +50,9 @@ BINS = 15
 """Bins of the calibration error."""
 HISTOGRAM = 1_000
 """Bins of the histograms of entropy and mutual information."""
+LEAST = 1e-10
+"""Mutual information, in nats, at which its first bin ends. Its bins are equal on a logarithmic
+scale, because that of a narrow posterior is tiny everywhere and ranks examples all the same."""
 EDGE = 1e-5
 """A number at most this far below a bin's lower edge is in the bin: 1/3 is, however it is rounded.
 In units of the bin's width."""
@@ -157,7 +160,7 @@ def _measure_classes(likelihood: Likelihood, f: Array, y: Array, counted: Array)
     confidence = p[..., 1] if of_tags else choose_class(p, top)
     squares = _squared_errors(p, y)
     entropy = _entropy(mean)
-    information = jnp.maximum(entropy - jnp.mean(_entropy(draws), axis=0), 0)
+    information = _mutual_information(draws, mean)
     numbers = {
         "labels": jnp.ones_like(entropy),
         "nll": -choose_class(mean, y),
@@ -171,10 +174,15 @@ def _measure_classes(likelihood: Likelihood, f: Array, y: Array, counted: Array)
     gaps = bins["bin_confidence"] - bins["bin_right"]
     each |= {f"ece.{place}": gaps[:, place] for place in range(BINS)}
     highest = math.log(p.shape[-1])
+    decades = math.log(highest / LEAST)
     histograms = {}
     for name, values in (("entropy", entropy), ("mutual_information", information)):
         scores, kept = (_mean_of_tags(values, counted)) if of_tags else (values, counted)
-        histograms[name] = _histogram(scores, kept, highest)
+        if name == "entropy":
+            histograms[name] = _histogram(scores, kept, highest)
+        else:
+            logarithms = jnp.log(jnp.maximum(scores, LEAST) / LEAST)
+            histograms[name] = _histogram(logarithms, kept, decades)
     return Counts(each, bins | histograms)
 
 
@@ -208,6 +216,20 @@ def _entropy(log_p: Array) -> Array:
     """−Σ p log p over the last axis, with 0 log 0 = 0."""
     p = jnp.exp(log_p)
     return jnp.sum(jnp.where(p == 0, 0, -p * log_p), axis=-1)
+
+
+def _mutual_information(draws: Array, mean: Array) -> Array:
+    """1/S Σ_s KL(p_s ‖ p) over the last axis, exact also where all p_s are nearly p.
+
+    With a = log p_s − log p, Σ_c p (eᵃ − 1) = 0, and KL(p_s ‖ p) = Σ_c p (a eᵃ − (eᵃ − 1)): terms
+    of a²/2 and more, none of which is negative.
+    """
+    a = draws - mean[None]
+    series = a**2 * (1 / 2 + a * (1 / 3 + a * (1 / 8 + a * (1 / 30 + a / 144))))
+    terms = jnp.where(jnp.abs(a) < 0.1, series, a * jnp.exp(a) - jnp.expm1(a))
+    p = jnp.exp(mean)
+    weights = jnp.where(p == 0, 0, p)[None]
+    return jnp.mean(jnp.sum(weights * terms, axis=-1), axis=0)
 
 
 def _squared_errors(p: Array, y: Int[Array, "..."]) -> Array:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +32,7 @@ from fedpa.precisions import (
 )
 from fedpa.precisions.gaussian import Gaussian
 from fedpa.training.named_arrays import write_arrays
+from fedpa.training.provenance import arrays_fingerprint
 from fedpa.types import Model
 
 ENDING = ".safetensors"
@@ -62,7 +64,7 @@ def save_posterior(posterior: Posterior, path: str | Path) -> None:
     """
     path = _check_ending(path)
     arrays: dict[str, np.ndarray] = {}
-    theta, _ = split_model(posterior.model, posterior.over)
+    theta, known = split_model(posterior.model, posterior.over)
     density = posterior.density
     if isinstance(density, Normal):  # of a pytree, its parameters in their order
         density = density._replace(center=density.mean)
@@ -71,6 +73,7 @@ def save_posterior(posterior: Posterior, path: str | Path) -> None:
         "density": _describe("density", density, arrays),
         "parameters": _list_parameters(theta),
         "over": None if posterior.over is None else list(posterior.over),
+        "known": _fingerprint(known),
         "converged": posterior.converged,
     }
     write_arrays(path, arrays, {"fedpa": json.dumps(about)})
@@ -81,9 +84,9 @@ def load_posterior(path: str | Path, model: Model) -> Posterior:
 
     Args:
         path: The file.
-        model: The model it is a posterior of, or any of its structure, e.g.
-            `fedpa.load(directory).params`. Parameters that the posterior is not over are the
-            model's.
+        model: The model it is a posterior of, e.g. `fedpa.load(directory).params`. Of its
+            parameters only those are read that the posterior is not over, and they must be the
+            same; a posterior over all of them takes any model of this structure.
     Returns:
         The posterior, without sites and records.
     Raises:
@@ -98,7 +101,7 @@ def load_posterior(path: str | Path, model: Model) -> Posterior:
     path = _check_ending(path)
     about, arrays = _read(path)
     over = None if about["over"] is None else tuple(map(str, about["over"]))
-    theta, _ = split_model(model, over)
+    theta, known = split_model(model, over)
     own = _list_parameters(theta)
     if own != about["parameters"]:
         differing = sorted(set(map(str, own.items())) ^ set(map(str, about["parameters"].items())))
@@ -106,6 +109,13 @@ def load_posterior(path: str | Path, model: Model) -> Posterior:
             "path",
             str(path),
             f"is the posterior of another model: the parameters differ in {differing[0]}",
+        )
+    if about["known"] != _fingerprint(known):
+        raise refuse(
+            "path",
+            str(path),
+            "is the posterior of another model: its parameters besides "
+            f"{', '.join(over or ())} differ. Give the trained model",
         )
     try:
         density = _make(about["density"], arrays)
@@ -124,6 +134,12 @@ def _check_ending(path: str | Path) -> Path:
     if Path(path).suffix != ENDING:
         raise refuse("path", str(path), f"must end in {ENDING}")
     return Path(path)
+
+
+def _fingerprint(known: Any) -> str | None:
+    """Of the parameters that the posterior is not over; None if there are none."""
+    arrays = eqx.filter(known, eqx.is_inexact_array_like)
+    return arrays_fingerprint(arrays) if jax.tree.leaves(arrays) else None
 
 
 def _list_parameters(theta: Any) -> dict[str, list[int]]:
@@ -169,7 +185,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise FedpaError(f"{path} is truncated or not a {ENDING} file: {reason}") from None
-    fields = {"kind", "density", "parameters", "over", "converged"}
+    fields = {"kind", "density", "parameters", "over", "known", "converged"}
     if not isinstance(about, dict) or set(about) != fields or about["kind"] != KIND:
         raise FedpaError(f"{path} is no posterior: fedpa posterior and save_posterior write them")
     return about, arrays

@@ -65,8 +65,10 @@ PRECISIONS = tuple(float(x) for x in np.logspace(-1, 8, 15))
 """Values of λ that are tried."""
 TEMPERATURES = (0.03, 0.1, 0.3, 3.0, 10.0, 30.0)
 """Values of T besides 1, tried with the best λ."""
-LARGE = 2**22
+LARGE = 2**20
 """Numbers of a client's Fisher matrix above which clients run one at a time."""
+LESS = 1e-4
+"""Share of its NLL with T = 1 by which another T must be better to be chosen: less is rounding."""
 FISHER = "fisher"
 """The round's phase."""
 
@@ -119,11 +121,11 @@ class Curvature(NamedTuple):
             jnp.float32(prior_precision)
         )
 
-    def log_marginal_likelihood(self, prior_precision: float) -> float:
-        """log p(D) by Laplace's approximation, up to ℓ(θ*), which λ does not change."""
+    def log_marginal_likelihood(self, prior_precision: float, temperature: float = 1.0) -> float:
+        """log p(D) by Laplace's approximation, up to ℓ(θ*)/T, which λ does not change."""
         wide = widen(self.center)
         theta, _ = ravel(wide)
-        logdet = float(self.precision(prior_precision).logdet(wide))
+        logdet = float(self.precision(prior_precision, temperature).logdet(wide))
         d, norm = len(theta), float(jnp.vdot(theta, theta))
         return 0.5 * (d * math.log(prior_precision) - prior_precision * norm - logdet)
 
@@ -363,18 +365,20 @@ def laplace_posterior(
     if prior_precision is not None and temperature is not None:
         return curvature.posterior(prior_precision, temperature)
     if measure is None:
+        temperature = 1.0 if temperature is None else temperature
         if prior_precision is None:
-            prior_precision = choose_by_marginal_likelihood(curvature)
-        return curvature.posterior(prior_precision, 1.0 if temperature is None else temperature)
+            prior_precision = choose_by_marginal_likelihood(curvature, temperature)
+        return curvature.posterior(prior_precision, temperature)
     chosen = choose_by_validation(curvature, measure, prior_precision, temperature, seed=seed)
     return curvature.posterior(*chosen)
 
 
-def choose_by_marginal_likelihood(curvature: Curvature) -> float:
+def choose_by_marginal_likelihood(curvature: Curvature, temperature: float = 1.0) -> float:
     """Choose λ among 15 values by the marginal likelihood of the training data.
 
     Args:
         curvature: From `measure_curvature`.
+        temperature: T > 0; default: 1.
     Returns:
         λ.
     Example:
@@ -385,7 +389,7 @@ def choose_by_marginal_likelihood(curvature: Curvature) -> float:
         >>> choose_by_marginal_likelihood(curvature) < 10
         True
     """
-    return choose_least(PRECISIONS, lambda x: -curvature.log_marginal_likelihood(x))
+    return choose_least(PRECISIONS, lambda x: -curvature.log_marginal_likelihood(x, temperature))
 
 
 def choose_by_validation(
@@ -428,6 +432,9 @@ def choose_by_validation(
         prior_precision = choose_least(PRECISIONS, lambda x: nll(x, start))
     if temperature is None:
         temperature = choose_least((1.0, *TEMPERATURES), lambda t: nll(prior_precision, t))
+        at_one = nll(prior_precision, 1.0)
+        if at_one - nll(prior_precision, temperature) <= LESS * abs(at_one):
+            temperature = 1.0
     return prior_precision, temperature
 
 

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import expit, softmax, xlogy
+from scipy.special import expit, log_softmax, logsumexp, softmax, xlogy
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
 from fedpa.data import from_mapping
@@ -231,6 +231,26 @@ def test_auroc_is_that_of_scikit_learn(score):
     binned = [np.repeat(np.arange(HISTOGRAM), counts.astype(int)) for counts in (low, high)]
     of_bins = roc_auc_score(np.repeat([0, 1], [300, 200]), np.concatenate(binned))
     assert found == pytest.approx(of_bins, rel=1e-12)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-1])
+def test_mutual_information_of_a_narrow_posterior_still_ranks(spread):
+    """Its mean is as small as 1e-7 nats, and the ranking that of float64."""
+    rng = np.random.default_rng(1)
+    scores, histograms = [], []
+    for more in (1.0, 1.5):
+        f = 2 * rng.normal(size=(400, 1, K)) + more * spread * rng.normal(size=(400, 4, K))
+        batch = {"f": f.astype(np.float32), "y": np.zeros(400, np.int32)}
+        found = make_evaluator(DRAWS["classes"], from_mapping({"a": batch}), 400)(None)
+        log_p = log_softmax(batch["f"].astype(np.float64), axis=-1)
+        log_mean = logsumexp(log_p, axis=1, keepdims=True) - np.log(4)
+        exact = (np.exp(log_p) * (log_p - log_mean)).sum(axis=-1).mean(axis=1)
+        assert found.values["mutual_information"] == pytest.approx(exact.mean(), rel=1e-3)
+        histograms.append(found.vectors["mutual_information"])
+        scores.append(exact)
+    truth = roc_auc_score(np.repeat([0, 1], 400), np.concatenate(scores))
+    assert truth > 0.7
+    assert auroc(*histograms) == pytest.approx(truth, abs=0.005)
 
 
 def test_auroc_of_nothing_is_undefined():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +20,7 @@ from fedpa.experiments.posterior import (
     Row,
     check_models,
     check_ood,
+    describe_choice,
     load_ensemble,
     load_for_posterior,
     load_swag,
@@ -139,6 +141,8 @@ def main(argv: Sequence[str], console: Console) -> None:
     with writing(command.directory):
         paths = write_files(command.directory, posterior, rows, about)
     console.print(make_view(rows, f"{format_path(command.directory)}, round {run.round}"))
+    for sentence in describe_choice(rows):
+        say(console, sentence)
     numbers = sum(x.size for x in jax.tree.leaves(posterior.density))
     say(
         console,
@@ -153,16 +157,19 @@ def _open_ood(name: str) -> FederatedData:
         if not path.is_file():
             raise refuse("ood", name, "no such file")
         return from_mapping({path.stem: read_npz(path)})
+    if path.suffix:
+        raise refuse("ood", name, "must be a .npz file or the name of a task")
     problem = task_named(name).load(TaskOptions())
     return problem.test
 
 
 def make_view(rows: Sequence[Row], title: str) -> Table:
     """Make the table that is printed."""
-    view = Table(title=title, title_justify="left")
+    # Eight columns fit 80 characters without a frame.
+    view = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     header, cells = tabulate([row._asdict() for row in rows])
     for place, name in enumerate(header):
-        view.add_column(name, justify="right" if place else "left", no_wrap=not place)
+        view.add_column(name, justify="right" if place else "left")
     for line in cells:
         view.add_row(*line)
     return view
