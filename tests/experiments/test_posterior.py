@@ -1,6 +1,7 @@
 """`fedpa posterior`: the table with its controls, its files, the report's section, refusals."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,18 @@ import pytest
 
 import fedpa
 from fedpa.experiments.cli.main import main
-from fedpa.experiments.posterior import Data, draw_reliability, make_table, write_files
+from fedpa.experiments.posterior import (
+    Data,
+    Row,
+    describe_choice,
+    draw_reliability,
+    make_table,
+    write_files,
+)
 from fedpa.experiments.report.posteriors import read_predictions
 from fedpa.objectives import Likelihood
 from fedpa.posterior import PredictionSettings, measure_curvature
+from fedpa.posterior.laplace import PRECISIONS, TEMPERATURES
 
 RUN = ["run", "digits", "--method", "fedavg", "--rounds", "2", "--iterate-averaging", "swag:0:3"]
 
@@ -22,7 +31,8 @@ def _run(tmp_path_factory):
     """A run with its posterior."""
     out = tmp_path_factory.mktemp("runs") / "a"
     main([*RUN, "--quiet", "--out", str(out)])
-    words = ["--structure", "diagonal", "--draws", "3", "--ensemble", str(out)]
+    same = shutil.copytree(out, out.parent / "same")
+    words = ["--structure", "diagonal", "--draws", "3", "--ensemble", str(same)]
     main(["posterior", str(out), *words])
     return out
 
@@ -76,12 +86,16 @@ def test_a_damaged_table_is_left_out(run, tmp_path):
         (["--overwrite", "--draws", "0"], ["draws = 0"]),
         (["--overwrite", "--rank", "0"], ["rank = 0"]),
         (["--overwrite", "--ensemble", "nowhere"], ["nowhere"]),
+        (["--overwrite", "--ood", "digit"], ["task = 'digit'"]),
+        (["--overwrite", "--ood", "images.png"], ["ood = 'images.png'"]),
+        (["--overwrite", "--ood", "integers.npz"], ["ood = 'x: uint8'"]),
         (["--overwrite", "--structure", "diagonal", "--rank", "-1"], ["rank = -1"]),
     ],
 )
 def test_what_does_not_fit_is_refused(run, tmp_path, monkeypatch, capsys, words, anchors):
     monkeypatch.chdir(tmp_path)
     np.savez("wide.npz", x=np.zeros((2, 9), np.float32))
+    np.savez("integers.npz", x=np.zeros((2, 64), np.uint8))
     np.savez("other.npz", z=np.zeros((2, 64), np.float32))
     before = (run / "posterior.json").read_bytes()
     with pytest.raises(SystemExit):
@@ -89,6 +103,13 @@ def test_what_does_not_fit_is_refused(run, tmp_path, monkeypatch, capsys, words,
     said = capsys.readouterr().err
     assert all(anchor in said for anchor in anchors), said
     assert (run / "posterior.json").read_bytes() == before
+
+
+def test_an_ensemble_is_of_different_runs(run, capsys):
+    for named in (str(run), f"{run.parent / 'same'},{run.parent / 'same'}"):
+        with pytest.raises(SystemExit):
+            main(["posterior", str(run), "--overwrite", "--ensemble", named])
+        assert "ensemble = " in capsys.readouterr().err
 
 
 def test_a_run_whose_data_has_changed_is_refused(run, tmp_path, capsys):
@@ -160,3 +181,27 @@ def test_all_that_is_tuned_has_the_same_budget(tmp_path):
         "posterior.json",
     ]
     assert len(draw_reliability(rows).axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("prior", "temperature", "trials", "nll", "sentences"),
+    [
+        (1.0, 1.0, 21, 0.5, 1),
+        (PRECISIONS[-1], 1.0, 21, 1.0, 2),
+        (1.0, max(TEMPERATURES), 21, 0.5, 2),
+        (1.0, 1.0, 0, 1.5, 2),
+    ],
+)
+def test_the_choice_is_explained_where_it_is_an_end_of_the_grid(
+    prior, temperature, trials, nll, sentences
+):
+    point = Row("point", 0, {"nll": 1.0}, {}, {})
+    laplace = point._replace(
+        name="laplace",
+        trials=trials,
+        values={"nll": nll},
+        settings={"prior_precision": prior, "temperature": temperature},
+    )
+    said = describe_choice([point, laplace])
+    assert len(said) == sentences
+    assert f"{prior:.3g}" in said[0]

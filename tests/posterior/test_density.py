@@ -108,6 +108,16 @@ def test_a_file_of_another_model_is_refused(tmp_path):
         save_posterior(Posterior(DENSITIES["normal-dense"], MODEL), tmp_path / "p.npz")
 
 
+def test_a_file_over_some_parameters_needs_the_others_as_they_were(tmp_path):
+    path = tmp_path / "p.safetensors"
+    density = Normal(jnp.zeros(1), Scalar(jnp.float32(4.0)))
+    save_posterior(Posterior(density, MODEL, over=("b",)), path)
+    other_b = MODEL | {"b": np.ones(1, np.float32)}
+    assert load_posterior(path, other_b).sd["b"].tolist() == [0.5]
+    with refused(f"path = '{path}'"):
+        load_posterior(path, MODEL | {"w": np.ones((2, 2), np.float32)})
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     """Cut anywhere, or with other text: an error that names the file, never another posterior."""
     path = tmp_path / "p.safetensors"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedpa
+from fedpa.metrics.streaming import Evaluation
 from fedpa.objectives import Likelihood
 from fedpa.posterior import (
     PredictionSettings,
@@ -118,6 +119,19 @@ def test_validation_clients_choose_the_best_of_the_grid():
         return measured(posterior, jax.random.key(0)).values["nll"]
 
     assert nll(prior, temperature) <= min(nll(p) for p in (0.1, 10.0, 1000.0)) + 1e-6
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1e-5, 1.0), (1e-3, 3.0)])
+def test_another_temperature_must_be_better_by_more_than_rounding(gain, chosen):
+    curvature = measure("diagonal")
+    at_three = curvature.posterior(1e-3, 3.0).sd
+
+    def measured(posterior, key):
+        """T = 3 is better by this share of the NLL."""
+        less = gain if np.allclose(posterior.sd, at_three) else 0.0
+        return Evaluation({"nll": 2.0 - 2.0 * less}, {}, clients=1, examples=1)
+
+    assert choose_by_validation(curvature, measured, 1e-3) == (1e-3, chosen)
 
 
 NET = {

@@ -12,6 +12,7 @@ from fedpa.experiments.tasks.stackoverflow_nwp import SIZES
 MODELS = {
     "bag-of-words": (lambda key: BagOfWords(key=key), 5_000_500),
     "cnn": (lambda key: CNN(key=key), 1_206_590),
+    "logistic": (lambda key: init(key, 784, 0, 62), 48_670),
     "lstm": (lambda key: NextWordLSTM(key=key), 4_050_748),
     "mlp": (lambda key: init(key, 784, 128, 62), 108_478),
     "perceptron": (init, 2_410),
