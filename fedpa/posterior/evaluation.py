@@ -78,7 +78,7 @@ def draw_models(posterior: Posterior, key: Key, num: int) -> Drawn:
     _, restore = ravel(widen(theta))
     mean = posterior.density.mean
     draws = posterior.density.sample(key, num)
-    deviations = jax.lax.map(lambda draw: restore(draw - mean), draws)
+    deviations = jax.vmap(restore)(draws - mean[None])
     return Drawn(eqx.combine(narrow(restore(mean), theta), rest), deviations)
 
 

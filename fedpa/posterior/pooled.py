@@ -163,7 +163,9 @@ def compare_with_pooled(
         ...     return -0.5 * (y - mu) ** 2
         >>> posterior = fedpa.infer(log_likelihood, np.zeros(()), clients, method="laplace",
         ...                         progress=False)
-        >>> fedpa.compare_with_pooled(posterior, log_likelihood, clients).mean_error < 0.1
+        >>> found = fedpa.compare_with_pooled(posterior, log_likelihood, clients, burn_in=100,
+        ...                                   draws=500)
+        >>> found.mean_error < 0.1
         True
     """
     check_type("posterior", posterior, Posterior, "fedpa.infer(log_likelihood, params, clients)")

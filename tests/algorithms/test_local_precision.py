@@ -63,6 +63,7 @@ def test_a_step_divides_the_gradient_by_the_clients_own_precision(epsilon, block
     np.testing.assert_allclose(delta["scale"], 0.5 * gradient["scale"], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_words_and_tags():
     """A table with a bias: a diagonal factor, in units of the words' mean square."""
     model = bag_of_words.BagOfWords(5, 3, key=jax.random.key(0))

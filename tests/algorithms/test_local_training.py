@@ -106,6 +106,7 @@ def test_a_sampler_with_a_temperature_gets_one_that_fedpa_can_use():
         )
 
 
+@pytest.mark.long
 def test_fedpa_scales_samples_by_their_samplers_temperature():
     """Of itself as `sqrt-n` does at T = 1."""
     data = client_data({"x": np.ones((9, 2), np.float32), "y": np.arange(9, dtype=np.float32)})

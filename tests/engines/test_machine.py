@@ -75,6 +75,7 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     assert len(train_wide(clients_in_flight=lanes, workers=workers).history) == 1
 
 
+@pytest.mark.long
 def test_left_alone_the_engine_takes_fewer_clients_at_a_time(monkeypatch):
     monkeypatch.setattr(machine, "count_free_bytes", lambda device: 1_000_000)
     assert len(train_wide().history) == 1

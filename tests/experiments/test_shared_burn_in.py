@@ -94,7 +94,12 @@ def _compared(tmp_path_factory):
     return compared
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind != "auto")) for kind in CONFIGS]
+)
+
+
+@every_kind
 def test_one_run_computes_the_rounds_that_all_share(compared, kind):
     out = compared(kind)
     (shared,) = (out / "burn-in").iterdir()
@@ -108,7 +113,7 @@ def test_one_run_computes_the_rounds_that_all_share(compared, kind):
         assert told == ([SWITCH + 1] if kind == "auto" and name != "fedavg" else [])
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@every_kind
 def test_they_are_the_runs_that_share_nothing(compared, kind):
     """Bit for bit; and each is another from the switch on."""
     ends = []

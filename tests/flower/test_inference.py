@@ -226,6 +226,7 @@ def test_a_client_that_has_lost_its_site_is_left_out_and_q_keeps_it(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.long
 def test_a_run_is_resumed_exactly_where_nodes_have_kept_their_sites(tmp_path):
     """Nodes are ahead of the server, as a kill leaves them. Without their files it is refused."""
     nodes = [node | {"state-dir": str(tmp_path / node["clients"])} for node in NODES]

@@ -459,6 +459,7 @@ def test_a_run_goes_on_from_its_directory(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:a client takes part")
+@pytest.mark.long
 def test_what_clients_keep_stays_on_their_node(tmp_path):
     config = settings(tmp_path, method="scaffold", rounds=3, clients_per_round=3, epochs=1)
     del config["burn-in-rounds"]
@@ -777,6 +778,7 @@ def test_a_bad_value_is_not_told(tmp_path, monkeypatch):
     assert not any("424242" in error for error in errors)
 
 
+@pytest.mark.long
 def test_the_page_s_task_of_one_s_own(tmp_path, monkeypatch):
     """The deployment page's code, as it stands there; nodes have clients and no test split."""
     page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text("utf-8")

@@ -56,7 +56,9 @@ PRIOR = fedpa.normal_prior(sd=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:a client takes part")
-@pytest.mark.parametrize(("method", "prior"), [("fedpa", PRIOR), ("scaffold", None)])
+@pytest.mark.parametrize(
+    ("method", "prior"), [("fedpa", PRIOR), pytest.param("scaffold", None, marks=pytest.mark.long)]
+)
 def test_rounds_over_nodes_are_those_of_fit(tmp_path, method, prior):
     """Interrupted after two rounds and resumed; a finished run is returned as it is.
 

@@ -196,6 +196,7 @@ def test_every_engine_gives_the_same(posterior, engine):
             np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
+@pytest.mark.long
 def test_an_interrupted_inference_ends_as_one_that_was_not(tmp_path):
     """Bit for bit, the sites of clients included; variational draws and cohorts are random."""
     options = {"clients_per_round": 2, "rounds": 12, "out": tmp_path / "whole"}

@@ -57,7 +57,7 @@ NETWORKS = {
         lambda: images(32, 32, 3),
     ),
 }
-SHORT = {("perceptron", "diagonal"), ("lstm", "low-rank"), ("bag-of-words", "last-layer")}
+SHORT = {("perceptron", "diagonal"), ("bag-of-words", "last-layer")}
 CASES = [
     pytest.param(name, structure, marks=[pytest.mark.long] * ((name, structure) not in SHORT))
     for name in NETWORKS

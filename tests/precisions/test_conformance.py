@@ -259,9 +259,28 @@ STRUCTURES = {
     "layered": layered(),
 }
 TOLERANCE = {"float32": 2e-4, "float64": 1e-11}
-every_structure = pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
-ADDED = {name: structure for name, structure in STRUCTURES.items() if structure.has_add}
-every_added = pytest.mark.parametrize("structure", ADDED.values(), ids=ADDED)
+LONGER = {
+    "kronecker pair in blocks",
+    "kronecker pair with a diagonal",
+    "kronecker pair of diagonals",
+    "eigenbasis",
+    "eigenbasis of diagonals",
+}
+"""Those of the longer suite: `in blocks of both` is the general case."""
+
+
+def parametrize(structures: dict[str, Structure]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "structure",
+        [
+            pytest.param(one, id=name, marks=[pytest.mark.long] * (name in LONGER))
+            for name, one in structures.items()
+        ],
+    )
+
+
+every_structure = parametrize(STRUCTURES)
+every_added = parametrize({name: one for name, one in STRUCTURES.items() if one.has_add})
 both_dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
@@ -492,7 +511,10 @@ def test_other_scales_and_priors_need_no_other_eigenvectors(name, monkeypatch):
 
 
 @both_dtypes
-@pytest.mark.parametrize(("rank", "prior"), [(FEATURES, 0.0), (2, 0.5), (0, 0.5)])
+@pytest.mark.parametrize(
+    ("rank", "prior"),
+    [pytest.param(FEATURES, 0.0, marks=pytest.mark.long), (2, 0.5), (0, 0.5)],
+)
 def test_rows_that_fill_up_a_block_count_nowhere(dtype, rank, prior):
     """Without a prior; and where real rows, and combinations of them, are zero like the fill."""
     structure, rng = STRUCTURES["kronecker pair in blocks of both"], np.random.default_rng(0)
@@ -514,6 +536,7 @@ def test_rows_that_fill_up_a_block_count_nowhere(dtype, rank, prior):
             close(flat(precision.sample(v, jax.random.key(0))), drawn, dtype)
 
 
+@pytest.mark.long
 def test_programs_in_two_threads_do_not_wait_for_each_other():
     """Batched LAPACK calls did, for ever."""
     run_in_two_threads(

@@ -98,6 +98,7 @@ def test_factors_are_those_by_hand_whatever_the_batches(batch_size, capacity):
     close(found.rest, (Diagonal(squares),))
 
 
+@pytest.mark.long
 def test_clients_add_up_to_the_pooled_examples():
     """A and G are summed apart with their counts: unequal clients, and one without examples."""
     parts = [(0, 2), (2, 2), (2, 11)]

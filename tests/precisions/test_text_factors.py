@@ -227,7 +227,13 @@ def close(found, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.long] * (name in ("lstm", "own scan")))
+        for name, case in CASES.items()
+    ],
+)
 
 
 @every_case
@@ -247,6 +253,7 @@ def test_factors_are_those_of_the_rows(case, block, batch_size, capacity):
 
 
 @every_case
+@pytest.mark.long
 def test_clients_add_up_to_the_pooled_examples(case):
     with jax.enable_x64(True):
         parts = [

@@ -180,21 +180,26 @@ START = jnp.array([4.0, 4.0])
 WHOLE, PADDED = target(40).data, target(200).data
 
 
+def among(names):
+    """Variants of a sampler that is there already are for the longer suite."""
+    longer = ("-bayes", "-discard", "-dense", "-diagonal")
+    return [pytest.param(name, marks=[pytest.mark.long] * name.endswith(longer)) for name in names]
+
+
 # Another temperature is another law and the same program: the law alone is tested again.
-@pytest.fixture(params=[name for name in SAMPLERS if "-bayes" not in name], name="entry")
+@pytest.fixture(params=among(n for n in SAMPLERS if "-bayes" not in n), name="entry")
 def _entry(request):
     return SAMPLERS[request.param]
 
 
 @pytest.fixture(
-    params=[name for name in SAMPLERS if "-bayes" not in name and name not in ADAPTED],
-    name="steady",
+    params=among(n for n in SAMPLERS if "-bayes" not in n and n not in ADAPTED), name="steady"
 )
 def _steady(request):
     return SAMPLERS[request.param]
 
 
-@pytest.fixture(params=SAMPLERS, name="law")
+@pytest.fixture(params=among(SAMPLERS), name="law")
 def _law(request):
     return SAMPLERS[request.param]
 

@@ -201,6 +201,7 @@ def test_shift_and_scale_change_nothing():
         np.testing.assert_allclose(joined, of_plain, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_more_parameters_than_fit_at_once(monkeypatch):
     draws = np.random.default_rng(0).standard_normal((2, 50, 7))
     together = autocorrelation_ess(draws)

@@ -101,6 +101,7 @@ def test_a_mass_is_worth_many_gradients():
     assert 0.5 < given / dense < 2
 
 
+@pytest.mark.long
 def test_a_traced_mass_is_the_given_one():
     given = COVARIANCE.astype(np.float32)
 

@@ -348,6 +348,7 @@ def test_a_full_disk_costs_one_warning(out):
 # W&B
 
 
+@pytest.mark.long
 def test_wandb_says_how_a_run_ended_and_leaves_runs_of_others_alone(out):
     import wandb
 

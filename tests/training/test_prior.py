@@ -72,10 +72,7 @@ def test_mb_sgd_reaches_the_maximum_of_the_posterior_whatever_the_split(cuts):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] * (name not in ("fedavg", "scaffold")))
-        for name in METHODS
-    ],
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "fedavg")) for name in METHODS],
 )
 def test_every_method_has_the_prior_once(name):
     found = fit(split({5, 12, 30}), METHODS[name])

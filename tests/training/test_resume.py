@@ -296,6 +296,7 @@ def test_a_round_that_a_callback_makes_the_last_is_evaluated_and_may_be_the_best
 @pytest.mark.parametrize(
     ("every", "more", "evaluated"), [(4, [0.5, 0.4], [4, 8, 9]), (3, [2.0], [3, 6])]
 )
+@pytest.mark.long
 def test_what_ends_a_run_in_its_last_round_need_not_end_a_longer_one(
     tmp_path, every, more, evaluated
 ):

@@ -243,6 +243,7 @@ def test_fresh_directories_do_not_collide(tmp_path):
     assert all(path.is_dir() for path in names)
 
 
+@pytest.mark.long
 def test_the_estimate_is_measured():
     cost, seconds = estimate_run(resolve(SMALL))
     assert cost.clients == 100

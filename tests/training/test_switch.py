@@ -201,7 +201,9 @@ def _runs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n != "fedpa")) for n in MAKERS]
+)
 def test_a_run_that_switches_is_the_run_with_that_number_of_burn_in_rounds(runs, name):
     found = runs(name)[1]
     fixed = fit(lambda _: build(name, SWITCH))

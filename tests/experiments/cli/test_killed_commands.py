@@ -65,6 +65,7 @@ def killed_at_every_step(cwd, *words, files):
     return [set(there) for _, there in attempts]
 
 
+@pytest.mark.long
 def test_a_partition(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "mine.npz", x=rng.normal(size=(40, 2)), y=rng.integers(0, 3, 40))
@@ -76,6 +77,7 @@ def test_a_partition(tmp_path):
     assert all(files <= there for there in left if "mine_train.h5" in there)
 
 
+@pytest.mark.long
 def test_a_report(tmp_path):
     made_run(tmp_path / "a-run", rounds=3)
     beside = ("curves.png", "curves.pdf", "table.csv", "table.tex")

@@ -43,6 +43,7 @@ def plain(p, x):
     return h @ p.weight + p.bias.reshape(1, -1)
 
 
+@pytest.mark.long
 def test_logits_and_gradient_are_those_of_the_plain_network():
     fast = logits_and_gradient(lambda p: p(BATCH["x"], KEY), TINY)
     assert_same(
