@@ -2,12 +2,16 @@
 
     python -m benchmarks.tuned_methods emnist-skew-mlp docs/results/tuned.csv
     python -m benchmarks.tuned_methods docs/results/tuned.csv --figure docs/results/tuned.png
+    python -m benchmarks.tuned_methods emnist-skew-mlp docs/results/tuned.csv --seconds 40
 
 Every method has the same number of trials for its rates, a grid of the client's and the server's,
 at half of the rounds, with a seed of their own, chosen by the loss of validation clients (tags: by
 recall). Then it runs with its best rates and fresh seeds, measured on the test split (tags: also on
 the validation clients that chose the rates, because the test split is of other sites). Runs that
 the table has are kept: an interrupted comparison continues.
+
+The table's seconds are those of runs beside other work. `--seconds N` measures instead what a round
+takes: the first N rounds of every method, in turns.
 """
 
 import argparse
@@ -42,6 +46,8 @@ TRIAL_SEED = 1000
 START_SEED = 100
 CLIENTS = 10
 """Of a round."""
+TURNS = 3
+"""In which rounds are timed."""
 SHARE = 0.1
 """Of the evaluations at the end of a run that are averaged as its result."""
 
@@ -386,6 +392,25 @@ def run(trial: Trial, data_dir: str | None) -> Table:
     return {one: [summarize(points)] if is_trial else points for one, points in measured.items()}
 
 
+def time_rounds(name: str, rounds: int, table: Table, data_dir: str | None) -> dict[str, float]:
+    """Measure a round's seconds with each method's best rates: the median of turns' means."""
+    problem = load(name, data_dir)
+    means: dict[str, list[float]] = {method: [] for method in COMPARISONS[name].servers}
+    for seed, method in itertools.product(range(TURNS), means):
+        result = fedpa.fit(
+            problem.objective,
+            problem.init(jax.random.key(seed)),
+            problem.clients,
+            build(best(table, name, method)),
+            rounds=rounds,
+            clients_per_round=CLIENTS,
+            seed=seed,
+            progress=False,
+        )
+        means[method].append(float(np.mean(exclude_compiling(result.history))))
+    return {method: float(np.median(of_turns)) for method, of_turns in means.items()}
+
+
 def exclude_compiling(history: Sequence[Mapping[str, Any]]) -> list[float]:
     """The seconds of each round, without compiling.
 
@@ -563,8 +588,14 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--figure", type=Path, help="PNG file to draw the curves in")
+    parser.add_argument("--seconds", type=int, metavar="N", help="time N rounds of each method")
     given = parser.parse_args()
     fedpa.configure()
+    if given.comparison and given.seconds:
+        seconds = time_rounds(given.comparison, given.seconds, read(given.table), given.data_dir)
+        for method, value in seconds.items():
+            print(f"{method}: {value:.4g} s a round, {value / min(seconds.values()):.2f}×")
+        return
     if given.comparison:
         compare(given.comparison, given.table, given.data_dir)
     table = read(given.table)

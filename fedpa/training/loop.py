@@ -89,8 +89,8 @@ class Fit(NamedTuple):
             + ("" if self.finished else " (can be resumed)"),
             **describe_metrics(self.history, self.best),
             "failures": self._describe_failures(),
-            "traffic": f"{_format_bytes(self._total('comm/bytes_up'))} up, "
-            f"{_format_bytes(self._total('comm/bytes_down'))} down",
+            "traffic": f"{format_bytes(self._total('comm/bytes_up'))} up, "
+            f"{format_bytes(self._total('comm/bytes_down'))} down",
             "seconds": f"{self._total('seconds'):.3g}",
             "recorded": "no" if self.out is None else repr(str(self.out)),
         }
@@ -153,7 +153,8 @@ def count_parameters(tree: Any) -> str:
     return f"{size:,} parameter{'s' if size != 1 else ''}"
 
 
-def _format_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
+    """Format a size with its unit, `1.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

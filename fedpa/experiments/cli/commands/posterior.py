@@ -33,6 +33,7 @@ from fedpa.experiments.tasks.task import TaskOptions, task_named
 from fedpa.posterior.evaluation import PredictionSettings
 from fedpa.posterior.laplace import measure_curvature
 from fedpa.training.loading import parse_round
+from fedpa.training.loop import format_bytes
 from fedpa.training.run_directory import check_writable, writing
 
 
@@ -146,7 +147,7 @@ def main(argv: Sequence[str], console: Console) -> None:
     numbers = sum(x.size for x in jax.tree.leaves(posterior.density))
     say(
         console,
-        f"{command.structure}: {4 * numbers / 1e6:,.1f} MB, its round took {seconds:.1f} s with "
+        f"{command.structure}: {format_bytes(4 * numbers)}, its round took {seconds:.1f} s with "
         f"compiling; written {', '.join(path.name for path in paths)}",
     )
 
