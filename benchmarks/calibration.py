@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 import fedpa
+from benchmarks.tuned_methods import compare_seeds
 from fedpa.atomic_write import write_atomically
 from fedpa.data import from_mapping
 from fedpa.data.federated import FederatedData
@@ -272,23 +273,31 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def show(rows: list[dict[str, str]]) -> None:
-    """Print means over seeds: a line for each row of each model."""
-    groups: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
+    """Print means over seeds, and of the NLL what is below the point estimate's, paired by seed."""
+    groups: dict[tuple[str, ...], dict[int, dict[str, str]]] = {}
     for row in rows:
-        is_alike = row["row"] in ("point", "temperature", "ensemble")
-        shown = row["row"] if is_alike else row["structure"]
-        if row["row"].startswith("isotropic"):
-            shown = f"{row['row']}, as {row['structure']}"
-        key = (row["problem"], row["training"], row["examples"], shown)
-        groups.setdefault(key, []).append(row)
-    print("| problem | training | examples | prediction | seeds | " + " | ".join(VALUES) + " |")
-    print("| --- " * (5 + len(VALUES)) + "|")
+        case = (row["problem"], row["training"], row["examples"])
+        groups.setdefault((*case, name_row(row)), {})[int(row["seed"])] = row
+    print("| problem | training | examples | prediction | seeds | gain | ", end="")
+    print(" | ".join(VALUES) + " |\n" + "| --- " * (6 + len(VALUES)) + "|")
+
+    def read(found: Mapping[int, dict[str, str]], value: str) -> dict[int, float]:
+        return {seed: float(row[value]) for seed, row in found.items()}
+
     for key, found in groups.items():
-        by_seed = {row["seed"]: row for row in found}
-        cells = [
-            f"{np.mean([float(row[name]) for row in by_seed.values()]):.4f}" for name in VALUES
-        ]
-        print("| " + " | ".join([*key, str(len(by_seed)), *cells]) + " |")
+        point = read(groups[*key[:3], "point"], "nll")
+        gain = compare_seeds(point, read(found, "nll")) if key[3] != "point" else ""
+        means = [f"{np.mean([*read(found, name).values()]):.4f}" for name in VALUES]
+        print("| " + " | ".join([*key, str(len(found)), gain, *means]) + " |")
+
+
+def name_row(row: Mapping[str, str]) -> str:
+    """Name a row, whose structure is part of the name where it matters."""
+    if row["row"] in ("point", "temperature", "ensemble"):
+        return row["row"]
+    if row["row"] == "laplace":
+        return row["structure"]
+    return f"{row['row']}, as {row['structure']}"
 
 
 def main() -> None:
