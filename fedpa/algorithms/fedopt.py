@@ -315,7 +315,6 @@ def fedopt(
     clients: ClientUpdate | Mapping[str, ClientUpdate],
     phase: Callable[[int], str] | None = None,
     client_rate: Schedule = constant(),
-    server_rate: Schedule = constant(),
     shared: Shared | None = None,
 ) -> Algorithm:
     """Put Algorithm 1 around client updates: θ ← ServerOpt(θ, Σ q_i Δ_i / Σ q_i).
@@ -325,7 +324,6 @@ def fedopt(
         clients: The client update, as `client_update` gives it; or one for each phase, by name.
         phase: Round, from 0 → the name of its phase; needed where there are several.
         client_rate: Multiplies the clients' learning rate, by round.
-        server_rate: Multiplies the server's learning rate, in addition to `server.schedule`.
         shared: State that the server keeps and sends besides θ; clients' results are then `Sent`.
     Returns:
         The algorithm, as engines and `fed_round` run it.
@@ -359,8 +357,7 @@ def fedopt(
         state: ServerState, aggregate: Aggregate, t: RoundNumber
     ) -> tuple[ServerState, ServerInfo]:
         delta = aggregate.mean if shared is None else aggregate.mean.delta
-        rate = server_rate(t) * server.schedule(t)
-        new, info = server_update.update(server, state, delta, aggregate.weight, rate)
+        new, info = server_update.update(server, state, delta, aggregate.weight, server.schedule(t))
         if shared is None:
             return new, info
         fresh = shared.update(state, aggregate)

@@ -1,12 +1,11 @@
 """FedPA's controls: the mean of the samples without the covariance, and with FedPA's step length.
 
 For small Ŝ and d ≫ ℓ, Δ̂ ≈ (1 + (ℓ−1)ρ)(θ₀ − x̄): mostly a *longer step*. A gain of FedPA's is one
-of its covariance only where it beats this control with the same ρ, which takes that longer step
-and nothing else.
+of its covariance only where it beats this control with the same ρ, which sends that longer step and
+nothing else: FedPA as if all samples were equal, whatever the server does with it.
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedpa.algorithms.client import client_update
 from fedpa.algorithms.fedavg import fedavg_client
@@ -29,11 +28,11 @@ def mean_control(
     rho: float = 0.0,
     sampler: SamplerFactory | None = None,
 ) -> Method:
-    """Build FedPA's control: Δ = θ₀ − x̄, the covariance left out.
+    """Build FedPA's control: Δ = (1 + (ℓ−1)ρ)(θ₀ − x̄), the covariance left out.
 
     Args:
         local: As for FedPA.
-        server: As for FedPA; in sampling rounds its rate is multiplied by 1 + (ℓ−1)ρ.
+        server: As for FedPA.
         burn_in_rounds: As for FedPA: rounds run as FedAvg first.
         rho: FedPA's ρ, for a step as long as FedPA's; 0 leaves the step as it is.
         sampler: As for FedPA.
@@ -57,14 +56,8 @@ def mean_control(
 
         clients = {
             BURN_IN: fedavg_client(objective, local, server),
-            SAMPLING: client_update(sampler_at, mean(), samples, server.weighting),
+            SAMPLING: client_update(sampler_at, mean(factor), samples, server.weighting),
         }
-        return fedopt(
-            server,
-            clients,
-            phase,
-            client_rate=local.schedule,
-            server_rate=lambda t: jnp.where(jnp.asarray(t) >= burn_in_rounds, factor, 1.0),
-        )
+        return fedopt(server, clients, phase, client_rate=local.schedule)
 
     return build

@@ -1,4 +1,4 @@
-"""The control without covariance: Δ = θ₀ − x̄, FedPA's delta at ρ = 0."""
+"""The control without covariance: Δ = c (θ₀ − x̄), FedPA's delta at Ŝ = 0."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import optax
 
 from fedpa.deltas.delta import Delta, DeltaInfo
 from fedpa.deltas.gram import effective_samples
+from fedpa.errors import check_positive
 from fedpa.precision import narrow, widen
 from fedpa.types import Count, Params, Scalar
 
@@ -25,9 +26,13 @@ class MeanState(NamedTuple):
     """Σ ‖x_s − x̄_t‖²."""
 
 
-def mean() -> Delta:
-    """Build the control without covariance: Δ = θ₀ − x̄, FedPA's delta at ρ = 0 (Σ̂ = I).
+def mean(scale: float = 1.0) -> Delta:
+    """Build the control without covariance: Δ = c (θ₀ − x̄).
 
+    FedPA's delta has c = 1 at ρ = 0 (Σ̂ = I), and c = 1 + (ℓ−1)ρ if its ℓ samples are equal (Ŝ = 0).
+
+    Args:
+        scale: c > 0; default: 1.
     Returns:
         The delta; its info has ρ = 0 and the effective sample size.
     Example:
@@ -38,6 +43,7 @@ def mean() -> Delta:
         >>> print(delta.value(state)[0])
         [-2. -2.]
     """
+    check_positive("scale", scale)
 
     def init(theta0: Params, n: Count) -> MeanState:
         wide, zero = widen(theta0), jnp.zeros(())
@@ -55,6 +61,8 @@ def mean() -> Delta:
 
     def value(state: MeanState) -> tuple[Params, DeltaInfo]:
         delta = optax.tree.sub(widen(state.theta0), state.mean)
+        if scale != 1:
+            delta = jax.tree.map(lambda x: scale * x, delta)
         ess = effective_samples(state.t.astype(jnp.float32), state.steps, state.spread)
         return narrow(delta, state.theta0), DeltaInfo(jnp.zeros(()), ess)
 

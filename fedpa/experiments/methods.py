@@ -455,7 +455,7 @@ METHODS = {
     ),
     "mean-scaled": NamedMethod(
         "mean-scaled[M]",
-        "control of fedpa: mean with fedpa's longer step, rate × (1 + (ℓ−1)ρ)",
+        "control of fedpa: mean with fedpa's longer step, Δ × (1 + (ℓ−1)ρ)",
         build_mean_scaled,
         samples=True,
         begins_as_fedavg=True,

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fedpa
-from fedpa.deltas import fixed, gram, posterior
+from fedpa.deltas import fixed, gram, mean, posterior
 from fedpa.deltas.recurrence import RecurrenceState, recurrence
 from fedpa.deltas.shrinkage import shrinkage
 from tests.compiling import run_in_two_threads
@@ -278,6 +278,18 @@ def test_small_spread_is_mostly_a_longer_step():
     theta0, samples = rng.standard_normal(50), 1e-5 * rng.standard_normal((5, 50))
     longer = (1 + 4 * 0.1) * (theta0 - samples.mean(0))
     np.testing.assert_allclose(fedpa.posterior_delta(theta0, samples, 0.1), longer, rtol=1e-6)
+
+
+def test_of_equal_samples_it_is_the_scaled_mean():
+    """The control `mean-scaled` sends just that."""
+    theta0, x = jnp.arange(3.0), jnp.array([1.0, -2.0, 0.5])
+    found = []
+    for delta in (posterior(4, fixed(0.25)), mean(1 + 3 * 0.25)):
+        state = delta.init(theta0, jnp.asarray(10))
+        for _ in range(4):
+            state = delta.update(state, x, x)
+        found.append(delta.value(state)[0])
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 def test_the_misprinted_recurrence_would_be_noticed():

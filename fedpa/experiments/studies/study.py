@@ -36,7 +36,7 @@ DIGITS = 5
 
 class Settings(NamedTuple):
     quick: bool
-    """A smaller version that shows the same directions, in at most about a minute."""
+    """A smaller version that shows the same directions, in about a minute; `switch` takes five."""
     seed: int
     repeats: int
     """How many seeds or repeats, as the study's knob says; 0: as many as each problem has."""
@@ -48,6 +48,8 @@ class Settings(NamedTuple):
     """What an earlier call has measured, of a study that continues."""
     runs: Path = Path()
     """Where a study that continues records its runs."""
+    keep: Callable[[list[Row]], None] = lambda rows: None
+    """Writes all rows so far, of a study that continues."""
 
 
 class Study(NamedTuple):
@@ -95,7 +97,7 @@ def as_csv(study: Study, rows: Iterable[Row], seed: int, quick: bool) -> str:
             name: f"{value:.{DIGITS}g}" if isinstance(value, float) else value
             for name, value in row.items()
         }
-        writer.writerow(shortened | stamp)
+        writer.writerow(stamp | shortened)  # a row that was kept has its own stamp
     return text.getvalue()
 
 

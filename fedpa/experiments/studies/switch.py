@@ -6,14 +6,16 @@ are means of iterates, and the mean of a round's iterates is a shorter step than
 the controls are FedAvg with lower server rates, one of them lower by just that ratio, ‖θ₀ − x̄‖ /
 ‖θ₀ − θ_K‖ as the first round after the switch measures it.
 
-FedPA's ρ is tuned with the first seed, on the loss of validation clients over the branch's last
-rounds. MIME and global precision have a server of their own: they begin with θ alone. All others
-also continue the server's optimizer.
+FedPA's ρ is tuned on the loss of validation clients over the branch's last rounds, with cohorts of
+a seed that is not compared; FedAvg's lower rate with which FedPA is compared is the one that is
+best there, too. A lower rate also shortens what the server's momentum has gathered, at once;
+shorter deltas do so within some rounds. All branches of a seed meet the same clients in the same
+rounds, except MIME and global precision: they have a server of their own, begin with θ alone, and
+their rounds are counted from there. SGLD samples at T = 0.01: with √n_i, S is about 0.01 A⁻¹.
 """
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +29,10 @@ from fedpa.algorithms.plateau import Plateau
 from fedpa.experiments.config import RunConfig, default_config, resolve
 from fedpa.experiments.hyperparameters import replace_fields
 from fedpa.experiments.methods import METHODS
-from fedpa.experiments.report.bootstrap import interval_of_mean
+from fedpa.experiments.report.bootstrap import band_of_mean, interval_of_mean
 from fedpa.experiments.report.curves import Curve, compute_running_average
 from fedpa.experiments.report.figures import new_figure, tidy
-from fedpa.experiments.report.looks import Look, choose_looks
+from fedpa.experiments.report.looks import Look, choose_looks, style_line
 from fedpa.experiments.run import run
 from fedpa.experiments.studies.study import (
     Row,
@@ -57,6 +59,8 @@ LAST = 20
 """Rounds at the end that are averaged."""
 RHOS = (0.001, 0.01, 0.1, 1.0)
 """Candidates for FedPA's ρ."""
+TUNING = 1_000_000
+"""Added to the seed of the runs that choose ρ."""
 
 
 class Branch(NamedTuple):
@@ -86,7 +90,7 @@ BRANCHES = {
 }
 """In the order in which they run: a control's rate needs FedAvg's and the mean's first round."""
 CUTS = (HALF, QUARTER, MATCHED)
-FEW = (FEDAVG, HALF, MATCHED, "mean", "FedPA", "global precision")
+FEW = (FEDAVG, HALF, "mean", MATCHED, "FedPA", "global precision")
 MANY = (FEDAVG, HALF, QUARTER, "mean", MATCHED, "mean-scaled", "FedPA", "global precision")
 
 
@@ -110,6 +114,8 @@ class Federation(NamedTuple):
     """Before the switch; every round is evaluated after it."""
     branches: Sequence[str] = tuple(BRANCHES)
     clients: int = 10
+    of_branches: Mapping[str, Mapping[str, Any]] = {}
+    """Branch → settings that it needs on this problem."""
 
 
 DIGITS = {"dataset": "fed_emnist_digitsonly", "validation_share": 0.1, "eval_examples": 4000}
@@ -161,7 +167,7 @@ PROBLEMS = {
         seeds=2,
         has_one_burn_in=True,
         rounds=80,
-        eval_every=20,
+        eval_every=5,
         branches=FEW,
     ),
     "tags": Federation(
@@ -171,16 +177,19 @@ PROBLEMS = {
         {"iterate_averaging": "none"},
         seeds=3,
         eval_every=5,
+        of_branches={"global precision": {"precision_length": 40.0}},
     ),
 }
 QUICK = "digits"
+BOUNDS = {own.at_least for own in PROBLEMS.values() if own.at_least == own.at_most}
+"""Switches that no rule decides."""
 
 
 # --- measuring ---
 
 
 def measure(settings: Settings) -> list[Row]:
-    """All rows: those of earlier calls, and of the problems and seeds that they lack."""
+    """Measure what is missing: all rows, with those of earlier calls."""
     rows = list(settings.kept)
     names = [QUICK] if settings.quick else settings.problems or tuple(PROBLEMS)
     wanted = [(name, seed) for name in names for seed in _list_seeds(PROBLEMS[name], settings)]
@@ -192,10 +201,11 @@ def measure(settings: Settings) -> list[Row]:
         def tell(text: str, done: float = place / len(wanted), name: str = name) -> None:
             settings.tell(done, f"{name}: {text}")
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fed_emnist is not here")
-            rows += [row | {"run": seed} for row in _measure_seed(name, seed, rows, out, tell)]
+        rows += [
+            row | {"run": seed} for row in _measure_seed(name, seed, settings.seed, rows, out, tell)
+        ]
         rows += make_rows({"problem": own.title, "run": seed}, {"done": 1.0})
+        settings.keep(rows)
     return rows
 
 
@@ -206,15 +216,17 @@ def _list_seeds(own: Federation, settings: Settings) -> range:
 @functools.lru_cache(maxsize=1)
 def _load(title: str) -> Problem:
     (own,) = (own for own in PROBLEMS.values() if own.title == title)
-    return task_named(own.task).load(configure(own, BRANCHES[FEDAVG], 0, 0, "").task_options)
+    return task_named(own.task).load(configure(own, FEDAVG, 0, 0, "").task_options)
 
 
-def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: Any) -> Iterator[Row]:
+def _measure_seed(
+    name: str, seed: int, first_seed: int, rows: Sequence[Row], out: Path, tell: Any
+) -> Iterator[Row]:
     """Train to the plateau, then every branch."""
     own = PROBLEMS[name]
-    of_burn_in = 0 if own.has_one_burn_in else seed
+    of_burn_in = first_seed if own.has_one_burn_in else seed
     shared = out.parent / f"{name}-{of_burn_in}-burn-in"
-    first = configure(own, BRANCHES[FEDAVG], of_burn_in, 0, "")
+    first = configure(own, FEDAVG, of_burn_in, 0, "")
     problem = _load(own.title)
     tell(f"seed {seed}, FedAvg to its plateau")
     before = run(
@@ -232,39 +244,41 @@ def _measure_seed(name: str, seed: int, rows: Sequence[Row], out: Path, tell: An
     yield from make_rows(about, {"switch": switch, "plateau": float(is_plateau)})
     yield from _read(about, before.history, switch, first=-own.rounds)
 
-    def train(name: str, branch: Branch, place: str, **settings: Any) -> History:
-        tell(f"seed {seed}, {name}")
-        config = configure(own, branch, seed, switch, str(shared))
-        config = resolve(replace_fields(config, **settings))
-        from_here = None if branch.is_fresh else shared
+    def train(label: str, place: str, seed: int, **more: Any) -> History:
+        tell(f"seed {seed}, {label}")
+        config = resolve(replace_fields(configure(own, label, seed, switch, str(shared)), **more))
+        from_here = None if BRANCHES[label].is_fresh else shared
         return run(config, out / place, resuming=True, problem=problem, branch=from_here).history
 
     lengths: dict[str, float] = {}
     for place, label in enumerate(own.branches):
-        branch, settings = BRANCHES[label], dict[str, Any]()
+        more: dict[str, Any] = {}
         about = {"problem": own.title, "branch": label}
         if label == MATCHED:
-            settings["at_switch_rate"] = lengths["mean"] / lengths[FEDAVG]
-            yield from make_rows(about, {"rate": settings["at_switch_rate"]})
+            more["at_switch_rate"] = lengths["mean"] / lengths[FEDAVG]
+            yield from make_rows(about, {"rate": more["at_switch_rate"]})
         if label == TUNED:
             chosen = [row["value"] for row in where(rows, problem=own.title, quantity="rho")]
             if not chosen:
                 values = {}
                 for rho in RHOS:
-                    history = train(f"FedPA, ρ = {rho:g}", branch, f"rho-{rho:g}", rho=rho)
-                    values[rho] = _average(history, "valid/loss", switch + own.rounds - LAST)
-                    yield from make_rows(about | {"rho": rho}, {"validation": values[rho]})
+                    history = train(label, f"rho-{rho:g}", seed + TUNING, rho=rho)
+                    values[rho] = _average(history, switch + own.rounds - LAST)
+                    yield from make_rows(about | {"rho": rho}, {"trial": values[rho]})
                 chosen = [min(values, key=lambda rho: _or_infinite(values[rho]))]
-            settings["rho"] = chosen[0]
+            more["rho"] = chosen[0]
             yield from make_rows(about, {"rho": chosen[0]})
-        history = train(label, branch, f"branch-{place}", **settings)
-        start = 0 if branch.is_fresh else switch
+        history = train(label, f"branch-{place}", seed, **more)
+        start = 0 if BRANCHES[label].is_fresh else switch
         lengths[label] = history[start]["train/delta_norm"]
+        validation = _average(history, start + own.rounds - LAST)
+        yield from make_rows(about, {"validation": validation})
         yield from _read(about, history, start, first=0)
 
 
-def configure(own: Federation, branch: Branch, seed: int, switch: int, shared: str) -> RunConfig:
+def configure(own: Federation, label: str, seed: int, switch: int, shared: str) -> RunConfig:
     """Configure a branch that begins after round `switch` of the run in `shared`."""
+    branch = BRANCHES[label]
     base = default_config(own.task, "fedavg")
     h = dataclasses.replace(base.hyperparameters, burn_in_rounds=0, **own.settings)
     if branch.is_fresh:
@@ -282,7 +296,7 @@ def configure(own: Federation, branch: Branch, seed: int, switch: int, shared: s
         init=shared if branch.is_fresh else None,
         eval_every=1,
         clients_per_round=own.clients,
-        hyperparameters=dataclasses.replace(h, **branch.settings),
+        hyperparameters=dataclasses.replace(h, **branch.settings, **own.of_branches.get(label, {})),
         task_options=dataclasses.replace(base.task_options, **own.options, eval_split="test"),
         test_at_end=False,
         recording=dataclasses.replace(base.recording, keep_checkpoints=1),
@@ -299,7 +313,9 @@ def _read(about: Row, history: History, switch: int, first: int) -> Iterator[Row
             yield from make_rows(about | {"round": place}, values)
 
 
-def _average(history: History, name: str, after: int) -> float:
+def _average(history: History, after: int) -> float:
+    """The loss of validation clients after a round."""
+    name = "valid/loss"
     return float(np.mean([r[name] for r in history if r["round"] > after and name in r]))
 
 
@@ -318,6 +334,8 @@ class Outcome(NamedTuple):
     loss: dict[int, float]
     """Mean of the last rounds."""
     metric: dict[int, float]
+    validation: dict[int, float]
+    """Loss of validation clients in the last rounds."""
 
 
 def find_outcomes(rows: Sequence[Row]) -> dict[str, Outcome]:
@@ -326,7 +344,8 @@ def find_outcomes(rows: Sequence[Row]) -> dict[str, Outcome]:
     curves = where(rows, quantity="loss")
     last = max((row["round"] for row in curves), default=0)
     for name, own in split([row for row in rows if "round" in row], "branch").items():
-        outcome = Outcome({}, {}, {})
+        validation = where(rows, branch=name, quantity="validation")
+        outcome = Outcome({}, {}, {}, {row["run"]: row["value"] for row in validation})
         for seed, of_seed in split(own, "run").items():
             after = [row for row in of_seed if row["round"] > 0]
             if not after:
@@ -377,32 +396,41 @@ def draw(rows: Sequence[Row]) -> Figure:
 def _draw_panel(
     axes: Axes, rows: Sequence[Row], quantity: str, names: Sequence[str], looks: Mapping[str, Look]
 ) -> None:
-    """Running averages of ten rounds, means over seeds; crosses are FedAvg's rounds."""
+    """Running averages of ten rounds of each seed, their mean and 95 % band; crosses are rounds."""
     shown: list[float] = []
+    before = _read_curves(where(rows, branch=FEDAVG, quantity=quantity))
     for name in names:
-        curve = split(where(rows, branch=name, quantity=quantity), "round")
-        if not curve:
+        found = _read_curves(where(rows, branch=name, quantity=quantity))
+        if not found:
             continue
-        if name != FEDAVG:  # which all continue
-            curve |= {
-                t: own
-                for t, own in split(where(rows, branch=FEDAVG, quantity=quantity), "round").items()
-                if t <= 0
-            }
-        rounds = np.array(sorted(curve))
-        means = np.array([np.mean([row["value"] for row in curve[t]]) for t in rounds])
-        if name == FEDAVG:
-            axes.plot(rounds, means, "x", ms=2.5, color="0.7", zorder=0)
-        smooth = compute_running_average(Curve(rounds, means), WINDOW).values
+        # Before the switch all are FedAvg; rounds that every seed has.
+        curves = [
+            {t: value for t, value in before[seed].items() if t <= 0} | own
+            for seed, own in found.items()
+        ]
+        rounds = np.array(sorted(set.intersection(*map(set, curves))))
+        values = np.array([[own[t] for t in rounds] for own in curves])
+        smooth = np.array(
+            [compute_running_average(Curve(rounds, own), WINDOW).values for own in values]
+        )
         seen = rounds >= (rounds[0] if name == FEDAVG else 0)
-        draw_line(axes, rounds[seen], smooth[seen], (np.nan, np.nan), looks[name], name)
-        shown += [*smooth[seen & np.isfinite(smooth)]]
+        rounds, values, smooth = rounds[seen], values[:, seen], smooth[:, seen]
+        colour = style_line(looks[name])["color"]
+        axes.plot(rounds, values.mean(axis=0), "x", ms=2, alpha=0.3, color=colour)
+        draw_line(axes, rounds, smooth.mean(axis=0), band_of_mean(smooth), looks[name], name)
+        shown += [*smooth[np.isfinite(smooth)]]
     axes.axvline(0, color="0.5", linewidth=0.8, linestyle=":")
     # FedAvg's own range, and beyond it what is better: a branch may leap far to the other side.
     own = [row["value"] for row in where(rows, branch=FEDAVG, quantity=quantity)]
     low, high = min(own), max(own)
     low, high = (min(low, *shown), high) if quantity == "loss" else (low, max(high, *shown))
     axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+
+
+def _read_curves(rows: Sequence[Row]) -> dict[int, dict[int, float]]:
+    """Seed → round → value."""
+    by_seed = split([row for row in rows if "round" in row], "run")
+    return {seed: {r["round"]: r["value"] for r in own} for seed, own in by_seed.items()}
 
 
 def findings(rows: Sequence[Row]) -> list[Table | str]:
@@ -432,7 +460,8 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
         f"Drop: test loss of the {WINDOW} rounds before the switch less that of rounds "
         f"{EARLY // 2 + 1} to {EARLY} after it. Loss and metric: means of the last {LAST} rounds. "
         "Δ: difference from FedAvg as before, paired by seed, ± half a 95 % interval. "
-        "r = ‖θ₀ − x̄‖/‖θ₀ − θ_K‖, the mean of iterates as a share of FedAvg's step."
+        "r = ‖θ₀ − x̄‖/‖θ₀ − θ_K‖, the mean of iterates as a share of FedAvg's step. "
+        "MIME and global precision meet the clients of other rounds."
     )
     return found
 
@@ -440,17 +469,23 @@ def findings(rows: Sequence[Row]) -> list[Table | str]:
 def conclude(outcomes: Mapping[str, Outcome]) -> str:
     """Say whether FedPA's loss drops, and whether a lower rate of FedAvg gives the same."""
     name = TUNED if TUNED in outcomes else "FedPA"
-    cuts = {label: outcomes[label] for label in CUTS if label in outcomes}
-    best = min(cuts, key=lambda label: np.mean([*cuts[label].loss.values()]))
+    if not all(map(np.isfinite, outcomes[name].loss.values())):
+        return f"{name} diverged."
+    cuts = {label: outcomes[label].validation for label in CUTS if label in outcomes}
+    best = min(cuts, key=lambda label: _or_infinite(float(np.mean([*cuts[label].values()]))))
     drop = difference(outcomes[name].drop, outcomes[FEDAVG].drop)
-    rest = difference(outcomes[name].loss, cuts[best].loss)
-    is_there = "drops" if drop[0] > 0 else "does not drop"
-    is_less = "lower" if rest[0] < 0 else "higher"
+    rest = difference(outcomes[name].loss, outcomes[best].loss)
+    is_there = "falls" if drop[0] > 0 else "rises"
+    is_less = "below" if rest[0] < 0 else "above"
     return (
-        f"{name}: at the switch the loss {is_there}, compared with FedAvg as before, by "
-        f"{_format(*drop)}{_judge(*drop)}; at the end it is {is_less} than that of {best} by "
-        f"{_format(*rest)}{_judge(*rest)}."
+        f"{name}: at the switch the test loss {is_there} by {_format_size(*drop)} compared with "
+        f"FedAvg as before{_judge(*drop)}; at the end it is {_format_size(*rest)} {is_less} that "
+        f"of {best}, the lower rate that validation clients prefer{_judge(*rest)}."
     )
+
+
+def _format_size(value: float, half: float) -> str:
+    return f"{abs(value):.4f}" + (f" ± {half:.4f}" if np.isfinite(half) else "")
 
 
 def _judge(value: float, half: float) -> str:
@@ -479,6 +514,8 @@ def _describe_switch(rows: Sequence[Row], seeds: int) -> str:
     text = f"{seeds} seed{'s' if seeds != 1 else ''}, switch after round "
     text += f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
     late = fired.count(False)
+    if max(rounds) == min(rounds) in BOUNDS:
+        return text + ", fixed; intervals are of what follows it"
     return text + (f" ({late} of {seeds} at the bound, without a plateau)" if late else "")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from fedpa.atomic_write import write_atomically
 from fedpa.errors import check_integer, find_name, refuse
 from fedpa.experiments.cli.arguments import format_path, parse_words, remove_if_empty, say
 from fedpa.experiments.report.figures import render_figure
@@ -48,7 +49,7 @@ class StudyCommand:
     out: Path
     """Directory to write to, new or empty; all writes one directory per study into it."""
     quick: bool = False
-    """Measure a smaller version, in about a minute per study."""
+    """Measure a smaller version, in about a minute per study; switch takes five."""
     seed: int = 0
     """Random seed, at least 0. The same seed gives the same numbers, except for times."""
     seeds: int | None = None
@@ -174,11 +175,19 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
     repeats = study.repeats[command.quick] if given is None else given
     if command.redraw is None:
         measured = out / f"{name}.csv"
-        kept = [_drop_stamp(row) for row in read_csv(measured)] if measured.exists() else []
+        kept = read_csv(measured) if measured.exists() else []
+
+        def keep(rows: list[Row]) -> None:
+            with writing(out):
+                write_atomically(
+                    measured, as_csv(study, rows, command.seed, command.quick).encode()
+                )
+
         problems = _read_problems(command, {name: study})
         with _show_progress(console, name) as tell:
             settings = Settings(command.quick, command.seed, repeats, tell)
-            rows = study.measure(settings._replace(problems=problems, kept=kept, runs=out / "runs"))
+            settings = settings._replace(problems=problems, kept=kept, runs=out / "runs", keep=keep)
+            rows = study.measure(settings)
         content = as_csv(study, rows, command.seed, command.quick)
     else:
         content = command.redraw.read_text()
@@ -199,10 +208,6 @@ def _run(name: str, study: Study, command: StudyCommand, out: Path, console: Con
         console.print(finding, highlight=False)
     seconds = time.perf_counter() - started
     say(console, f"written to {format_path(out)}: {', '.join(files)} ({seconds:.0f} s)")
-
-
-def _drop_stamp(row: Row) -> Row:
-    return {column: value for column, value in row.items() if column not in STAMP}
 
 
 @contextlib.contextmanager
