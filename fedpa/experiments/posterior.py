@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | point | the model as it was trained | 0 |
 | temperature | its outputs divided by a number | 21 |
-| isotropic | a posterior of one sd for all parameters, as large as Laplace's in total | 0 |
+| isotropic | a posterior of one sd for all parameters, as large as Laplace's in total | its 21 |
 | isotropic-tuned | the same, its sd chosen | 21 |
 | laplace | `fedpa.laplace_posterior` | 21 |
 | swag | SWAG over the server's iterates, if the run averaged them so | 21 |
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +51,7 @@ from fedpa.precision import ravel
 from fedpa.precisions import Scalar
 from fedpa.server.averaging import SwagState
 from fedpa.training.loading import Run, load, load_checkpoint
+from fedpa.training.problem import some_examples
 from fedpa.training.provenance import data_fingerprint
 from fedpa.training.run_directory import read_run
 from fedpa.types import Key
@@ -82,6 +84,8 @@ class Row(NamedTuple):
     bins: Mapping[str, Sequence[float]] | None
     """The reliability diagram, of classes and tags."""
     settings: Mapping[str, float] = {}
+    by_client: Mapping[str, Sequence[float]] = {}
+    """Metric → its 10th, 50th and 90th percentile over the test split's clients."""
 
 
 def load_for_posterior(directory: Path, which: str | int) -> Run:
@@ -144,24 +148,28 @@ def load_ensemble(directory: Path, others: Sequence[Path], which: str | int) -> 
     return models
 
 
-def check_models(model: Any, others: Sequence[Any]) -> None:
+def check_models(model: Any, others: Sequence[Any], named: Sequence[Path]) -> None:
     """Refuse an ensemble of models of different structure."""
     shapes = [
         [jnp.shape(x) for x in jax.tree.leaves(split_model(one)[0])] for one in (model, *others)
     ]
-    for place, other in enumerate(shapes[1:]):
+    for path, other in zip(named, shapes[1:], strict=True):
         if other != shapes[0]:
-            raise refuse("ensemble", f"run {place + 1}", "has another model")
+            raise refuse("ensemble", str(path), "is a run of another model")
 
 
 def check_ood(likelihood: Likelihood, ood: FederatedData, data: FederatedData) -> FederatedData:
-    """The examples with labels that nothing looks at; refuses examples of other shapes."""
+    """The examples, without their labels; refuses those that the model can't read as they are.
+
+    Labels say which places are padding, where the likelihood ignores some; nothing else is read.
+    """
     if likelihood.link == "normal":
         raise refuse("ood", ", ".join(ood.ids[:3]), "is for classes and tags, not for a regression")
     own, other = (fed.examples(fed.ids[0]) for fed in (data, ood))
-    for name, array in own.items():
-        if name == likelihood.field:
-            continue
+    label, ignored = own[likelihood.field], likelihood.ignored
+    needed = [name for name in own if name != likelihood.field or ignored is not None]
+    for name in needed:
+        array = own[name]
         if name not in other:
             raise refuse("ood", ", ".join(other), f"has no array {name!r}, which the model reads")
         if other[name].shape[1:] != array.shape[1:]:
@@ -170,24 +178,50 @@ def check_ood(likelihood: Likelihood, ood: FederatedData, data: FederatedData) -
                 f"{name}{list(other[name].shape[1:])}",
                 f"the task's examples have shape {list(array.shape[1:])}: reshape them",
             )
-        if np.issubdtype(array.dtype, np.floating) and not np.issubdtype(
-            other[name].dtype, np.floating
-        ):
+        if _kind(other[name]) != _kind(array):
             raise refuse(
                 "ood",
                 f"{name}: {other[name].dtype}",
                 f"the task's are {array.dtype}: scale them as the task does, and convert them",
             )
-    label = own[likelihood.field]
-    counted = 1 if likelihood.ignored == 0 else 0  # a label that is ignored would not count
+    counted = 1 if ignored == 0 else 0  # a label that is ignored would not count
 
     def examples(client: str) -> Any:
         raw = ood.examples(client)
-        n = len(raw[next(name for name in own if name != likelihood.field)])
-        kept = {k: raw[k].astype(own[k].dtype) for k in own if k != likelihood.field}
-        return kept | {likelihood.field: np.full((n, *label.shape[1:]), counted, label.dtype)}
+        kept = {k: _convert(k, raw[k], own[k].dtype) for k in needed if k != likelihood.field}
+        n = len(next(iter(kept.values())))
+        labels = np.full((n, *label.shape[1:]), counted, label.dtype)
+        if ignored is not None:
+            labels = np.where(raw[likelihood.field] == ignored, ignored, labels).astype(label.dtype)
+        return kept | {likelihood.field: labels}
 
     return FederatedData(ood.ids, ood.num_examples, examples)
+
+
+def _kind(array: np.ndarray) -> str:
+    return array.dtype.kind.replace("u", "i")
+
+
+def _convert(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Convert to a type of the same kind; refuses integers that it does not have."""
+    if dtype.kind in "iu" and array.size:
+        low, high = array.min(), array.max()
+        if low < np.iinfo(dtype).min or high > np.iinfo(dtype).max:
+            raise refuse("ood", f"{name}: {low} to {high}", f"the task's are {dtype}: convert them")
+    return array.astype(dtype)
+
+
+NUMBERS = 2**26
+"""Outputs of all draws that are held at once: 256 MB."""
+
+
+def fit_batch_size(likelihood: Likelihood, model: Any, data: FederatedData, draws: int) -> int:
+    """How many examples are predicted at once, so that all draws' outputs fit."""
+    one = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), some_examples(data)
+    )
+    f = eqx.filter_eval_shape(likelihood.outputs, model, one)
+    return max(1, NUMBERS // (int(f.size) * max(draws, 1)))
 
 
 def make_table(
@@ -249,7 +283,7 @@ def make_table(
         budget = TRIALS
     laplace = curvature.posterior(prior_precision, temperature)
     equal = float(1 / np.mean(np.asarray(laplace.density.sd, np.float64) ** 2))
-    add("isotropic", 0, _isotropic(curvature, equal), precision=equal)
+    add("isotropic", budget, _isotropic(curvature, equal), precision=equal)
     if judge is not None:
         best = choose(judge, ISOTROPIC, lambda x: _isotropic(curvature, x))
         add("isotropic-tuned", TRIALS, _isotropic(curvature, best), precision=best)
@@ -269,21 +303,34 @@ def make_table(
     return laplace, rows
 
 
+GRIDS: Mapping[tuple[str, str], Sequence[float]] = {
+    ("laplace", "prior_precision"): PRECISIONS,
+    ("laplace", "temperature"): TEMPERATURES,
+    ("isotropic-tuned", "precision"): ISOTROPIC,
+    ("swag", "scale"): SCALES,
+}
+"""(row, setting) → the values that are tried."""
+
+
 def describe_choice(rows: Sequence[Row]) -> list[str]:
-    """Say which λ and T were chosen, and what it means that they are the last that were tried."""
+    """Say which λ and T were chosen, and where a choice is the last that was tried."""
     found = {row.name: row for row in rows}
     laplace, point = found["laplace"], found["point"]
     chosen, temperature = (laplace.settings[k] for k in ("prior_precision", "temperature"))
     said = [f"prior precision {chosen:.3g} (sd {chosen**-0.5:.2g}), temperature {temperature:g}"]
+    for (name, setting), grid in GRIDS.items():
+        value = found[name].settings.get(setting) if name in found else None
+        for which, end in (("smallest", min(grid)), ("largest", max(grid))):
+            if value == end:
+                field = setting.replace("_", " ")
+                said.append(f"{name}: {field} {value:.3g} is the {which} that was tried")
     if chosen == PRECISIONS[-1] and laplace.trials:
         said.append(
-            "this is the largest prior precision tried: on validation clients no posterior of this "
-            "structure predicts better than the point estimate"
+            "so on validation clients no posterior of this structure predicts better than the "
+            "point estimate"
         )
     if temperature == max(TEMPERATURES):
-        said.append(
-            "this is the largest temperature tried: the prior decides more than the Fisher matrix"
-        )
+        said.append("so the prior decides nearly alone: this posterior is close to isotropic")
     if laplace.values["nll"] > point.values["nll"] and not laplace.trials:
         said.append(
             "the posterior's NLL is worse than the point estimate's; with validation clients "
@@ -307,7 +354,12 @@ def _make_row(
     if "bin_count" in found.vectors:
         diagram = reliability(found)
         bins = {k: [_plain(x) for x in v] for k, v in diagram._asdict().items()}
-    return Row(name, budget, values, bins, settings)
+    by_client: dict[str, list[Any]] = {
+        metric: [_plain(x) for x in np.nanpercentile(found.by_client[metric], (10, 50, 90))]
+        for metric in ("nll", "brier", "rmse")
+        if metric in found.by_client
+    }
+    return Row(name, budget, values, bins, settings, by_client)
 
 
 def _plain(x: float) -> Any:
@@ -350,14 +402,19 @@ def write_files(
     return [path for path in paths if path.exists()]
 
 
+ROWS = ("point", "temperature", "isotropic", "isotropic-tuned", "laplace", "swag", "ensemble")
+"""All rows, each with a colour of its own."""
+
+
 def draw_reliability(rows: Sequence[Row]) -> Any:
     """Draw how often predictions come true, by their probability, and how many there are."""
     figure = new_figure(5.0, 5.2)
     above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
     above.plot([0, 1], [0, 1], color="0.6", lw=1, ls=":")
     shown = [row for row in rows if row.bins is not None]
-    for row, colour in zip(shown, COLOURS, strict=False):
+    for row in shown:
         assert row.bins is not None
+        colour = COLOURS[ROWS.index(row.name)]
         x, y, n = (np.array(row.bins[k], float) for k in ("confidence", "frequency", "counts"))
         label = f"{row.name}, error {row.values['ece']:.3f}"
         above.plot(x, y, label=label, color=colour, marker="o", ms=3, lw=1.2)

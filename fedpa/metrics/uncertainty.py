@@ -48,11 +48,12 @@ NAMES: Mapping[Link, tuple[str, ...]] = {
 """The metrics of each link."""
 BINS = 15
 """Bins of the calibration error."""
-HISTOGRAM = 1_000
-"""Bins of the histograms of entropy and mutual information."""
+HISTOGRAM = 2_500
+"""Bins of the histograms of entropy and mutual information, equal on a logarithmic scale: the
+entropy of a model that is sure of itself, and the mutual information of a narrow posterior, are
+tiny everywhere and rank examples all the same."""
 LEAST = 1e-10
-"""Mutual information, in nats, at which its first bin ends. Its bins are equal on a logarithmic
-scale, because that of a narrow posterior is tiny everywhere and ranks examples all the same."""
+"""Entropy and mutual information, in nats, at which their first bin ends."""
 EDGE = 1e-5
 """A number at most this far below a bin's lower edge is in the bin: 1/3 is, however it is rounded.
 In units of the bin's width."""
@@ -173,16 +174,12 @@ def _measure_classes(likelihood: Likelihood, f: Array, y: Array, counted: Array)
     bins = _bin_calibration(confidence, right, counted)
     gaps = bins["bin_confidence"] - bins["bin_right"]
     each |= {f"ece.{place}": gaps[:, place] for place in range(BINS)}
-    highest = math.log(p.shape[-1])
-    decades = math.log(highest / LEAST)
+    highest = math.log(math.log(p.shape[-1]) / LEAST)
     histograms = {}
     for name, values in (("entropy", entropy), ("mutual_information", information)):
         scores, kept = (_mean_of_tags(values, counted)) if of_tags else (values, counted)
-        if name == "entropy":
-            histograms[name] = _histogram(scores, kept, highest)
-        else:
-            logarithms = jnp.log(jnp.maximum(scores, LEAST) / LEAST)
-            histograms[name] = _histogram(logarithms, kept, decades)
+        logarithms = jnp.log(jnp.maximum(scores, LEAST) / LEAST)
+        histograms[name] = _histogram(logarithms, kept, highest)
     return Counts(each, bins | histograms)
 
 
@@ -228,8 +225,8 @@ def _mutual_information(draws: Array, mean: Array) -> Array:
     series = a**2 * (1 / 2 + a * (1 / 3 + a * (1 / 8 + a * (1 / 30 + a / 144))))
     terms = jnp.where(jnp.abs(a) < 0.1, series, a * jnp.exp(a) - jnp.expm1(a))
     p = jnp.exp(mean)
-    weights = jnp.where(p == 0, 0, p)[None]
-    return jnp.mean(jnp.sum(weights * terms, axis=-1), axis=0)
+    weighted = jnp.where(p[None] == 0, 0, p[None] * terms)
+    return jnp.mean(jnp.sum(weighted, axis=-1), axis=0)
 
 
 def _squared_errors(p: Array, y: Int[Array, "..."]) -> Array:

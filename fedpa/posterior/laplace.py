@@ -18,6 +18,7 @@ server adds. λ and T can't be known from training; they are chosen afterwards, 
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -35,7 +36,7 @@ from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, check_integer, check_positive, check_type, refuse
 from fedpa.metrics.streaming import Evaluation
 from fedpa.objectives.client_data import ClientData, client_data
-from fedpa.objectives.layer_inputs import find_layers
+from fedpa.objectives.layer_inputs import Layer, find_layers
 from fedpa.objectives.likelihood import Likelihood
 from fedpa.objectives.objective import Objective, client_loss
 from fedpa.posterior.density import Normal
@@ -51,12 +52,14 @@ from fedpa.precisions.fisher import (
     kronecker_fisher,
     low_rank_fisher,
 )
+from fedpa.precisions.layered import Layered
 from fedpa.server.aggregation import Aggregate, weighted_mean
 from fedpa.training.fit import fit
 from fedpa.training.history import History
 from fedpa.training.loading import Run
 from fedpa.training.loop import Fit
 from fedpa.training.problem import some_examples
+from fedpa.training.provenance import data_fingerprint
 from fedpa.training.run import RecordingOptions
 from fedpa.types import Key, Model, Params, Scalar
 
@@ -69,6 +72,8 @@ LARGE = 2**20
 """Numbers of a client's Fisher matrix above which clients run one at a time."""
 LESS = 1e-4
 """Share of its NLL with T = 1 by which another T must be better to be chosen: less is rounding."""
+RANK = 10
+"""Directions of a low-rank precision."""
 FISHER = "fisher"
 """The round's phase."""
 
@@ -198,7 +203,7 @@ def measure_curvature(
     structure: Structure = "kronecker",
     layer: str | None = None,
     labels: Labels = "sampled",
-    rank: int = 10,
+    rank: int = RANK,
     block: int = 2048,
     seed: int = 0,
     engine: Engine | OfAlgorithm | None = None,
@@ -212,10 +217,11 @@ def measure_curvature(
         likelihood: How the model's outputs become probabilities.
         clients: Client id → a pytree of arrays, or a `FederatedData`: those it was trained on.
         structure: "kronecker" (K-FAC for every layer that the model shows, the diagonal of other
-            parameters), "last-layer" (dense, of at most 8,192 parameters), "diagonal", "low-rank".
+            parameters), "last-layer" (dense, of at most 8,192 parameters), "diagonal", "low-rank"
+            (plus a diagonal).
         layer: Of "last-layer": the layer's name or the start of it, `layers.1`; default: the last
             layer that the model shows.
-        labels: "sampled" or "all", of "kronecker" and "diagonal".
+        labels: "sampled" or "all", except with "last-layer".
         rank: Of "low-rank", ≥ 1.
         block: Of "kronecker": the largest block of a factor.
         seed: Of the round's randomness.
@@ -244,8 +250,14 @@ def measure_curvature(
         raise refuse("structure", structure, f"must be one of {', '.join(get_args(Structure))}")
     if layer is not None and structure != "last-layer":
         raise refuse("layer", layer, "belongs to structure = 'last-layer': leave it out")
+    if labels != "sampled" and structure == "last-layer":
+        raise refuse("labels", labels, "does not apply to 'last-layer': leave it out")
+    if rank != RANK and structure != "low-rank":
+        raise refuse("rank", rank, "belongs to structure = 'low-rank': leave it out")
     model = result.params if isinstance(result, Fit | Run) else result
     data = as_federation(clients)
+    if isinstance(result, Run) and result.data is not None:
+        _check_data(result.data, data)
     over = None
     if structure in ("kronecker", "last-layer"):
         over = _choose_layer(model, likelihood, data, structure, layer)
@@ -253,7 +265,7 @@ def measure_curvature(
         "kronecker": lambda: kronecker_fisher(labels, block=block),
         "last-layer": dense_fisher,
         "diagonal": lambda: diagonal_fisher(labels),
-        "low-rank": lambda: low_rank_fisher(rank, seed=seed),
+        "low-rank": lambda: low_rank_fisher(rank, labels, seed=seed),
     }
     fisher = builders[structure]()
     whole, rest = split_model(model)
@@ -263,10 +275,13 @@ def measure_curvature(
         chosen, known = choose_parameters(eqx.combine(theta, rest), over)
         return fisher.of_client(_given(likelihood, known), chosen, data, key)
 
+    sent = _shapes_sent(of_client, whole, some_examples(data))
+    if isinstance(sent, Layered):
+        shown = find_layers(_given(likelihood, rest).loss, whole, some_arrays(data))
+        _check_outputs(sent, shown, whole)
     if engine is None:
-        sent = jax.tree.leaves(_shapes_sent(of_client, whole, some_examples(data)))
         # Engines choose by the model's size how many clients run side by side; this may be larger.
-        is_large = sum(math.prod(x.shape) for x in sent) > LARGE
+        is_large = sum(math.prod(x.shape) for x in jax.tree.leaves(sent)) > LARGE
         engine = engines.per_client() if is_large else engines.local()
     round_of_all = fit(
         Objective(likelihood.loss),
@@ -303,7 +318,7 @@ def laplace_posterior(
     structure: Structure = "kronecker",
     layer: str | None = None,
     labels: Labels = "sampled",
-    rank: int = 10,
+    rank: int = RANK,
     seed: int = 0,
     engine: Engine | OfAlgorithm | None = None,
     progress: bool = True,
@@ -324,7 +339,7 @@ def laplace_posterior(
         structure: "kronecker", "last-layer", "diagonal" or "low-rank": `measure_curvature` says
             what each is and what it needs.
         layer: Of "last-layer": the layer's name; default: the last that the model shows.
-        labels: "sampled" or "all", of "kronecker" and "diagonal".
+        labels: "sampled" or "all", except with "last-layer".
         rank: Of "low-rank", ≥ 1.
         seed: Of all randomness.
         engine: Where clients run; default: `fedpa.engines.local()`.
@@ -433,7 +448,8 @@ def choose_by_validation(
     if temperature is None:
         temperature = choose_least((1.0, *TEMPERATURES), lambda t: nll(prior_precision, t))
         at_one = nll(prior_precision, 1.0)
-        if at_one - nll(prior_precision, temperature) <= LESS * abs(at_one):
+        gain = at_one - nll(prior_precision, temperature)
+        if math.isfinite(at_one) and gain <= LESS * abs(at_one):
             temperature = 1.0
     return prior_precision, temperature
 
@@ -468,7 +484,7 @@ def _choose_layer(
 ) -> tuple[str, ...] | None:
     """Names of the last layer's parameters; None for all."""
     theta, rest = split_model(model)
-    paths = [name_leaf(path) for path, _ in jax.tree_util.tree_leaves_with_path(theta)]
+    paths = _list_names(theta)
     if layer is not None:
         found = tuple(name for name in paths if name == layer or name.startswith(f"{layer}."))
         if not found:
@@ -476,7 +492,7 @@ def _choose_layer(
         return found
 
     given = _given(likelihood, rest)
-    layers = find_layers(given.loss, theta, jax.tree.map(jnp.asarray, some_examples(data)))
+    layers = find_layers(given.loss, theta, some_arrays(data))
     if not layers:
         raise refuse(
             "structure",
@@ -489,3 +505,36 @@ def _choose_layer(
         return None
     last = layers[-1]
     return tuple(paths[place] for place in (*last.weights, last.bias) if place is not None)
+
+
+def some_arrays(data: FederatedData) -> Any:
+    return jax.tree.map(jnp.asarray, some_examples(data))
+
+
+def _list_names(theta: Params) -> list[str]:
+    return [name_leaf(path) for path, _ in jax.tree_util.tree_leaves_with_path(theta)]
+
+
+def _check_data(recorded: str, data: FederatedData) -> None:
+    if recorded != data_fingerprint({"clients": data}):
+        raise refuse(
+            "clients",
+            f"{len(data.ids)} clients",
+            "are not those that the run was trained on, or their data has changed. Give the run's "
+            "data, or result.params to ignore this",
+        )
+
+
+def _check_outputs(found: Layered, shown: Sequence[Layer], theta: Params) -> None:
+    """Refuse or warn where layers show what enters them, but not what leaves them."""
+    names = _list_names(theta)
+    without = [names[layer.weights[0]] for layer in shown if layer not in found.layers]
+    remedy = "show it by fedpa.layer_output (docs/global_precision.md, What leaves a layer)"
+    if not found.layers:
+        raise refuse("structure", "kronecker", f"no layer shows what leaves it: {remedy}")
+    if without:
+        warnings.warn(
+            f"of {', '.join(without)} the diagonal is kept: the layers don't show what leaves "
+            f"them; {remedy}",
+            stacklevel=4,
+        )

@@ -150,12 +150,18 @@ def diagonal_fisher(labels: Labels = "sampled", *, batch_size: int = 16) -> Fish
     return Fisher(of_client, lambda squares, theta: Diagonal(squares))
 
 
-def low_rank_fisher(rank: int = 10, *, batch_size: int = 64, seed: int = 0) -> Fisher:
-    """The Nyström approximation from products with random directions.
+def low_rank_fisher(
+    rank: int = 10, labels: Labels = "sampled", *, batch_size: int = 64, seed: int = 0
+) -> Fisher:
+    """The Nyström approximation UUᵀ from products with random directions, plus a diagonal.
+
+    δ = max(diag F − diag UUᵀ, 0), diag F from `diagonal_fisher`: what the directions miss has its
+    variances, if no correlations.
 
     Args:
         rank: s ≥ 1: its cost is that of about s epochs.
-        batch_size: Examples at a time.
+        labels: "sampled" or "all", of the diagonal.
+        batch_size: Examples at a time, of products.
         seed: Of the directions, which all clients share.
     Returns:
         The structure.
@@ -165,11 +171,15 @@ def low_rank_fisher(rank: int = 10, *, batch_size: int = 64, seed: int = 0) -> F
     check_integer("rank", rank, 1)
     check_integer("batch_size", batch_size, 1)
 
+    squares = diagonal_fisher(labels)
+
     def directions(theta: Params) -> Matrix:
         vector, _ = ravel(theta)
         return draw_directions(jax.random.key(seed), len(vector), min(rank, len(vector)))
 
-    def of_client(likelihood: Likelihood, theta: Params, data: ClientData, key: Key) -> Matrix:
+    def of_client(
+        likelihood: Likelihood, theta: Params, data: ClientData, key: Key
+    ) -> tuple[Matrix, Array]:
         vector, restore = ravel(theta)
         omega = directions(theta).T.astype(vector.dtype)
 
@@ -189,10 +199,13 @@ def low_rank_fisher(rank: int = 10, *, batch_size: int = 64, seed: int = 0) -> F
             return products
 
         total: Matrix = sum_batches(of_batch, data, _at_most(batch_size, data))
-        return total
+        return total, squares.of_client(likelihood, theta, data, key)
 
-    def precision(products: Matrix, theta: Params) -> LowRank:
-        return from_products(products, directions(theta), jnp.zeros(len(products)))
+    def precision(sent: tuple[Matrix, Array], theta: Params) -> LowRank:
+        products, diagonal = sent
+        found = from_products(products, directions(theta), diagonal)
+        inside = jnp.sum(found.columns**2, axis=1)
+        return found._replace(diagonal=jnp.maximum(diagonal - inside, 0))
 
     return Fisher(of_client, precision)
 

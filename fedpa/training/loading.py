@@ -62,6 +62,7 @@ class Run(NamedTuple):
         metrics: One record per round.
         round: Whose parameters these are.
         problem: The task: its loss, its metric, its data; None of a run by `fedpa.fit`.
+        data: Of a run by `fedpa.fit`: the fingerprint of its clients' data (default: None).
     Example:
         >>> print(Run({"w": np.zeros(2)}, {"label": "mine"}, History(), 3, None))
         Run
@@ -75,6 +76,7 @@ class Run(NamedTuple):
     metrics: History
     round: int
     problem: Problem | None
+    data: str | None = None
 
     def __repr__(self) -> str:
         """Summarize the run in at most ten lines."""
@@ -129,7 +131,7 @@ def load(directory: str | Path, which: str | int = "last", params: Model = None)
     maker = _import_maker(recorded)
     if maker is None:
         model = dict(arrays) if params is None else fill_model(params, arrays, repr(str(out)))
-        return Run(model, recorded.settings, metrics, t, None)
+        return Run(model, recorded.settings, metrics, t, None, recorded.environment.get("data"))
     config, problem, model = maker.load_model(out)
     return Run(fill_model(model, arrays, repr(str(out))), config, metrics, t, problem)
 

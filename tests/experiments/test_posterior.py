@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +14,10 @@ from fedpa.experiments.cli.main import main
 from fedpa.experiments.posterior import (
     Data,
     Row,
+    check_ood,
     describe_choice,
     draw_reliability,
+    fit_batch_size,
     make_table,
     write_files,
 )
@@ -22,6 +25,7 @@ from fedpa.experiments.report.posteriors import read_predictions
 from fedpa.objectives import Likelihood
 from fedpa.posterior import PredictionSettings, measure_curvature
 from fedpa.posterior.laplace import PRECISIONS, TEMPERATURES
+from tests.refusals import refused
 
 RUN = ["run", "digits", "--method", "fedavg", "--rounds", "2", "--iterate-averaging", "swag:0:3"]
 
@@ -105,6 +109,87 @@ def test_what_does_not_fit_is_refused(run, tmp_path, monkeypatch, capsys, words,
     assert (run / "posterior.json").read_bytes() == before
 
 
+def test_other_examples_are_told_apart(run, tmp_path):
+    """The test split itself is not; images of one colour are alike."""
+    data = fedpa.load(run).problem.test
+    x = np.concatenate([data.examples(name)["x"] for name in data.ids])
+    found = {}
+    for name, images in (("same", x), ("flat", np.full((40, 64), 9.0, np.float32))):
+        copy = shutil.copytree(run, tmp_path / name)
+        np.savez(tmp_path / f"{name}.npz", x=images)
+        words = ["--structure", "diagonal", "--draws", "4", "--ood", str(tmp_path / f"{name}.npz")]
+        main(["posterior", str(copy), "--overwrite", *words])
+        rows = json.loads((copy / "posterior.json").read_bytes())["rows"]
+        found[name] = {row["name"]: row for row in rows}
+    for row in found["same"].values():
+        assert row["values"]["ood_entropy"] == pytest.approx(0.5, abs=1e-3)
+        assert row["values"]["ood_mutual"] == pytest.approx(0.5, abs=1e-3)
+    point, laplace = found["flat"]["point"], found["flat"]["laplace"]
+    assert abs(point["values"]["ood_entropy"] - 0.5) > 0.1
+    assert point["values"]["ood_mutual"] == 0.5  # one model has none
+    low, middle, high = laplace["by_client"]["nll"]
+    assert low <= middle <= high
+
+
+def sentences(labels, shift=0):
+    """Word ids of two sentences, padded with 0."""
+    words = np.array([[1, 2, 0, 0], [3, 1, 2, 0]], np.int32) + shift
+    return fedpa.data.from_mapping({"a": {"x": words, "y": np.asarray(labels)}})
+
+
+def test_padding_of_other_examples_does_not_count():
+    likelihood = Likelihood(lambda p, batch: p[batch["x"]], ignored=0)
+    own = sentences(np.array([[2, 1, 0, 0], [1, 2, 3, 0]], np.int32))
+    other = check_ood(likelihood, sentences(np.array([[7, 0, 0, 0], [7, 7, 7, 0]], np.int64)), own)
+    found = other.examples("a")
+    assert found["y"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+    assert (found["x"].dtype, found["y"].dtype) == (np.int32, np.int32)
+    bare = fedpa.data.from_mapping({"a": {"x": own.examples("a")["x"]}})
+    with refused("ood = 'x'", "'y'"):
+        check_ood(likelihood, bare, own)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [(np.uint8, np.float32), (np.float32, np.uint8), (np.int32, np.bool_)],
+)
+def test_other_kinds_of_numbers_are_refused(own, other):
+    likelihood = Likelihood(lambda p, batch: batch["x"] @ p)
+    one, two = (
+        fedpa.data.from_mapping({"a": {"x": np.ones((2, 3), kind), "y": np.zeros(2, np.int32)}})
+        for kind in (own, other)
+    )
+    with refused(f"ood = 'x: {np.dtype(other)}'", str(np.dtype(own))):
+        check_ood(likelihood, two, one)
+
+
+def test_integers_that_do_not_fit_are_refused():
+    likelihood = Likelihood(lambda p, batch: batch["x"] @ p)
+    one, two = (
+        fedpa.data.from_mapping({"a": {"x": np.array([[value]], kind), "y": np.zeros(1, np.int32)}})
+        for value, kind in ((1, np.uint8), (300, np.int32))
+    )
+    with refused("ood = 'x: 300 to 300'"):
+        check_ood(likelihood, two, one).examples("a")
+
+
+def test_the_isotropic_control_has_the_posteriors_mean_variance(run):
+    rows = {row["name"]: row for row in json.loads((run / "posterior.json").read_bytes())["rows"]}
+    posterior = fedpa.load_posterior(run / "posterior.safetensors", fedpa.load(run).params)
+    variances = np.concatenate(
+        [np.ravel(sd) ** 2 for sd in jax.tree.leaves(eqx.filter(posterior.sd, eqx.is_array))]
+    )
+    precision = rows["isotropic"]["settings"]["precision"]
+    assert 1 / precision == pytest.approx(variances.mean(), rel=1e-4)
+
+
+def test_draws_of_long_outputs_are_predicted_in_small_batches():
+    likelihood = Likelihood(lambda p, batch: jnp.zeros((len(batch["x"]), 21, 10_004)))
+    data = sentences(np.zeros((2, 4), np.int32))
+    size = fit_batch_size(likelihood, np.zeros(1), data, draws=30)
+    assert size * 30 * 21 * 10_004 <= 2**26 < (size + 1) * 30 * 21 * 10_004
+
+
 def test_an_ensemble_is_of_different_runs(run, capsys):
     for named in (str(run), f"{run.parent / 'same'},{run.parent / 'same'}"):
         with pytest.raises(SystemExit):
@@ -166,7 +251,7 @@ def test_all_that_is_tuned_has_the_same_budget(tmp_path):
     assert budgets == {
         "point": 0,
         "temperature": 21,
-        "isotropic": 0,
+        "isotropic": 21,
         "isotropic-tuned": 21,
         "laplace": 21,
     }
@@ -187,8 +272,10 @@ def test_all_that_is_tuned_has_the_same_budget(tmp_path):
     ("prior", "temperature", "trials", "nll", "sentences"),
     [
         (1.0, 1.0, 21, 0.5, 1),
-        (PRECISIONS[-1], 1.0, 21, 1.0, 2),
-        (1.0, max(TEMPERATURES), 21, 0.5, 2),
+        (PRECISIONS[-1], 1.0, 21, 1.0, 3),
+        (PRECISIONS[0], 1.0, 21, 0.5, 2),
+        (1.0, min(TEMPERATURES), 21, 0.5, 2),
+        (1.0, max(TEMPERATURES), 21, 0.5, 3),
         (1.0, 1.0, 0, 1.5, 2),
     ],
 )

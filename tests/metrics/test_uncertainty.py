@@ -167,7 +167,7 @@ def test_certain_predictions():
     batch = {"f": np.float32([[0, -np.inf]] * 2), "y": np.int32([0, 1])}
     found = values(ONE["classes"], None, [batch])
     assert found["nll"] == math.inf
-    assert (found["brier"], found["entropy"]) == (1.0, 0.0)
+    assert (found["brier"], found["entropy"], found["mutual_information"]) == (1.0, 0.0, 0.0)
     batch = {"f": np.zeros((3, 3), np.float32), "y": np.int32([0, 1, 1])}
     assert values(ONE["classes"], None, [batch])["ece"] == pytest.approx(0, abs=1e-6)
     assert sums(ONE["classes"], None, [batch])[1]["bin_count"].tolist() == [0] * 5 + [3] + [0] * 9
@@ -250,6 +250,22 @@ def test_mutual_information_of_a_narrow_posterior_still_ranks(spread):
         scores.append(exact)
     truth = roc_auc_score(np.repeat([0, 1], 400), np.concatenate(scores))
     assert truth > 0.7
+    assert auroc(*histograms) == pytest.approx(truth, abs=0.005)
+
+
+def test_entropies_of_a_model_that_is_sure_still_rank():
+    """Nearly all are below a thousandth of log k."""
+    rng = np.random.default_rng(0)
+    scores, histograms = [], []
+    for size in (14, 12):
+        f = (size * rng.normal(size=(800, K))).astype(np.float32)
+        evaluate = make_evaluator(
+            ONE["classes"], from_mapping({"a": {"f": f, "y": np.zeros(800, np.int32)}}), 400
+        )
+        histograms.append(evaluate(None).vectors["entropy"])
+        log_p = log_softmax(f.astype(np.float64), axis=-1)
+        scores.append(-(np.exp(log_p) * log_p).sum(axis=-1))
+    truth = roc_auc_score(np.repeat([0, 1], 800), np.concatenate(scores))
     assert auroc(*histograms) == pytest.approx(truth, abs=0.005)
 
 

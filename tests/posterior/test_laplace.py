@@ -1,5 +1,7 @@
 """The posterior of a trained model: exact where it must be, chosen as it says, refused by name."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +136,66 @@ def test_another_temperature_must_be_better_by_more_than_rounding(gain, chosen):
     assert choose_by_validation(curvature, measured, 1e-3) == (1e-3, chosen)
 
 
+def test_a_temperature_without_finite_loss_is_not_chosen():
+    curvature = measure("diagonal")
+    at_one = curvature.posterior(1e-3).sd
+
+    def measured(posterior, key):
+        nll = math.inf if np.allclose(posterior.sd, at_one) else 2.0
+        return Evaluation({"nll": nll}, {}, clients=1, examples=1)
+
+    assert choose_by_validation(curvature, measured, 1e-3)[1] != 1.0
+
+
+def test_low_rank_has_the_variances_of_what_it_misses():
+    """d = 60, rank 5: without a diagonal all other directions had the prior's variance."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 60)).astype(np.float32)
+    y = x.sum(axis=1)
+    curvature = measure(
+        "low-rank", np.zeros(60, np.float32), clients={"a": {"x": x, "y": y}}, rank=5
+    )
+    wanted = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(60))
+    found = np.asarray(curvature.posterior(1.0).sd) ** 2
+    assert 0.5 < found.mean() / np.diag(wanted).mean() < 1.5
+    whole = np.diag(np.asarray(curvature.fisher.columns @ curvature.fisher.columns.T))
+    np.testing.assert_allclose(
+        whole + curvature.fisher.diagonal, (x**2).sum(axis=0) / NOISE**2, rtol=1e-3
+    )
+
+
+def half_shown(params, batch):
+    """A network whose first layer alone shows what leaves it."""
+    x = fedpa.layer_input(batch["x"], params["w1"])
+    h = jnp.tanh(fedpa.layer_output(x @ params["w1"], params["w1"]))
+    return fedpa.layer_input(h, params["w2"]) @ params["w2"]
+
+
+def inputs_shown(params, batch):
+    x = fedpa.layer_input(batch["x"], params["w1"])
+    return jnp.tanh(x @ params["w1"]) @ params["w2"]
+
+
+def test_a_layer_that_does_not_show_what_leaves_it_is_named():
+    options = {"model": {k: NET[k] for k in ("w1", "w2")}, "clients": NET_CLIENTS}
+    with pytest.warns(UserWarning, match="w2"):
+        measure("kronecker", likelihood=Likelihood(half_shown), **options)
+    with refused("structure = 'kronecker'", "layer_output"):
+        measure("kronecker", likelihood=Likelihood(inputs_shown), **options)
+
+
+def test_a_run_on_other_data_is_refused(tmp_path):
+    method = fedpa.fedavg(fedpa.LocalTraining(0.01, 4), fedpa.Server(fedpa.server.sgd(1.0)))
+    settings = {"rounds": 1, "clients_per_round": 2, "out": tmp_path / "run", "progress": False}
+    fedpa.fit(LINE.loss, MODEL, CLIENTS, method, **settings)
+    run = fedpa.load(tmp_path / "run", params=MODEL)
+    measure("diagonal", run)
+    changed = CLIENTS | {"c0": {k: 2 * v for k, v in CLIENTS["c0"].items()}}
+    with refused("clients = '3 clients'"):
+        measure("diagonal", run, clients=changed)
+    measure("diagonal", run.params, clients=changed)
+
+
 NET = {
     "w1": jnp.asarray(RNG.normal(size=(3, 2)), jnp.float32),
     "b1": jnp.zeros(2),
@@ -153,7 +215,8 @@ NETWORK = Likelihood(shown)
 )
 def test_linearized_draws_predict_as_the_jacobians_do(structure):
     """Means of 4,000 linearized draws against the linearized prediction, in log-odds."""
-    posterior = measure(structure, NET, NETWORK, NET_CLIENTS, rank=4).posterior(10.0)
+    options = {"rank": 4} if structure == "low-rank" else {}
+    posterior = measure(structure, NET, NETWORK, NET_CLIENTS, **options).posterior(10.0)
     x = NET_CLIENTS["a"]["x"]
     outputs = fedpa.posterior.draw_outputs(NETWORK, linearized=True)
     drawn = fedpa.posterior.draw_models(posterior, jax.random.key(0), 2000)

@@ -74,7 +74,7 @@ D = P * H + H + H * K + 1
 STRUCTURES = {
     "dense": dense_fisher(batch_size=2),
     "diagonal": diagonal_fisher("all", batch_size=2),
-    "low-rank": low_rank_fisher(D, batch_size=2),
+    "low-rank": low_rank_fisher(D, "all", batch_size=2),
     "kronecker": kronecker_fisher("all", batch_size=2),
 }
 

@@ -21,6 +21,7 @@ from fedpa.experiments.posterior import (
     check_models,
     check_ood,
     describe_choice,
+    fit_batch_size,
     load_ensemble,
     load_for_posterior,
     load_swag,
@@ -58,7 +59,7 @@ class PosteriorCommand:
     layer: str | None = None
     """With last-layer: name of the layer, e.g. layers.1 (default: the last one shown)."""
     labels: Literal["sampled", "all"] = "sampled"
-    """With kronecker and diagonal: whether labels are drawn from the model, or all are summed."""
+    """Whether labels are drawn from the model, or all are summed; does not apply to last-layer."""
     rank: int = 10
     """With low-rank: number of directions, at least 1."""
     params: str = "last"
@@ -97,15 +98,17 @@ def main(argv: Sequence[str], console: Console) -> None:
     with show_file_progress(Console(stderr=True)):
         run = load_for_posterior(command.directory, which)
         others = load_ensemble(command.directory, named, which)
-        check_models(run.params, others)
-        ood = None if command.ood is None else _open_ood(command.ood)
+        check_models(run.params, others, named)
+        ood = None if command.ood is None else _open_ood(command.ood, run.config.task_options)
     problem = run.problem
     assert problem is not None
     assert problem.likelihood is not None
     if ood is not None:
         ood = check_ood(problem.likelihood, ood, problem.test)
     swag = load_swag(command.directory, run)
-    predicting = PredictionSettings(command.draws, command.linearized, problem.eval_batch_size)
+    most = fit_batch_size(problem.likelihood, run.params, problem.test, command.draws)
+    batch_size = min(problem.eval_batch_size, most)
+    predicting = PredictionSettings(command.draws, command.linearized, batch_size)
     settings: dict[str, Any] = {
         "structure": command.structure,
         "layer": command.layer,
@@ -117,7 +120,8 @@ def main(argv: Sequence[str], console: Console) -> None:
         say(
             console,
             "no validation clients: the prior precision is chosen by the marginal likelihood, and "
-            "there is no temperature scaling. Train with --validation-share 0.1 to have both",
+            "there is no temperature scaling. Train with --validation-share 0.1 to choose both by "
+            "validation clients",
         )
     began = time.perf_counter()
     curvature = measure_curvature(run, problem.likelihood, problem.clients, **settings)
@@ -152,7 +156,11 @@ def main(argv: Sequence[str], console: Console) -> None:
     )
 
 
-def _open_ood(name: str) -> FederatedData:
+READING = ("data_dir", "vocabulary")
+"""Options of the run's task that say where data is and how it is read: they hold for --ood, too."""
+
+
+def _open_ood(name: str, own: TaskOptions) -> FederatedData:
     path = Path(name)
     if path.suffix == ".npz":
         if not path.is_file():
@@ -160,8 +168,9 @@ def _open_ood(name: str) -> FederatedData:
         return from_mapping({path.stem: read_npz(path)})
     if path.suffix:
         raise refuse("ood", name, "must be a .npz file or the name of a task")
-    problem = task_named(name).load(TaskOptions())
-    return problem.test
+    task = task_named(name)
+    shared = {field: getattr(own, field) for field in READING if field in task.takes}
+    return task.load(TaskOptions(**shared)).test
 
 
 def make_view(rows: Sequence[Row], title: str) -> Table:
