@@ -173,7 +173,7 @@ def resolve(config: RunConfig) -> RunConfig:
     if not method.samples:
         hyperparameters = unset(hyperparameters, list_sampling_fields(hyperparameters))
     hyperparameters = resolve_hyperparameters(hyperparameters)
-    check_switch(hyperparameters, config.rounds)
+    check_switch(hyperparameters, config.rounds, config.eval_every)
     # Refuses settings that the method can't use; nothing is compiled.
     build_method(config.method, hyperparameters)
     return dataclasses.replace(config, hyperparameters=hyperparameters)

@@ -256,7 +256,15 @@ def _resolve_switch(h: Hyperparameters) -> Hyperparameters:
     return h
 
 
-def check_switch(h: Hyperparameters, rounds: int) -> None:
+def count_plateau_values(h: Hyperparameters, rounds: int, eval_every: int) -> tuple[int, int]:
+    """How many values the rule of burn-in `auto` has before the last round, and needs at least."""
+    assert h.plateau_window is not None
+    assert h.plateau_metric is not None
+    is_trained = h.plateau_metric.startswith("train/")
+    return (rounds - 1) // (1 if is_trained else eval_every), 3 * h.plateau_window - 1
+
+
+def check_switch(h: Hyperparameters, rounds: int, eval_every: int) -> None:
     """Refuse what would happen after the last round of a run."""
     from fedpa.server import schedules
 
@@ -265,6 +273,14 @@ def check_switch(h: Hyperparameters, rounds: int) -> None:
             expected = f"the step's round must be below rounds = {rounds}: lower it"
             raise refuse(name, getattr(h, name), expected)
     switch = h.burn_in_rounds
+    if switch == "auto":
+        values, least = count_plateau_values(h, rounds, eval_every)
+        if values < least:
+            expected = (
+                f"a plateau takes {least} values of {h.plateau_metric}, and rounds = {rounds} give "
+                f"{values} before the last: shorten the window or raise rounds"
+            )
+            raise refuse("plateau_window", h.plateau_window, expected)
     if h.at_switch_rate is not None and switch != "auto" and not 0 < switch < rounds:
         expected = f"needs a switch, but burn_in_rounds = {switch}: give 1 to {rounds - 1}, or auto"
         raise refuse("at_switch_rate", h.at_switch_rate, expected)

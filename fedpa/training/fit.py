@@ -41,7 +41,7 @@ from fedpa.training.callbacks import (
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.loop import Fit, check_counts, check_share
 from fedpa.training.options import StorageOptions
-from fedpa.training.problem import prepare
+from fedpa.training.problem import Prepared, prepare
 from fedpa.training.provenance import (
     arrays_fingerprint,
     data_fingerprint,
@@ -179,6 +179,7 @@ def fit(
     def run(more: Sequence[Callback]) -> Fit:
         """Start, resume, or return the finished run in the directory."""
         own = prepare(_make_objective(loss, prior), params, data, method, rounds)
+        _check_watched(own, evaluate)
         prepared, connected = connect_engine(local() if engine is None else engine, own)
         training = Training(
             prepared,
@@ -239,6 +240,13 @@ def fit(
     again = [f"{name}={name}" for name, value in functions.items() if value is not None]
     call = f"fedpa.resume({str(out)!r}, {', '.join([*OWN, *again])})"
     return follow(run, label, progress, None if out is None else Path(out), call)
+
+
+def _check_watched(prepared: Prepared, evaluate: Any) -> None:
+    """Refuse a switch at the plateau of a metric that nothing measures."""
+    switch = prepared.algorithm.switch
+    if switch is not None and evaluate is None and not switch.rule.metric.startswith("train/"):
+        raise refuse("metric", switch.rule.metric, "nothing evaluates it: give evaluate")
 
 
 def _make_objective(loss: Any, prior: Any) -> Objective:  # checked by check_loss

@@ -462,6 +462,9 @@ def _branch(training: Training, place: Place) -> Snapshot | None:
     if source is None:
         return None
 
+    if read_run(source).environment.get("data") != place.environment.get("data"):
+        raise refuse("branch", str(source), "is a run on other data: nothing of it can be shared")
+
     def rename(record: Record) -> Record:
         return record | {"phase": name_phase(record["round"] - 1)}
 

@@ -1,6 +1,7 @@
 """Runs that differ only in what happens from the switch on share the rounds before it."""
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 
@@ -217,3 +218,22 @@ def test_the_command_trains_until_the_plateau(tmp_path, monkeypatch, capsys):
     assert "burn_in_rounds = 3\nat_switch_rate = 0.1" in out
     err = said(capsys, "run", "digits", "--method", "centralized", *words, code=2)
     assert "--burn-in-rounds" in err
+
+
+def test_a_plateau_that_no_round_can_reach_is_refused():
+    late = configure("fedpa", **AUTO, rounds=3 * AUTO["plateau_window"] - 1)
+    with refused(f"plateau_window = {AUTO['plateau_window']}"):
+        resolve(late)
+    rare = configure("fedpa", **AUTO | {"plateau_metric": "eval/loss"}, rounds=100)
+    with refused(f"plateau_window = {AUTO['plateau_window']}"):
+        resolve(dataclasses.replace(rare, eval_every=50))
+
+
+def test_a_run_on_other_data_shares_nothing(compared, tmp_path):
+    (shared,) = (compared("auto") / "burn-in").iterdir()
+    config = configure("fedpa", **AUTO)
+    other = dataclasses.replace(
+        config, task_options=dataclasses.replace(config.task_options, validation_share=0.5)
+    )
+    with refused("branch ="):
+        run(resolve(other), tmp_path / "run", branch=shared)

@@ -316,3 +316,43 @@ def test_what_can_not_switch_is_refused():
             fedpa.switch_at_plateau(make)
     with refused("make ="):
         fit(fedpa.switch_at_plateau(lambda rounds: lambda objective: None))
+
+
+def test_the_right_moment_of_a_federation_whose_loss_is_known():
+    """Gradient descent on 1 + p² halves p in every round: the loss is 1 + 16 · 4^{−t}."""
+    local, side = LocalTraining(0.25, 4), Server(server.sgd(1.0))
+    method = fedpa.switch_at_plateau(
+        lambda rounds: fedpa.mean_control(local, side, burn_in_rounds=rounds), Plateau(window=3)
+    )
+    result = fedpa.fit(
+        lambda p, z, key: 1 + (p - z) ** 2,
+        jnp.asarray(4.0),
+        {"a": np.zeros(4)},
+        method,
+        rounds=20,
+        clients_per_round=1,
+        progress=False,
+    )
+    losses = [record["train/loss"] for record in result.history]
+    np.testing.assert_allclose(losses[:6], 1 + 16 * 0.25 ** np.arange(6), rtol=1e-5)
+    # Means of three fall by less than 0.1 %, or than their noise, in three rounds in a row.
+    known, level = 1 + 16 * 0.25 ** np.arange(40), []
+    for t in range(6, 40):
+        before, after = known[t - 6 : t - 3].mean(), known[t - 3 : t].mean()
+        noise = np.sqrt((np.diff(known[t - 6 : t]) ** 2).sum() / 10 * 2 / 3)
+        level += [t] if before - after <= max(noise, 1e-3 * before) else []
+    first = next(t for t in level if {t + 1, t + 2} <= set(level))
+    assert [r["switch/round"] for r in result.history if "switch/round" in r] == [first + 2]
+
+
+def test_a_metric_that_nothing_evaluates_is_refused_before_any_work():
+    with refused("metric = 'valid/loss'", "evaluate"):
+        fedpa.fit(
+            least_squares.loss,
+            jnp.zeros(3),
+            CLIENTS,
+            switching("fedpa", Plateau("valid/loss")),
+            rounds=9,
+            clients_per_round=2,
+            progress=False,
+        )

@@ -22,7 +22,7 @@ from fedpa.experiments.comparison.comparison import (
     perform,
 )
 from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve
-from fedpa.experiments.hyperparameters import replace_fields
+from fedpa.experiments.hyperparameters import count_plateau_values, replace_fields
 from fedpa.experiments.methods import METHODS, build_rule, drop_others, reads_setting
 from fedpa.experiments.run import check_resumable, run
 from fedpa.experiments.sweeps.space import check_space, configure
@@ -190,7 +190,11 @@ def plan_search(config: RunConfig, tuning: Tuning) -> Search:
         # The same share of rounds is burn-in, so that the rate also suits sampling.
         share = round(own.burn_in_rounds * rounds / config.rounds)
         base = replace_fields(base, burn_in_rounds=share)
-    if is_all_burn_in(resolve(base)) and not is_all_burn_in(resolve(config)):
+    samples = rounds is None or not is_all_burn_in(base)
+    if own.burn_in_rounds == "auto" and rounds is not None:
+        values, least = count_plateau_values(own, rounds, base.eval_every)
+        samples = values >= least
+    if not samples and not is_all_burn_in(resolve(config)):
         raise refuse(
             "tune_rounds", rounds, f"none of them would sample for {config.method}: give more"
         )
