@@ -18,6 +18,7 @@ LIBRARY = [
     {"sites"},
     {"deltas"},
     {"server"},
+    {"privacy"},
     {"algorithms"},
     {"engines"},
     {"data"},
@@ -28,7 +29,7 @@ LIBRARY = [
 ]
 LABORATORY = [
     {"hyperparameters", "download", "staged_files"},
-    {"methods", "catalogue"},
+    {"methods", "catalogue", "privacy"},
     {"models"},
     {"tasks"},
     {"config", "evaluation", "run", "estimate", "workers"},

@@ -6,6 +6,7 @@ import runpy
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -78,6 +79,13 @@ assert last["eval/accuracy"] > run.metrics[0]["eval/accuracy"], run.metrics
 assert len(json.loads(pathlib.Path("../run/clients.json").read_text())["clients"]) == 12
 assert pathlib.Path("../report.html").stat().st_size > 100_000
 """,
+    "tutorials/privacy.md": """
+import pathlib
+assert len(spent) == 20 and 7.9 < spent[-1] <= 8 and spent[0] < 2.5, spent
+assert pathlib.Path("private.html").stat().st_size > 100_000
+assert np.abs(result.params - effects).max() < 0.3, result.params
+assert 2.9 < result.history[-1]["privacy/epsilon"] <= 3.0, result.history[-1]
+""",
     "tutorials/pytorch.md": """
 import torch
 assert len(curves["fedpa"]) == len(curves["fedavg"]) == 21
@@ -99,6 +107,7 @@ LONG = {
     "tutorials/hospitals.md",
     "tutorials/own_model.md",
     "tutorials/posterior.md",
+    "tutorials/privacy.md",
     "tutorials/silos.md",
     "tutorials/pytorch.md",
 }
@@ -248,6 +257,25 @@ def lose_a_client():
     return {key for record in result.history for key in record}
 
 
+def train_privately(directory):
+    """The keys of a private run, simulated and as in a deployment."""
+    clients = least_squares_clients(sizes=(4, 4, 4))
+    local = fedpa.LocalTraining(0.1, batch_size=4, epochs=1)
+    method = fedpa.private(
+        fedpa.fedavg(local, fedpa.Server(fedpa.server.sgd(1.0))),
+        **{"clip": 0.5, "noise_multiplier": 1.0, "delta": 0.1},
+    )
+    loss, start = fedpa.objectives.least_squares.loss, np.zeros(3, np.float32)
+    settings = {"rounds": 1, "clients_per_round": 2}
+    simulated = fedpa.fit(loss, start, clients, method, progress=False, **settings)
+    algorithm = method(fedpa.Objective(loss))
+    ledger = fedpa.privacy.Ledger(directory / "privacy.jsonl")
+    deployed = algorithm._replace(release=algorithm.release._replace(ledger=ledger))
+    data = fedpa.data.from_mapping(clients)
+    secret = fedpa.train(deployed, jnp.asarray(start), data, **settings)
+    return {key for run in (simulated, secret) for record in run.history for key in record}
+
+
 def infer_shortly():
     """The keys of an inference by EP with chains inside."""
     settings = {"prior": fedpa.normal_prior(sd=2.0), "inner": "nuts", "rounds": 12}
@@ -263,10 +291,11 @@ def infer_shortly():
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:a client takes part", "ignore:.*converge")
-def test_every_record_key_is_in_the_reference():
+def test_every_record_key_is_in_the_reference(tmp_path):
     """What runs write is on the page, and what is on the page some run writes."""
     methods = ("fedpa", "fedexp", "global-precision", "mb-sgd", "mime", "scaffold")
     written = lose_a_client().union(switch_shortly(), infer_shortly(), *map(train_shortly, methods))
+    written |= train_privately(tmp_path)
     keys, beginnings = read_record_keys()
     assert {key for key in written - keys if not key.startswith(tuple(beginnings))} == set()
     assert keys - written == set()

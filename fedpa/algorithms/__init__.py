@@ -26,6 +26,7 @@ from fedpa.algorithms.mean_control import mean_control
 from fedpa.algorithms.methods import Described, Method, describe
 from fedpa.algorithms.mime import Base, mime, mime_lite, moments, momentum
 from fedpa.algorithms.plateau import Plateau
+from fedpa.algorithms.private import private
 from fedpa.algorithms.product import product
 from fedpa.algorithms.scaffold import scaffold
 from fedpa.algorithms.sep import sep
@@ -62,6 +63,7 @@ __all__ = [
     "mime_lite",
     "moments",
     "momentum",
+    "private",
     "product",
     "pvi",
     "scaffold",

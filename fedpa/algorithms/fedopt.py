@@ -23,6 +23,8 @@ from jaxtyping import Array, Bool, PyTree
 from fedpa.algorithms.plateau import Plateau
 from fedpa.errors import check_integer, check_type, refuse
 from fedpa.objectives.client_data import ClientData
+from fedpa.privacy.noise import draw_normals
+from fedpa.privacy.release import Release
 from fedpa.server import update as server_update
 from fedpa.server.aggregation import (
     Aggregate,
@@ -178,6 +180,9 @@ class Algorithm(NamedTuple):
             state includes what every client keeps, as q = p₀ Π t_i includes sites, and a new state
             would count it twice (default: False).
         switch: When it becomes another algorithm, if it does (default: None).
+        release: How the sum is made private before the server sees it, if it is (default: None).
+        repair: (the mean with noise, the noise's standard deviation on what is sent besides Δ) →
+            one that the server can use: positive semidefinite where it must be (default: the mean).
     Example:
         >>> import fedpa
         >>> objective = fedpa.Objective(fedpa.objectives.least_squares.loss)
@@ -199,6 +204,8 @@ class Algorithm(NamedTuple):
     reading: Reading = Reading()
     is_state_required: bool = False
     switch: Switch | None = None
+    release: Release | None = None
+    repair: Callable[[Result, Scalar], Result] = lambda mean, sd: mean
 
 
 class Cohort(NamedTuple):
@@ -239,6 +246,7 @@ def fed_round(
     cohort: Cohort,
     t: RoundNumber,
     phase: str | None = None,
+    key: Key | None = None,
 ) -> tuple[State, Round]:
     """Run one round of Algorithm 1, a pure function of server state and cohort: jit, scan, vmap it.
 
@@ -248,6 +256,8 @@ def fed_round(
         cohort: The round's clients.
         t: The round, from 0; a traced number needs its `phase` where there are several.
         phase: `algorithm.phase(t)` by default.
+        key: Of the noise that makes the round private, another one in every round; needed by
+            `fedpa.private` alone, whose sum is divided by the cohort's number of clients.
     Returns:
         The server's next state, and what the round leaves.
     Example:
@@ -263,6 +273,8 @@ def fed_round(
         [0.1, 0.1]
     """
     check_type("algorithm", algorithm, Algorithm, "fedpa.fedavg(local, server)(objective)")
+    if algorithm.release is not None and key is None:
+        raise refuse("key", None, "must be given: the noise of a private round is drawn from it")
     if algorithm.inquiry is not None:
         asked, message = algorithm.inquiry.client, algorithm.inquiry.broadcast(state)
         aggregate, _, _ = _run_clients(algorithm, asked, message, cohort)
@@ -277,6 +289,9 @@ def fed_round(
     client = algorithm.clients[phase]
     message = algorithm.broadcast(state, t)
     aggregate, out, accepted = _run_clients(algorithm, client, message, cohort)
+    if algorithm.release is not None and key is not None:
+        normals = draw_normals(key, aggregate.mean)
+        aggregate = algorithm.release.noise(state, aggregate, normals, len(cohort.keys))
     state, info = algorithm.server(state, aggregate, t)
     states = _choose(accepted & ~info.skipped, out.state, cohort.states)
     return state, Round(states, accepted, out.info, info)

@@ -260,7 +260,8 @@ def global_precision(
             step = precondition(precision, seen, mean, gain)
             if length is not None:
                 norm = optax.tree.norm(step)
-                scale = length * jnp.sqrt(square) / jnp.where(norm > 0, norm, 1)
+                # With noise the mean of squares may be negative.
+                scale = length * jnp.sqrt(jnp.maximum(square, 0)) / jnp.where(norm > 0, norm, 1)
                 step = jax.tree.map(lambda d: (scale * d).astype(d.dtype), step)
             after, info = inner.server(state.numerator, Aggregate(step, aggregate.weight), t)
             norm, plain = optax.tree.norm(step), optax.tree.norm(mean)
@@ -274,9 +275,10 @@ def global_precision(
 
         clients = {}
         for name, client in inner.clients.items():
-            clients[name] = _send_with(client, lambda *_: ())
-            clients[name + WITH_PRECISION] = _send_with(client, all_factors)
-            clients[name + WITH_DEEPER] = _send_with(client, deeper_factors)
+            sends_square = length is not None
+            clients[name] = _send_with(client, lambda *_: (), sends_square)
+            clients[name + WITH_PRECISION] = _send_with(client, all_factors, sends_square)
+            clients[name + WITH_DEEPER] = _send_with(client, deeper_factors, sends_square)
         return Algorithm(
             init=init,
             phase=phase,
@@ -286,6 +288,7 @@ def global_precision(
             aggregation=unpack_factors(inner.aggregation, block),
             server=server,
             parameters=lambda state: inner.parameters(state.numerator),
+            repair=repair_factors,
         )
 
     return build
@@ -295,12 +298,12 @@ _SKETCH = 1001
 """The stream of a client's randomness that sketches are drawn from; chains use others."""
 
 
-def _send_with(client: ClientUpdate, factors: Any) -> ClientUpdate:
-    """The client's result, its sketch of the precision, and ‖Δ‖²."""
+def _send_with(client: ClientUpdate, factors: Any, sends_square: bool) -> ClientUpdate:
+    """The client's result, its sketch of the precision, and ‖Δ‖² if the step's length needs it."""
 
     def whole(message: Any, data: ClientData, state: ClientState, key: Key) -> ClientResult:
         out = client(message, data, state, key)
-        square = optax.tree.norm(widen(out.result), squared=True)
+        square = optax.tree.norm(widen(out.result), squared=True) if sends_square else ()
         return out._replace(result=Sent(out.result, (factors(message, data, key), square)))
 
     return whole
@@ -374,6 +377,13 @@ def unpack_factors(aggregation: Aggregation, largest: int) -> Aggregation:
         return aggregation.add(total, unpack(result), weight)
 
     return aggregation._replace(init=init, add=add)
+
+
+def repair_factors(mean: Sent, sd: Scalar) -> Sent:
+    """Matrices A that are symmetric and positive semidefinite, which noise leaves neither."""
+    factors, square = mean.more
+    cleaned = tuple(one.denoise(sd) if one else () for one in factors)
+    return mean._replace(more=(cleaned, square))
 
 
 def _check_delta(mean: Any, theta: Params) -> None:

@@ -51,7 +51,7 @@ def choose_width(message: Message, cohort: Cohort) -> Width:
 def should_vectorize(message: Message, cohort: Cohort) -> bool:
     """Whether the model is small enough to gain from vectorizing over clients."""
     limit = SMALL if jax.default_backend() == "cpu" else SMALL_ELSEWHERE
-    return len(cohort.ids) > 1 and num_bytes(message) <= limit
+    return cohort.usual_size > 1 and num_bytes(message) <= limit
 
 
 def one_at_a_time(message: Message, cohort: Cohort) -> Width:
@@ -60,7 +60,7 @@ def one_at_a_time(message: Message, cohort: Cohort) -> Width:
 
 def side_by_side(message: Message, cohort: Cohort) -> Width:
     """Blocks of equal width: as many as come out even over the workers, unless too small."""
-    clients = len(cohort.ids)
+    clients = cohort.usual_size
     if jax.default_backend() != "cpu":
         return Width(min(clients, 4 * MOST_LANES), 1)
     workers = count_cores()

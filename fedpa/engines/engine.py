@@ -41,6 +41,8 @@ class Cohort(NamedTuple):
         population: n_i of all that may come in later rounds: programs for them are made in the
             first (default: ()).
         round: t, from 0 (default: 0).
+        expected: How many clients cohorts have on average, if their sizes vary: programs are as
+            wide as that needs, so that no new size is compiled for (default: None).
     Example:
         >>> data = fedpa.data.from_mapping({"a": {"x": np.zeros((3, 2))}})
         >>> keys = jax.random.split(jax.random.key(0), 1)
@@ -55,6 +57,12 @@ class Cohort(NamedTuple):
     packed: Packed | None = None
     population: Sequence[int] = ()
     round: int = 0
+    expected: int | None = None
+
+    @property
+    def usual_size(self) -> int:
+        """How many clients programs are made for."""
+        return len(self.ids) if self.expected is None else self.expected
 
 
 class Traffic(NamedTuple):

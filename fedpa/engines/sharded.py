@@ -95,7 +95,7 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
     def choose(message: Message, cohort: Cohort) -> Width:
         if not should_vectorize(message, cohort):
             return Width(1, 1)
-        return Width(min(math.ceil(len(cohort.ids) / len(devices)), MOST_LANES), 1)
+        return Width(min(math.ceil(cohort.usual_size / len(devices)), MOST_LANES), 1)
 
     # Blocks are launched one after the other, in the same order in every process.
     options = dataclasses.replace(options, workers=1)

@@ -8,7 +8,7 @@ import tomllib
 import typing
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -31,7 +31,14 @@ from fedpa.experiments.hyperparameters import (
     resolve_hyperparameters,
     unset,
 )
-from fedpa.experiments.methods import METHODS, build_method, check_own
+from fedpa.experiments.methods import (
+    METHODS,
+    build_method,
+    check_own,
+    label_method,
+    label_private,
+)
+from fedpa.experiments.privacy import PrivacyOptions, make_private, resolve_privacy
 from fedpa.experiments.tasks.task import (
     TaskOptions,
     check_task_options,
@@ -40,6 +47,9 @@ from fedpa.experiments.tasks.task import (
     tasks,
 )
 from fedpa.training.options import WINDOW, StorageOptions
+
+if TYPE_CHECKING:
+    from fedpa.algorithms.methods import Method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +114,7 @@ class RunConfig:
     task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
     engine_options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     hyperparameters: Hyperparameters = dataclasses.field(default_factory=Hyperparameters)
+    privacy: PrivacyOptions = dataclasses.field(default_factory=PrivacyOptions)
     stopping: StoppingOptions = dataclasses.field(default_factory=StoppingOptions)
     recording: StorageOptions = dataclasses.field(default_factory=StorageOptions)
 
@@ -144,6 +155,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """Check every value and fill in what follows from others; the result is what runs."""
     from fedpa.engines import ENGINES
     from fedpa.engines.machine import choose_devices
+    from fedpa.objectives.objective import Objective
     from fedpa.training.loop import check_counts, check_share
     from fedpa.training.run import check_storage
 
@@ -174,9 +186,28 @@ def resolve(config: RunConfig) -> RunConfig:
         hyperparameters = unset(hyperparameters, list_sampling_fields(hyperparameters))
     hyperparameters = resolve_hyperparameters(hyperparameters)
     check_switch(hyperparameters, config.rounds, config.eval_every)
+    privacy = resolve_privacy(config.privacy)
+    if privacy.clip is not None:
+        hyperparameters = dataclasses.replace(
+            hyperparameters, weighting="uniform" if privacy.weight_cap is None else "examples"
+        )
+    config = dataclasses.replace(config, hyperparameters=hyperparameters, privacy=privacy)
     # Refuses settings that the method can't use; nothing is compiled.
-    build_method(config.method, hyperparameters)
-    return dataclasses.replace(config, hyperparameters=hyperparameters)
+    built = build_run_method(config)
+    if privacy.clip is not None:
+        built(Objective(lambda params, batch, key: batch))
+    return config
+
+
+def build_run_method(config: RunConfig) -> "Method":
+    """Build the method of a resolved configuration, private if it asks for it."""
+    return make_private(build_method(config.method, config.hyperparameters), config.privacy)
+
+
+def label_run(config: RunConfig) -> str:
+    """The label of a run's method: FedPA[5], private FedPA[5]."""
+    label = label_method(config.method, config.hyperparameters)
+    return label_private(label, config.privacy.clip is not None)
 
 
 def is_all_burn_in(config: RunConfig) -> bool:
@@ -209,6 +240,8 @@ def as_table(config: RunConfig) -> dict[str, Any]:
         name: _drop_unset(value) if isinstance(value, dict) else value
         for name, value in dataclasses.asdict(config).items()
     }
+    if config.privacy == PrivacyOptions():
+        del values["privacy"]
     return _drop_unset(values)
 
 

@@ -13,8 +13,7 @@ from fedpa.engines.blocks import Plan, blocks, capacities, choose_width
 from fedpa.engines.engine import Cohort
 from fedpa.engines.execution import make_pool, run_blocks
 from fedpa.engines.program import compile_client
-from fedpa.experiments.config import RunConfig
-from fedpa.experiments.methods import build_method
+from fedpa.experiments.config import RunConfig, build_run_method
 from fedpa.experiments.run import assemble_run
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training.estimate import Estimate, count_phases, estimate_phases
@@ -41,7 +40,7 @@ def estimate_run(config: RunConfig, problem: Problem | None = None) -> RunEstima
     warn_of_few_clients(training.clients_per_round, len(data.ids))
     assert evaluate is not None
     phases = count_phases(algorithm, training.rounds)
-    method = build_method(config.method, config.hyperparameters)
+    method = build_run_method(config)
     cost = estimate_phases(training.prepared, method, data, training.clients_per_round, phases)
     state = algorithm.init(theta)
     message = algorithm.broadcast(state, jnp.asarray(0))

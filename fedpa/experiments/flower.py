@@ -18,8 +18,8 @@ from fedpa.algorithms.switch import AUTO
 from fedpa.engines import ENGINES, configure, per_client
 from fedpa.engines.engine import OfAlgorithm
 from fedpa.errors import refuse
-from fedpa.experiments.config import RunConfig, from_table, resolve
-from fedpa.experiments.methods import METHODS, build_method
+from fedpa.experiments.config import RunConfig, build_run_method, from_table, resolve
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.run import run, set_prior
 from fedpa.experiments.tasks.task import task_named
 from fedpa.training.callbacks import Callback
@@ -58,7 +58,7 @@ def load_served(table: Mapping[str, Any]) -> "Served":
         )
 
     problem = task_named(config.task).load(config.task_options)
-    method = build_method(config.method, config.hyperparameters)
+    method = build_run_method(config)
     return flower.Served(problem, method, train, config.hyperparameters.weighting, config.task)
 
 
@@ -74,6 +74,7 @@ def load_node(table: Mapping[str, Any], holding: "Holding") -> "Node":
         task_options=options,
         engine_options=config.engine_options,
         hyperparameters=config.hyperparameters,
+        privacy=config.privacy,
     )
     return _make_node(matters)
 
@@ -84,7 +85,7 @@ def _make_node(config: RunConfig) -> "Node":
     # A process may live for one message: it should compile nothing that another has compiled.
     configure(worth_keeping=0.0)
     problem = set_prior(task_named(config.task).load(config.task_options), config.task_options)
-    method = build_method(config.method, config.hyperparameters)
+    method = build_run_method(config)
     make = per_client if config.engine == "local" else ENGINES[config.engine]
     return flower.make_node(problem, method, make(config.engine_options))
 

@@ -511,6 +511,11 @@ def build_method(name: str, h: Hyperparameters) -> "Method":
     )
 
 
+def label_private(label: str, is_private: bool) -> str:
+    """A method's label, if its run is private: private FedPA[5]."""
+    return f"private {label}" if is_private else label
+
+
 def build_rule(h: Hyperparameters) -> "Plateau":
     """When burn-in of --burn-in-rounds auto ends."""
     assert h.plateau_metric is not None

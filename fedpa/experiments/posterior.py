@@ -51,6 +51,7 @@ from fedpa.precision import ravel
 from fedpa.precisions import Scalar
 from fedpa.server.averaging import SwagState
 from fedpa.training.loading import Run, load, load_checkpoint
+from fedpa.training.privacy import refuse_private
 from fedpa.training.problem import some_examples
 from fedpa.training.provenance import data_fingerprint
 from fedpa.training.run_directory import read_run
@@ -91,6 +92,7 @@ class Row(NamedTuple):
 def load_for_posterior(directory: Path, which: str | int) -> Run:
     """Load a run whose posterior can be made: of a task with a likelihood, of unchanged data."""
     found = load(directory, which)
+    refuse_private(found.metrics, "its posterior")
     problem = found.problem
     if problem is None:
         raise FedpaError(

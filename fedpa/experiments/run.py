@@ -15,10 +15,18 @@ from fedpa.engines import ENGINES
 from fedpa.engines.distributed import is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
-from fedpa.experiments.config import RunConfig, StoppingOptions, as_table, read_toml, resolve
+from fedpa.experiments.config import (
+    RunConfig,
+    StoppingOptions,
+    as_table,
+    build_run_method,
+    label_run,
+    read_toml,
+    resolve,
+)
 from fedpa.experiments.evaluation import add_metrics, evaluate_task, evaluate_test, list_metrics
 from fedpa.experiments.hyperparameters import PLATEAU_METRIC, replace_fields
-from fedpa.experiments.methods import METHODS, build_method, label_method
+from fedpa.experiments.methods import METHODS
 from fedpa.experiments.tasks.task import TaskOptions, task_named
 from fedpa.objectives.prior import normal_prior
 from fedpa.training import run_directory
@@ -236,7 +244,7 @@ def assemble_run(
         [*_make_stops(config.stopping, best, f"eval/{task.metric}"), *callbacks],
         best,
         test if config.test_at_end else None,
-        label_method(config.method, config.hyperparameters),
+        label_run(config),
     )
 
 
@@ -270,6 +278,7 @@ def _build_method(
     named, options = METHODS[config.method], config.task_options
     settings = (
         *(config.task, options, config.method, config.hyperparameters, config.rounds),
+        config.privacy,
         *(config.engine, config.engine_options),
     )
     rest = eqx.filter(params, eqx.is_inexact_array, inverse=True)
@@ -282,7 +291,7 @@ def _build_method(
             return built._replace(prepared=same)
     engine = ENGINES[config.engine](config.engine_options)  # first: what is compiled is kept
     objective = set_prior(problem, options).objective
-    method = build_method(config.method, config.hyperparameters)
+    method = build_run_method(config)
     prepared, engine = connect_engine(
         engine if elsewhere is None else elsewhere,
         prepare(objective, params, clients, method, config.rounds),

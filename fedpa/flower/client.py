@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
@@ -32,7 +33,7 @@ from fedpa.algorithms.methods import Method, set_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports
 from fedpa.engines.local import per_client
-from fedpa.errors import BadValueError, FedpaError
+from fedpa.errors import BadValueError, FedpaError, refuse
 from fedpa.flower import wire
 from fedpa.flower.node import Holding, StateFiles, StateStore, read_holding, select_clients
 from fedpa.objectives.client_data import ClientData
@@ -76,10 +77,23 @@ def client_app(load: Load, mods: Sequence[Mod] = ()) -> ClientApp:
         ...     return make_node(read_problem(holding.data_dir), method)
         >>> app = client_app(load)
     """
+    check_mods(mods)
     app = ClientApp(mods=list(mods))
     app.query()(_report_errors(functools.partial(_answer_query, load)))
     app.train()(_report_errors(functools.partial(_answer_train, load)))
     return app
+
+
+def check_mods(mods: Sequence[Mod]) -> None:
+    """Refuse Flower's mods for differential privacy: a reply is a sum over clients, not a model."""
+    for mod in mods:
+        if isinstance(mod, LocalDpMod) or mod in (adaptiveclipping_mod, fixedclipping_mod):
+            name = getattr(mod, "__name__", type(mod).__name__)
+            expected = (
+                "clips and noises a model, and a node's reply is the sum of its clients' results: "
+                "use fedpa.private"
+            )
+            raise refuse("mods", name, expected)
 
 
 def make_node(problem: Problem, method: Method, engine: Engine | None = None) -> Node:
@@ -247,8 +261,10 @@ def _answer_train(load: Load, content: RecordDict, context: Context) -> RecordDi
     examples = [int(n) for n in result.examples]
     failed, reasons = list(result.failures), list(result.failures.values())
     report = wire.Report(ids, accepted, examples, failed, reasons, lost)
+    # Diagnostics are not noised: a private run's nodes don't send them.
+    shown = result.infos if algorithm.release is None else {}
     infos: dict[str, Any] = {
-        name: [float(v) for v in np.asarray(values)] for name, values in result.infos.items()
+        name: [float(v) for v in np.asarray(values)] for name, values in shown.items()
     }
     return RecordDict(
         {

@@ -39,7 +39,7 @@ from fedpa.engines.engine import (
     collect_reports,
     raw_keys,
 )
-from fedpa.errors import FedpaError, NoUsableClientError
+from fedpa.errors import FedpaError, NoUsableClientError, refuse
 from fedpa.flower import wire
 from fedpa.flower.client import (
     INQUIRY,
@@ -51,6 +51,7 @@ from fedpa.flower.client import (
 )
 from fedpa.flower.roster import Connection, Roster, read_connection
 from fedpa.metrics.streaming import make_evaluator
+from fedpa.privacy.ledger import LEDGER, Ledger
 from fedpa.server.aggregation import Aggregation, Weighting, all_finite, total_weight
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
@@ -61,7 +62,10 @@ from fedpa.training.run import RecordingOptions
 from fedpa.training.run_directory import CLIENTS, fresh_directory, is_run, past
 from fedpa.types import Params
 
-SHOWN = ("train/loss", "eval/loss", "eval/accuracy", "eval/recall_at_5", "train/rejected")
+SHOWN = (
+    *("train/loss", "eval/loss", "eval/accuracy", "eval/recall_at_5", "train/rejected"),
+    "privacy/epsilon",
+)
 """A round's numbers in the log."""
 LOST = (
     "fedpa: round %d: %s has lost the states of %d of its clients (%r, …): %s "
@@ -272,6 +276,8 @@ def flower(
     weight_of = jax.jit(lambda total: value(total).weight)
     population = count_population(served.method, start.clients.values())
     num_examples = max(sum(start.clients.values()), 1)  # as the server's own objective has it
+    release = deploy(algorithm, out).release
+    is_possible = None if release is None else jax.jit(release.is_possible)
     gone: set[str] = set()
     """Clients that can't take part: they have lost a state that the method can't do without."""
 
@@ -334,8 +340,12 @@ def flower(
                     part, report, infos = wire.read_reply(answer, shapes, names, sizes)
                     pairs = zip(sizes.items(), report.accepted, strict=True)
                     accepted = dict(client for client, ok in pairs if ok)
-                    weight = total_weight(served.weighting, accepted.values())
-                    wire.check_weight(weight_of(part), weight, len(accepted))
+                    if is_possible is None:
+                        weight = total_weight(served.weighting, accepted.values())
+                        wire.check_weight(weight_of(part), weight, len(accepted))
+                    elif not is_possible(message, value(part), len(accepted)):
+                        why = f"its sum is longer than that of {len(accepted)} clipped results"
+                        raise wire.WireError(why)
                     merged = merge(total, part) if accepted else total
                     if not finite(merged):
                         why = "its sum is too large: together with the others it is not finite"
@@ -375,4 +385,18 @@ def flower(
         return result._replace(states=states, traffic=Traffic(up, down))
 
     with_tokens = algorithm._replace(client_init=lambda theta: np.int32(0))
-    return with_tokens if keeps else algorithm, run
+    return with_tokens if keeps else deploy(algorithm, out), run
+
+
+def deploy(algorithm: Algorithm, out: Path) -> Algorithm:
+    """A private algorithm with the randomness of a deployment, and its ledger; others unchanged."""
+    release = algorithm.release
+    if release is None:
+        return algorithm
+    if release.budget.sampling == "cyclic":
+        expected = (
+            "is not supported with Flower: its noise would be stored in checkpoints, and a "
+            "repeated round is no turn. Use poisson or fixed"
+        )
+        raise refuse("sampling", "cyclic", expected)
+    return algorithm._replace(release=release._replace(ledger=Ledger(out / LEDGER)))

@@ -6,7 +6,7 @@ methods of `fedpa`, with many clients per node, checkpoints and resuming, use `s
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
@@ -15,15 +15,19 @@ import numpy as np
 import optax
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 
 from fedpa.errors import FedpaError, check_integer, refuse
 from fedpa.flower import wire
 from fedpa.flower.roster import LARGEST_CLIENT
 from fedpa.numpy_client import ClientWork, check_work, describe_work, is_trained
+from fedpa.server.aggregation import Weighting, check_weighting
 from fedpa.server.optimizers import sgd
 from fedpa.server.update import Server, ServerState, init, update
+
+Usable = tuple[int, dict[str, np.ndarray], dict[str, float]]
+"""A reply's n_i, Δ_i and metrics."""
 
 
 class FedPA(FedAvg):
@@ -34,9 +38,10 @@ class FedPA(FedAvg):
     Clients reply with a model, θ − Δ, from which Δ is computed here. That is what Flower's wrappers
     and mods for differential privacy expect: they clip Δ, and add noise to the new model, with
     which the next round starts. Choose the clipping norm for Δ̂, which in sampling rounds is up to
-    1 + (ℓ−1)ρ times as long as θ − x̄. The noise is not multiplied by the server's learning rate.
-    Rounding θ − Δ to float32 changes each coordinate of Δ by at most 2⁻²⁴ |θ − Δ|, as rounding the
-    new θ does.
+    1 + (ℓ−1)ρ times as long as θ − x̄. Their noise is for a mean with equal weights that the server
+    takes as it is: inside another strategy, clients of different weights need
+    `weighting="uniform"`, and another server optimizer is refused. Rounding θ − Δ to float32
+    changes each coordinate of Δ by at most 2⁻²⁴ |θ − Δ|, as rounding the new θ does.
 
     Args:
         rho: Shrinkage ρ ≥ 0; default: 0.1.
@@ -44,6 +49,7 @@ class FedPA(FedAvg):
         burn_in_epochs: Epochs before a client's first sample, below `epochs`; default: 0.
         burn_in_rounds: Rounds that are FedAvg's, ≥ 0; default: 0.
         server_optimizer: Any of optax; default: `fedpa.server.sgd(1.0)`.
+        weighting: q_i: "examples", n_i, or "uniform", 1; default: "examples".
         fraction_train: The share of the nodes that take part in a round, 0 to 1, drawn by `seed`
             from their numbers, which Flower chooses when a node starts; default: 1.
         fraction_evaluate: As in Flower's FedAvg, weighted by examples; default: 0.
@@ -68,6 +74,7 @@ class FedPA(FedAvg):
         burn_in_epochs: int = 0,
         burn_in_rounds: int = 0,
         server_optimizer: optax.GradientTransformation | None = None,
+        weighting: Weighting = "examples",
         fraction_train: float = 1.0,
         fraction_evaluate: float = 0.0,
         min_nodes: int = 2,
@@ -84,6 +91,7 @@ class FedPA(FedAvg):
         )
         self.work = ClientWork(True, epochs, burn_in_epochs, float(rho))
         check_work(self.work)
+        check_weighting(weighting)
         check_integer("burn_in_rounds", burn_in_rounds, 0)
         check_integer("min_nodes", min_nodes, 1)
         check_integer("seed", seed, 0)
@@ -92,10 +100,18 @@ class FedPA(FedAvg):
                 raise refuse(name, share, "must be a share between 0 and 1")
         self.burn_in_rounds, self.seed = burn_in_rounds, seed
         self.min_nodes, self.min_success, self.start_timeout = min_nodes, min_success, start_timeout
-        self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer)
+        self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer, weighting)
+        self.has_own_optimizer = server_optimizer is not None
+        self.is_inside = True
+        """Whether another strategy runs the rounds, as Flower's wrappers do."""
         self.state: ServerState | None = None
         self._given = ArrayRecord()
         self._asked = 0
+
+    def start(self, *args: Any, **options: Any) -> Result:
+        """Run the rounds, as in Flower's strategies."""
+        self.is_inside = False
+        return super().start(*args, **options)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -106,6 +122,12 @@ class FedPA(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The same message for each of the round's nodes."""
+        if self.is_inside and self.has_own_optimizer:
+            expected = (
+                "not inside another strategy: the noise of Flower's differential privacy is for "
+                "an average that is taken as it is. Leave it out"
+            )
+            raise refuse("server_optimizer", type(self.server.optimizer).__name__, expected)
         theta = _floats(arrays)
         if not theta:
             raise FedpaError("initial_arrays has no floating-point arrays: nothing can be trained")
@@ -142,13 +164,14 @@ class FedPA(FedAvg):
         """Σ n_i Δ_i / Σ n_i as a gradient; what can't be used is named and left out."""
         assert self.state is not None
         theta = _floats(self._given)
-        usable: list[tuple[int, dict[str, np.ndarray], dict[str, float]]] = []
+        usable: list[Usable] = []
         for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
             try:
                 with wire.reading():
                     usable.append(_read_reply(message, theta))
             except wire.WireError as error:
                 _log_left_out(server_round, message, error)
+        usable = self._weigh(usable)
         rejected = self._asked - len(usable)
         weight = sum(n for n, _, _ in usable)
         if len(usable) < self.min_success * self._asked or not weight:
@@ -169,6 +192,19 @@ class FedPA(FedAvg):
         }
         numbers: dict[str, Any] = {**averages, "rejected": rejected, "skipped": int(info.skipped)}
         return ArrayRecord(dict(self._given) | dict(wire.pack(new))), MetricRecord(numbers)
+
+    def _weigh(self, usable: Sequence[Usable]) -> list[Usable]:
+        """Replace n_i by q_i."""
+        if self.server.weighting == "uniform":
+            return [(int(n > 0), delta, metrics) for n, delta, metrics in usable]
+        counts = {n for n, _, _ in usable}
+        if self.is_inside and len(counts) > 1:
+            expected = (
+                f"replies have {min(counts)} to {max(counts)} examples, and the noise of Flower's "
+                "differential privacy is for equal weights: give weighting='uniform'"
+            )
+            raise refuse("weighting", "examples", expected)
+        return list(usable)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

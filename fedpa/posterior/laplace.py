@@ -58,6 +58,7 @@ from fedpa.training.fit import fit
 from fedpa.training.history import History
 from fedpa.training.loading import Run
 from fedpa.training.loop import Fit
+from fedpa.training.privacy import refuse_private
 from fedpa.training.problem import some_examples
 from fedpa.training.provenance import data_fingerprint
 from fedpa.training.run import RecordingOptions
@@ -254,7 +255,7 @@ def measure_curvature(
         raise refuse("labels", labels, "does not apply to 'last-layer': leave it out")
     if rank != RANK and structure != "low-rank":
         raise refuse("rank", rank, "belongs to structure = 'low-rank': leave it out")
-    model = result.params if isinstance(result, Fit | Run) else result
+    model = find_model(result, "its posterior")
     data = as_federation(clients)
     if isinstance(result, Run) and result.data is not None:
         _check_data(result.data, data)
@@ -467,6 +468,14 @@ def choose_least(values: Sequence[float], cost: Callable[[float], float]) -> flo
             "no trial of the posterior's settings gives finite numbers: has the model diverged?"
         )
     return min(finite, key=costs.__getitem__)
+
+
+def find_model(result: Fit | Run | Model, what: str) -> Model:
+    """The model to start from; a private run's is refused, as clients would say more of it."""
+    if not isinstance(result, Fit | Run):
+        return result
+    refuse_private(result.history if isinstance(result, Fit) else result.metrics, what)
+    return result.params
 
 
 def _given(likelihood: Likelihood, known: Any) -> Likelihood:

@@ -15,6 +15,7 @@ from fedpa.errors import check_integer, check_positive, refuse
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.objective import Objective
 from fedpa.posterior.density import Ensemble, Swag
+from fedpa.posterior.laplace import find_model
 from fedpa.posterior.posterior import Posterior
 from fedpa.precision import ravel
 from fedpa.samplers.sampler import Sampler
@@ -207,7 +208,7 @@ def client_ensemble(
     """
     check_integer("members", members, 2)
     check_integer("samples", samples, 1)
-    model = result.params if isinstance(result, Fit | Run) else result
+    model = find_model(result, "an ensemble of clients")
     data = as_federation(clients)
     ids = tuple(name for name in data.ids if data.num_examples(name) > 0)
     if members > len(ids):

@@ -100,6 +100,20 @@ class Kronecker(NamedTuple):
         """How many numbers describe Λ: the upper triangles of its blocks."""
         return Cut(*self.blocks.shape[:2]).num_numbers
 
+    def denoise(self, sd: float | Scalar) -> "Kronecker":
+        """A without noise of standard deviation sd on its entries: symmetric, semidefinite.
+
+        The nearest such matrix, its eigenvalues less the edge sd √(2p) of the spectrum that the
+        noise of a p×p block has once it is symmetric (Wigner's semicircle).
+        """
+        blocks = 0.5 * (self.blocks + self.blocks.mT)
+        size = blocks.shape[-1]
+        if size == 1:
+            return Kronecker(jnp.maximum(blocks, 0))
+        values, vectors = jax.vmap(eigh)(blocks)
+        left = jnp.maximum(values - (2 * size) ** 0.5 * sd, 0)
+        return Kronecker((vectors * left[:, None, :]) @ vectors.mT)
+
     def factorize(self) -> "Cholesky":
         """L of LLᵀ = A, for A positive definite: computed once for many solves."""
         blocks = self.blocks

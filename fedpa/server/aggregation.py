@@ -81,44 +81,54 @@ def weighted_mean() -> Aggregation:
         >>> import fedpa
         >>> side = fedpa.Server(fedpa.server.sgd(1.0), aggregation=fedpa.server.weighted_mean())
     """
+    return Aggregation(_init, _add, _merge, _value)
 
-    def init(result: Result, weight: Weight) -> Aggregate:
-        def zeros(tree: Any) -> Any:
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), tree)
 
-        return Aggregate(zeros(result), zeros(weight))
+def _init(result: Result, weight: Weight) -> Aggregate:
+    def zeros(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), tree)
 
-    def add(total: Aggregate, result: Result, weight: Weight) -> tuple[Aggregate, Bool[Array, ""]]:
-        positive = [jnp.all(w >= 0) for w in jax.tree.leaves(weight)]
-        accepted = all_finite((result, weight)) & jnp.all(jnp.stack(positive))
+    return Aggregate(zeros(result), zeros(weight))
 
-        def add_subtree(q: Array, sums: Result, values: Result) -> Result:
-            # Not q·0: zero times a non-finite value is not zero.
-            return jax.tree.map(
-                lambda s, x: (
-                    s
-                    + jnp.where(accepted, q.astype(s.dtype) * x.astype(s.dtype), 0).astype(s.dtype)
-                ),
-                sums,
-                values,
-            )
 
-        sums = jax.tree.map(add_subtree, weight, total.mean, result)
-        weights = jax.tree.map(lambda s, q: s + jnp.where(accepted, q, 0), total.weight, weight)
-        return Aggregate(sums, weights), accepted
+def _add(total: Aggregate, result: Result, weight: Weight) -> tuple[Aggregate, Bool[Array, ""]]:
+    positive = [jnp.all(w >= 0) for w in jax.tree.leaves(weight)]
+    accepted = all_finite((result, weight)) & jnp.all(jnp.stack(positive))
 
-    def merge(one: Aggregate, other: Aggregate) -> Aggregate:
-        both: Aggregate = jax.tree.map(jnp.add, one, other)
-        return both
+    def add_subtree(q: Array, sums: Result, values: Result) -> Result:
+        # Not q·0: zero times a non-finite value is not zero.
+        return jax.tree.map(
+            lambda s, x: (
+                s + jnp.where(accepted, q.astype(s.dtype) * x.astype(s.dtype), 0).astype(s.dtype)
+            ),
+            sums,
+            values,
+        )
 
-    def value(total: Aggregate) -> Aggregate:
-        def divide(q: Array, sums: Result) -> Result:
-            safe = jnp.where(q > 0, q, 1)
-            return jax.tree.map(lambda s: s / safe.astype(s.dtype), sums)
+    sums = jax.tree.map(add_subtree, weight, total.mean, result)
+    weights = jax.tree.map(lambda s, q: s + jnp.where(accepted, q, 0), total.weight, weight)
+    return Aggregate(sums, weights), accepted
 
-        return Aggregate(jax.tree.map(divide, total.weight, total.mean), total.weight)
 
-    return Aggregation(init, add, merge, value)
+def _merge(one: Aggregate, other: Aggregate) -> Aggregate:
+    both: Aggregate = jax.tree.map(jnp.add, one, other)
+    return both
+
+
+def _value(total: Aggregate) -> Aggregate:
+    def divide(q: Array, sums: Result) -> Result:
+        safe = jnp.where(q > 0, q, 1)
+        return jax.tree.map(lambda s: s / safe.astype(s.dtype), sums)
+
+    return Aggregate(jax.tree.map(divide, total.weight, total.mean), total.weight)
+
+
+def is_mean(aggregation: Aggregation) -> bool:
+    """Whether it is the weighted mean, perhaps of what it makes of each result before it adds it.
+
+    Its sum is then `Aggregate(Σ q_i r_i, Σ q_i)`.
+    """
+    return (aggregation.merge, aggregation.value) == (_merge, _value)
 
 
 def client_weight(weighting: Weighting, n: Count) -> Scalar:

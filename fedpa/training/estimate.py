@@ -265,7 +265,7 @@ def _find_local(method: Any, phase: str = "") -> LocalTraining | None:
         local = arguments.get("local")
         if isinstance(local, LocalTraining):
             return local
-        method = arguments.get("numerator")
+        method = arguments.get("numerator", arguments.get("method"))
     return None
 
 

@@ -131,7 +131,8 @@ def fit(
             anything runs; or a `FederatedData`, whose clients are checked as they are read.
         method: An algorithm with its settings: `fedpa.fedpa(local, server, rho=0.1)`.
         rounds: The total number of rounds, ≥ 1.
-        clients_per_round: Clients drawn for each round without replacement, ≥ 1.
+        clients_per_round: Clients drawn for each round without replacement, ≥ 1; by `fedpa.private`
+            with Poisson sampling, on average.
         seed: Determines cohorts and randomness, 0 to 2³² − 1; the same seed gives the same result,
             bit for bit.
         prior: p(θ) of the global posterior, e.g. `fedpa.normal_prior(sd=2.0)`: counted once, as
@@ -298,6 +299,9 @@ def label_method(method: Method) -> str:
         name = str(getattr(method, "__qualname__", "")).split(".<locals>")[0]
         return name if name.isidentifier() else "your own method"
     label = spell_method(method.name)
+    wrapped = method.arguments.get("method")
+    if isinstance(wrapped, Described):
+        label = f"{label} {label_method(wrapped)}"
     for name, parameter in inspect.signature(method.builder).parameters.items():
         value = method.arguments.get(name)
         is_setting = isinstance(value, int | float | str | np.generic)

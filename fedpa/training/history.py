@@ -48,9 +48,13 @@ class History(list[Record]):
 
 NUMERIC = ("train", "comm", "eval", "valid", "test")
 """Prefixes of metrics that must be numbers, as in `eval/accuracy`."""
-_ALWAYS = ("seconds", "comm/bytes_up", "comm/bytes_down", "train/rejected")
+_ALWAYS = ("seconds",)
 """Numbers that every record has."""
+_NOT_IN_SECRET = ("comm/bytes_up", "comm/bytes_down", "train/rejected")
+"""Numbers that every record has but those of a private deployment: they are not noised."""
 REJECTED = "train/rejected_clients"
+SECRET = "privacy/deployed"
+"""In the records of a private deployment."""
 
 
 def plain(metrics: Mapping[str, Any]) -> Record:
@@ -95,7 +99,8 @@ def from_line(text: str | bytes) -> Record:
         raise refuse("round", record.get("round"), "must be the number of a round")
     if not isinstance(record.get("phase"), str):
         raise refuse("phase", record.get("phase"), "must be a string")
-    for name in _ALWAYS:
+    always = _ALWAYS if SECRET in record else (*_ALWAYS, *_NOT_IN_SECRET)
+    for name in always:
         if not is_number(record.get(name)):
             raise refuse(name, record.get(name), "must be a number")
     rejected = record.get(REJECTED, [])

@@ -34,8 +34,15 @@ from fedpa.training.callbacks import (
     initial_memories,
     stop_at_plateau,
 )
-from fedpa.training.history import History, Record
+from fedpa.training.history import SECRET, History, Record
 from fedpa.training.named_arrays import is_array
+from fedpa.training.privacy import (
+    check_private,
+    choose_cohorts,
+    make_private_server,
+    run_without_clients,
+    track_privacy,
+)
 from fedpa.types import Key, Keys, Model, Params
 
 
@@ -223,7 +230,8 @@ def train(
         theta: Initial parameters, a pytree of floating-point arrays.
         data: The clients; `fedpa.data.from_mapping` makes them from arrays in memory.
         rounds: The total number of rounds, ≥ 1.
-        clients_per_round: Clients drawn for each round without replacement, ≥ 1.
+        clients_per_round: Clients drawn for each round without replacement, ≥ 1; on average, if the
+            algorithm is private and samples them independently.
         seed: Determines cohorts and keys, 0 to 2³² − 1.
         engine: Where clients run; default: `fedpa.engines.local()`.
         min_success: Share of a round's clients, 0 to 1, that must give a usable result; with fewer,
@@ -250,6 +258,9 @@ def train(
     if not data.ids:
         raise FedpaError("data has no clients: give at least one")
     warn_of_few_clients(clients_per_round, len(data.ids))
+    release, size = algorithm.release, min(clients_per_round, len(data.ids))
+    if release is not None:
+        callbacks = [*track_privacy(release, len(data.ids), size), *callbacks]
     data = check_when_read(data)
     engine = local() if engine is None else engine
     # The records, with what callbacks add to them, say when to switch.
@@ -260,9 +271,11 @@ def train(
     if now is None:
         now = Snapshot(0, algorithm.init(theta), theta, {}, History(), {})
     now = now._replace(memory=memories | dict(now.memory))
+    more = now.stopped is None and now.round < rounds
+    check_private(algorithm, len(data.ids), size, min_success, now.round, more)
     if switch is not None and now.memory[SWITCH]["round"] is not None:
         algorithm = switch.at(now.memory[SWITCH]["round"])
-    broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
+    broadcast, server = _compile_server(algorithm, seed, size)
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     if keeps_states:
         _warn_of_strangers(algorithm, theta, len(data.ids), clients_per_round, rounds)
@@ -270,8 +283,11 @@ def train(
     population = sorted({data.num_examples(name) for name in data.ids})
     warned = {name for record in now.history for name in record.get("train/rejected_clients", ())}
 
+    draw = _choose_cohorts(algorithm, seed, data.ids, clients_per_round)
+    is_secret = release is not None and release.ledger is not None
+
     def cohort_at(t: int) -> list[str]:
-        return select_cohort(seed, t, data.ids, clients_per_round) if t < rounds else []
+        return draw(t) if t < rounds else []
 
     following = cohort_at(now.round)
     begun: set[str] = set()
@@ -307,19 +323,26 @@ def train(
                 data.packed,
                 population,
                 t,
+                None if release is None else size,
             )
             asked, state = _inquire(algorithm, engine, now.state, cohort)
             message = broadcast(state, jnp.asarray(t))
-            result = engine(algorithm.clients[phase], algorithm.aggregation, message, cohort)
+            client = algorithm.clients[phase]
+            if ids:
+                result = engine(client, algorithm.aggregation, message, cohort)
+            else:  # Poisson sampling
+                result = run_without_clients(algorithm, client, message, theta, reading.data)
             _check_success(result, ids, t, min_success, algorithm.reading)
             state, info = server(state, result.aggregate, jnp.asarray(t))
 
             record: Record = {"round": t + 1, "phase": phase, "seconds": 0.0}
             if switch is not None and now.memory[SWITCH]["round"] == t:
                 record["switch/round"] = t
-            record |= _train_metrics(result, ids, algorithm.reading) | _traffic(
-                message, result, asked
-            )
+            if is_secret:
+                record[SECRET] = True
+            else:
+                record |= _train_metrics(result, ids, algorithm.reading)
+                record |= _traffic(message, result, asked)
             record |= _server_metrics(info)
             _report(record, result, ids, warned, algorithm.reading)
             _check_progress(record, now.history, rounds, result, ids, algorithm.reading)
@@ -341,13 +364,14 @@ def train(
             nonlocal algorithm, broadcast, server
             assert now.untold is not None
             t, record, last = now.round, dict(now.untold), now.round == rounds
-            event = Event(t, rounds, assemble(now.params), now.state, record, cohort_at(t - 1))
+            took_part = () if is_secret else cohort_at(t - 1)
+            event = Event(t, rounds, assemble(now.params), now.state, record, took_part)
             memory, stop = call_callbacks(callbacks, event, now.memory)
             if switch is not None:
                 memory |= {one.name: one.update(memory[one.name], event)[0] for one in watch}
                 if memory[SWITCH]["round"] == t:
                     algorithm = switch.at(t)
-                    broadcast, server = jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
+                    broadcast, server = _compile_server(algorithm, seed, size)
                     begun.clear()  # whose programs are compiled now
             history = History(now.history) if last else now.history
             history.append(record)
@@ -431,7 +455,7 @@ def _check_success(
     result: RoundResult, ids: Sequence[str], t: int, least: float, reading: Reading
 ) -> None:
     succeeded = int(result.accepted.sum())
-    if succeeded / len(ids) < least:
+    if ids and succeeded / len(ids) < least:
         raise TooFewClientsError(
             f"round {t + 1}: {succeeded} of {len(ids)} clients succeeded, min_success = {least} "
             f"requires more; {_explain(result, ids, _list_rejected(result, ids)[0], reading)}"
@@ -582,7 +606,25 @@ def _report(
 
 # The cohort is a function of (seed, round), so all methods with one seed have the same cohorts.
 # A client's key is a function of (seed, round, a stable hash of its id), not of the cohort.
-_COHORT, _CLIENT = 0, 1  # streams derived from one seed
+_COHORT, _CLIENT, NOISE = 0, 1, 2  # streams derived from one seed
+
+
+def _choose_cohorts(
+    algorithm: Algorithm, seed: int, ids: Sequence[str], size: int
+) -> Callable[[int], list[str]]:
+    """Make the function that draws the clients of a round."""
+    release = algorithm.release
+    if release is None or (release.budget.sampling == "fixed" and release.ledger is None):
+        return lambda t: select_cohort(seed, t, ids, size)
+    return choose_cohorts(release, (seed, _COHORT), ids, size)
+
+
+def _compile_server(algorithm: Algorithm, seed: int, size: int) -> tuple[Any, Any]:
+    """Compile what the server does: its broadcast and its step."""
+    if algorithm.release is None:
+        return jax.jit(algorithm.broadcast), jax.jit(algorithm.server)
+    noise = jax.random.fold_in(_root(seed), NOISE)
+    return jax.jit(algorithm.broadcast), make_private_server(algorithm, noise, size)
 
 
 def select_cohort(seed: int, t: int, ids: Sequence[str], size: int) -> list[str]:

@@ -206,7 +206,10 @@ def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
         jax.tree.map(lambda array: array[None], algorithm.client_init(theta)),
     )
     start = state = algorithm.init(theta)
-    step = jax.jit(lambda state, cohort, t: fed_round(algorithm, state, cohort, t, phases[-1])[0])
+    noise = jax.random.key(1)  # of a private algorithm
+    step = jax.jit(
+        lambda state, cohort, t: fed_round(algorithm, state, cohort, t, phases[-1], noise)[0]
+    )
     for _ in range(2):  # the second shows the server's state after the first
         state = step(state, cohort, jnp.asarray(_PHASES - 1))
     moved = _distance(algorithm.parameters(state), algorithm.parameters(start))

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedpa.algorithms.switch import AUTO
@@ -27,6 +28,7 @@ from fedpa.engines import ENGINES
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, check_integer, check_takes, match_name, refuse
+from fedpa.privacy.ledger import LEDGER
 from fedpa.training import run_directory
 from fedpa.training.callbacks import (
     AT_PLATEAU,
@@ -54,6 +56,7 @@ from fedpa.training.loggers import LIBRARIES, TENSORBOARD, Write, check_loggers,
 from fedpa.training.loop import Fit, Snapshot, train
 from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, write_npz
 from fedpa.training.options import StorageOptions
+from fedpa.training.privacy import check_private
 from fedpa.training.problem import Prepared
 from fedpa.training.provenance import differences
 from fedpa.training.run_directory import METRICS, Recorded, lock_directory, read_run, writing
@@ -66,6 +69,10 @@ NOT_COMPARED = (
     "model",
     "federation",
     "task_options.data_dir",
+    "privacy.max_epsilon",
+    "privacy.force",
+    "hyperparameters.force",
+    "hyperparameters.max_epsilon",
 )
 """Settings that may differ when a run is resumed: no number depends on them, or a fingerprint
 covers them (the sizes of model and data, the location of the data)."""
@@ -265,9 +272,9 @@ def finish(
         "stopped": stopped,
         "best": best,
         "seconds": sum(record["seconds"] for record in history),
-        "bytes_up": sum(record["comm/bytes_up"] for record in history),
-        "bytes_down": sum(record["comm/bytes_down"] for record in history),
-        "rejected": sum(record["train/rejected"] for record in history),
+        "bytes_up": sum(record.get("comm/bytes_up", 0) for record in history),
+        "bytes_down": sum(record.get("comm/bytes_down", 0) for record in history),
+        "rejected": sum(record.get("train/rejected", 0) for record in history),
         **{name: value for name, value in last if name.partition("/")[0] in _SPLITS},
     }
     run_directory.write_summary(out, summary)  # written last: it marks the run as finished
@@ -319,6 +326,7 @@ def connect_engine(engine: Any, prepared: Prepared) -> tuple[Prepared, Engine]:
 
 def start_run(training: Training, place: Place, overwrite: bool = False) -> Fit:
     """Train in a directory that contains no run, or whose run is to be overwritten."""
+    _check_private(training)
     with contextlib.ExitStack() as stack:
         start = None
         if is_first():
@@ -337,7 +345,14 @@ def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
 
     force: resume although versions or data have changed.
     """
+    _check_private(training, more=False)
     out = place.out
+    release = training.prepared.algorithm.release
+    if (out / LEDGER).exists() and (release is None or release.ledger is None):
+        raise FedpaError(
+            f"{str(out)!r} is a private run over Flower: `flwr run` resumes it, and counts its "
+            "releases"
+        )
     recorded = read_run(out)
     if from_first(lambda: recorded.is_finished(training.rounds)):
         start = _find_start(training, recorded, place, force, COMPUTED_WITH)
@@ -365,6 +380,14 @@ def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
         if is_first():
             _prepare_directory(place, start)
         return train_run(training, place, start)
+
+
+def _check_private(training: Training, more: bool = True) -> None:
+    """Refuse a private run before anything is written; `more`: rounds that will be run."""
+    algorithm, clients = training.prepared.algorithm, len(training.data.ids)
+    if algorithm.release is not None:  # refuses what can be seen from its state alone
+        jax.eval_shape(algorithm.init, training.prepared.theta)
+    check_private(algorithm, clients, training.clients_per_round, training.min_success, more=more)
 
 
 def train_run(training: Training, place: Place | None, start: Snapshot | None = None) -> Fit:

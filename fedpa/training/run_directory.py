@@ -7,6 +7,7 @@ tensorboard/     the records again, for TensorBoard
 params.npz       the final parameters
 summary.json     the result; it exists only if the run is finished
 clients.json     for a run over a network: its name, its clients and their sizes
+privacy.jsonl    for a private one: a line for each release
 
 One process at a time writes to it. The lock is the operating system's, on an open file: it ends
 with its process, and nothing needs to be cleaned up.
@@ -27,6 +28,7 @@ import tomli_w
 
 from fedpa.atomic_write import PART, write_atomically
 from fedpa.errors import FedpaError, explain, refuse
+from fedpa.privacy.ledger import LEDGER
 from fedpa.training.checkpoint import CHECKPOINTS, list_checkpoints
 from fedpa.training.history import History, Record, from_line, is_count, is_number, line
 from fedpa.training.loggers import LIBRARIES, MEMORY
@@ -48,7 +50,7 @@ BURN_IN = "burn-in"
 TUNING = "tuning"
 """Directory of its tuning runs."""
 CLIENTS = "clients.json"
-_FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS)
+_FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS, LEDGER)
 _DIRECTORIES = (CHECKPOINTS, *LIBRARIES)
 """A logger's files are in a directory of its name."""
 LOCK = ".lock"

@@ -24,7 +24,8 @@ from fedpa.engines.machine import SHARE, DoesNotFit, count_free_bytes
 from fedpa.errors import NoUsableClientError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
-from fedpa.training.loop import check_counts, client_hashes, keys_at, select_cohort
+from fedpa.training.loop import NOISE, check_counts, client_hashes, keys_at, select_cohort
+from fedpa.training.privacy import check_private
 from fedpa.training.problem import prepare
 from fedpa.types import Key, Loss, Model, Params
 
@@ -114,6 +115,7 @@ def simulate(
     data = as_federation(clients)
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     algorithm, theta, assemble, bound = prepare(objective, params, data, method, rounds)
+    check_private(algorithm, len(data.ids), clients_per_round)
     measure = _check_evaluate(evaluate, assemble, theta)
     _check_data_fits(data, bound.like)
     federation = stack_federation(data)
@@ -198,6 +200,11 @@ def run_rounds(
     if algorithm.switch is not None:
         expected = "is not supported in a simulation, whose rounds are one program: give a number"
         raise refuse("burn_in_rounds", AUTO, expected)
+    release = algorithm.release
+    if release is not None and release.budget.sampling != "fixed":
+        expected = "is not supported in a simulation, whose rounds are one program: use fedpa.fit"
+        raise refuse("sampling", release.budget.sampling, expected)
+    noise_root = jax.random.fold_in(root, NOISE)
     phases = [algorithm.phase(t) for t in range(rounds)]
     names = list(dict.fromkeys(phases))
     keeps_states = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
@@ -214,7 +221,8 @@ def run_rounds(
                 data = ClientData(jax.tree.map(lambda array: array[members], data.examples), n)
                 hashes, own = hashes[members], jax.tree.map(lambda leaf: leaf[members], states)
             cohort = Cohort(data, keys_at(root, t, hashes), own)
-            state, left = fed_round(algorithm, state, cohort, t, phase)
+            noise = jax.random.fold_in(noise_root, t)
+            state, left = fed_round(algorithm, state, cohort, t, phase, noise)
             if keeps_states:
                 states = left.states
                 if members is not None:

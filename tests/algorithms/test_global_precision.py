@@ -312,7 +312,7 @@ def test_records_say_what_the_precision_did():
         3,
     ).history
     sent = [record["comm/bytes_up"] for record in history]
-    assert sent == [3 * (4 * 24 + 2 * 21)] * 2 + [3 * 4 * 24]  # with the weight
+    assert sent == [3 * (4 * 23 + 2 * 21)] * 2 + [3 * 4 * 23]  # with the weight
     for record in history:
         assert 0 < record["train/precision_ratio"] < 1
         assert 0.5 < record["train/precision_cosine"] < 1

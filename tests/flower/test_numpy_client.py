@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import fedpa
 from fedpa.errors import FedpaError
 from fedpa.numpy_client import ClientWork, client_delta, posterior_delta
+from tests.refusals import refused
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_numpy"
 
@@ -161,7 +162,7 @@ THETA = [np.full((2, 3), 10.0, np.float32), np.full(4, -10.0, np.float32)]
 STEPS = np.random.default_rng(0).normal(size=(5, 10)).astype(np.float32) * 0.02
 
 
-def private_run(work=lambda strategy: strategy, mods=(), rounds=1, **settings):
+def private_run(work=lambda strategy: strategy, mods=(), rounds=1, sizes=(20, 20), **settings):
     """Two clients with the same data: the model that they end with."""
     from flwr.app import ArrayRecord
     from flwr.clientapp import ClientApp
@@ -180,10 +181,10 @@ def private_run(work=lambda strategy: strategy, mods=(), rounds=1, **settings):
             step = next(steps)
             return [arrays[0] + step[:6].reshape(2, 3), arrays[1] + step[6:]]
 
-        return reply(message, epoch, 20)
+        return reply(message, epoch, context.node_config["n"])
 
     strategy = work(FedPA(epochs=3, min_nodes=2, rho=0.5, **settings))
-    grid = LoopbackGrid(app, {}, [{}, {}])
+    grid = LoopbackGrid(app, {}, [{"n": n} for n in sizes])
     arrays = ArrayRecord(THETA)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
     return result.arrays.to_numpy_ndarrays()
@@ -234,6 +235,21 @@ def test_flowers_clipping_clips_delta_and_nothing_else(how, burn_in_rounds):
     )
     np.testing.assert_allclose(np.linalg.norm(moved), 0.01, rtol=1e-3)
     np.testing.assert_allclose(moved, delta * 0.01 / np.linalg.norm(delta), atol=2e-6)
+
+
+@pytest.mark.parametrize("how", ["server, fixed", "client, adaptive"])
+def test_flowers_noise_needs_equal_weights_and_no_server_optimizer(how):
+    """Its noise is zC/m on the model: right only of a mean with equal weights, taken as it is."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    wrapped = private(how)(100.0)
+    with refused("weighting = 'examples'"):
+        private_run(*wrapped, sizes=(20, 30))
+    with refused("server_optimizer = "):
+        private_run(*wrapped, server_optimizer=fedpa.server.sgd(0.5, 0.9))
+    uneven = private_run(*wrapped, sizes=(20, 30), weighting="uniform")
+    for a, b in zip(uneven, private_run(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-7)
+    private_run(sizes=(20, 30), server_optimizer=fedpa.server.sgd(0.5, 0.9))
 
 
 def test_a_reply_is_a_model_with_the_arrays_that_were_sent():

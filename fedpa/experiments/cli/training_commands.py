@@ -28,6 +28,7 @@ from fedpa.experiments.hyperparameters import (
     replace_fields,
 )
 from fedpa.experiments.methods import METHODS, list_own_fields
+from fedpa.experiments.privacy import PrivacyOptions
 from fedpa.experiments.sweeps.space import Kind
 from fedpa.training.options import StorageOptions
 
@@ -100,6 +101,7 @@ GROUPS = {
     ),
     "posterior delta (fedpa)": COVARIANCE_FIELDS,
     "settings of other methods": tuple(list_own_fields()),
+    "differential privacy (needs fedpa[privacy])": tuple(list_options(PrivacyOptions)),
     "early stopping": tuple(list_options(StoppingOptions)),
     "checkpoints and records": tuple(list_options(StorageOptions)),
     "engine and devices": ("engine", *list_options(EngineOptions)),

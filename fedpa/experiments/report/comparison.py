@@ -26,6 +26,7 @@ from fedpa.experiments.report.curves import (
     make_client_panels,
     make_diagnostics,
     make_learning_curves,
+    make_privacy_panels,
     read_curve,
     read_last,
 )
@@ -102,6 +103,8 @@ class Comparison(NamedTuple):
     """A warning if methods start sampling in different rounds."""
     contrasts: Sequence[Contrast] = ()
     """Methods with their controls, if these are compared, too."""
+    privacy: Sequence[Panel] = ()
+    """ε by round, if runs are private."""
 
     @property
     def rounds(self) -> int:
@@ -163,6 +166,7 @@ def _compare(groups: Sequence[Group], reference: str | None, scale: Scale) -> Co
         make_client_panels(groups),
         unequal,
         _contrast(groups, scale),
+        make_privacy_panels(groups),
     )
 
 

@@ -61,6 +61,8 @@ DIAGNOSTICS = {
     ),
 }
 """train/… → title, axis and note, in the order of the charts."""
+NOT_PRIVATE = " Not noised, so not private."
+"""Added to the note of a training metric of private runs."""
 NO_DIAGNOSTICS = ("loss", "empty", "skipped", "rejected_clients")
 
 
@@ -216,14 +218,42 @@ def make_diagnostics(groups: Sequence[Group]) -> list[Panel]:
     )
     if not any(record.get("train/rejected", 0) for record in records):
         available.pop("rejected", None)
+    warning = NOT_PRIVATE if find_private(groups) else ""
     panels = []
     for name in sorted(available, key=[*DIAGNOSTICS, *available].index):
         if name not in NO_DIAGNOSTICS:
             plain = name.replace("_", " ")
             meaning = DIAGNOSTICS.get(name, (plain.capitalize(), plain, f"train/{name}."))
             series = [own for own in _make_series(groups, f"train/{name}") if _has_points(own)]
-            panels.append(Panel(f"train-{name}", *meaning, series))
+            title, y, note = meaning
+            panels.append(Panel(f"train-{name}", title, y, note + warning, series))
     return panels
+
+
+EPSILON, CLIP = "privacy/epsilon", "privacy/clip"
+
+
+def make_privacy_panels(groups: Sequence[Group]) -> list[Panel]:
+    """Make panels of ε and, if it changes, of the clipping norm; none without private runs."""
+    spent = [own for own in _make_series(groups, EPSILON) if _has_points(own)]
+    if not spent:
+        return []
+    note = "(ε, δ)-differential privacy at the level of clients, spent after each round."
+    panels = [Panel("privacy-epsilon", "Privacy spent", "ε", note, spent)]
+    clips = [own for own in _make_series(groups, CLIP) if len(set(own.line.values)) > 1]
+    if clips:
+        note = "The largest norm of what a client adds to the sum."
+        panels.append(Panel("privacy-clip", "Clipping norm", "C", note, clips))
+    return panels
+
+
+def find_private(groups: Sequence[Group]) -> list[Group]:
+    """Find the groups whose runs are private."""
+    return [
+        group
+        for group in groups
+        if any(EPSILON in record for history in group.histories for record in history)
+    ]
 
 
 def make_client_panels(groups: Sequence[Group]) -> list[Panel]:

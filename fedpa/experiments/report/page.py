@@ -20,7 +20,14 @@ from rich import filesize
 from fedpa.errors import FedpaError
 from fedpa.experiments.report.comparison import Comparison
 from fedpa.experiments.report.conclusions import conclude, explain_controls, interpret_diagnostics
-from fedpa.experiments.report.curves import Curve, Panel, find_spread_metrics, read_last
+from fedpa.experiments.report.curves import (
+    EPSILON,
+    Curve,
+    Panel,
+    find_private,
+    find_spread_metrics,
+    read_last,
+)
 from fedpa.experiments.report.looks import (
     COLOURS,
     DARK,
@@ -131,7 +138,7 @@ def _fill_page(
 
 
 def _list_panels(part: Comparison) -> list[Panel]:
-    return [part.curves, *part.diagnostics, *part.clients]
+    return [part.curves, *part.diagnostics, *part.clients, *part.privacy]
 
 
 def _name_chart(panel: Panel, number: int) -> str:
@@ -285,6 +292,45 @@ def _show_diagnostics(part: Comparison, number: int, columns: Sequence[str]) -> 
     )
 
 
+def _show_privacy(part: Comparison, number: int, columns: Sequence[str]) -> str:
+    private = find_private(part.groups)
+    if not private:
+        return ""
+    charts = "".join(_show_chart(panel, number, "chart") for panel in part.privacy)
+    header = ["method", "ε at the end", *(title for title, _ in PRIVACY)]
+    rows = []
+    for group in private:
+        spent = [read_last(history, EPSILON) for history in group.histories if history]
+        settings = group.runs[0].settings
+        found = [
+            settings.get(f"privacy.{name}", settings.get(f"hyperparameters.{name}", "–"))
+            for _, name in PRIVACY
+        ]
+        rows.append([group.label, f"{max(spent):.4g}", *map(str, found)])
+    caption = (
+        "At the level of clients. Evaluation on held-out clients and the test split is taken to be "
+        "public. Of several seeds, the largest ε; each seed alone."
+    )
+    warning = (
+        "Training diagnostics (train/…) and traffic (comm/…) are not noised, so they are not "
+        "private: do not publish them."
+    )
+    return (
+        f'<div class="grid">{charts}</div>{_show_table(header, rows, caption)}'
+        f"<p><strong>{warning}</strong></p>"
+    )
+
+
+PRIVACY = (
+    ("δ", "delta"),
+    ("noise multiplier", "noise_multiplier"),
+    ("clipping norm", "clip"),
+    ("sampling", "sampling"),
+    ("accountant", "accountant"),
+)
+"""Columns of the table of privacy, and the settings that they show."""
+
+
 def _show_clients(part: Comparison, number: int, columns: Sequence[str]) -> str:
     content = "".join(_show_chart(panel, number, "chart tall") for panel in part.clients)
     for metric in find_spread_metrics(part.groups, "test"):
@@ -377,6 +423,7 @@ _SECTIONS = {
     "diagnostics": ("Posterior diagnostics", _show_diagnostics),
     "clients": ("Over clients", _show_clients),
     "posteriors": ("Posteriors", _show_predictions),
+    "privacy": ("Privacy", _show_privacy),
     "settings": ("Settings that differ", _show_settings),
     "texts": ("For papers", _show_texts),
     "runs": ("Runs", _show_runs),

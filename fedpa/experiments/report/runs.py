@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedpa.errors import FedpaError, convert_value, explain, match_name, refuse
 from fedpa.experiments.hyperparameters import Hyperparameters
-from fedpa.experiments.methods import METHODS, label_method, reads_setting
+from fedpa.experiments.methods import METHODS, label_method, label_private, reads_setting
 from fedpa.training import run_directory
 from fedpa.training.history import History
 from fedpa.training.provenance import flatten
@@ -238,7 +238,8 @@ def _label(run: Run) -> str:
     work = (f"{_HYPERPARAMETERS}{field}" for field in ("epochs", "steps_per_sample"))
     if not any(name in run.settings for name in work):
         return METHODS[run.method].label.replace("[M]", "")
-    return label_method(run.method, run.hyperparameters)
+    label = label_method(run.method, run.hyperparameters)
+    return label_private(label, "privacy.clip" in run.settings)
 
 
 def _name_without_seed(run: Run) -> str:

@@ -54,6 +54,10 @@ COMMANDS = {
         "posterior.main",
         computes=True,
     ),
+    "privacy": Command(
+        "compute the noise that differential privacy needs, or the epsilon of a noise",
+        "privacy.main",
+    ),
     "report": Command("write one HTML page that summarizes runs", "report.main"),
     "resume": Command(
         "resume an interrupted run, or extend a finished one", "run.resume", computes=True

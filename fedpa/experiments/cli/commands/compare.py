@@ -40,9 +40,15 @@ from fedpa.experiments.comparison.tasks import (
     read_multiples,
     run_side_by_side,
 )
-from fedpa.experiments.config import RunConfig, is_all_burn_in, resolve, table_of
+from fedpa.experiments.config import (
+    RunConfig,
+    is_all_burn_in,
+    label_run,
+    resolve,
+    table_of,
+)
 from fedpa.experiments.hyperparameters import replace_fields
-from fedpa.experiments.methods import METHODS, drop_others, label_method
+from fedpa.experiments.methods import METHODS, drop_others
 from fedpa.experiments.report.comparison import compare_groups
 from fedpa.experiments.report.conclusions import conclude, join_words
 from fedpa.experiments.report.curves import Scale
@@ -265,9 +271,7 @@ def _reference(wanted: str | None, names: Sequence[str]) -> str | None:
 
 def _labels(configs: Sequence[RunConfig]) -> dict[str, str]:
     """Label methods, as FedPA[5]; with the method's name if two labels would be equal."""
-    labels = {
-        config.method: label_method(config.method, config.hyperparameters) for config in configs
-    }
+    labels = {config.method: label_run(config) for config in configs}
     alike = {label for label in labels.values() if list(labels.values()).count(label) > 1}
     return {name: f"{x} ({name})" if x in alike else x for name, x in labels.items()}
 

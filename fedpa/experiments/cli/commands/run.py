@@ -13,14 +13,15 @@ from fedpa.engines.options import Processes
 from fedpa.experiments.cli.arguments import format_path, parse_words, say
 from fedpa.experiments.cli.run_commands import handle_interrupts, load_problem
 from fedpa.experiments.cli.training_commands import RunCommand, parse_run_command, refuse_unused
-from fedpa.experiments.config import RunConfig, resolve, write_toml
+from fedpa.experiments.config import RunConfig, label_run, resolve, write_toml
 from fedpa.experiments.estimate import estimate_run
-from fedpa.experiments.methods import label_method
+from fedpa.experiments.privacy import make_budget
 from fedpa.experiments.report.curves import compute_finals, read_curve, read_last
 from fedpa.experiments.report.live import watch_run
 from fedpa.experiments.run import check_run, read_resumed_config, run
 from fedpa.experiments.tasks.task import preset_named, task_named
 from fedpa.metrics.streaming import PERCENTILES
+from fedpa.privacy.accounting import compute_epsilon
 from fedpa.training import run_directory
 from fedpa.training.callbacks import max_minutes
 from fedpa.training.checkpoint import list_checkpoints, read_last_checkpoint
@@ -112,7 +113,7 @@ def _train(
 ) -> Fit:
     """Call `how` with progress, a time limit, and signals that save the last round."""
     limit = [] if command.max_minutes is None else [max_minutes(command.max_minutes)]
-    label = label_method(config.method, config.hyperparameters)
+    label = label_run(config)
     metric, quiet = task_named(config.task).metric, command.quiet or over
 
     def how_far() -> str:
@@ -189,3 +190,20 @@ def _dry_run(config: RunConfig, problem: Problem, console: Console) -> None:
         )
     for line in str(cost).splitlines():
         say(console, f"# {line}")
+    if config.privacy.clip is not None:
+        say(console, f"# {describe_privacy(config, cost.clients)}")
+
+
+def describe_privacy(config: RunConfig, clients: int) -> str:
+    """Say what the rounds of a private run will have spent."""
+    budget = make_budget(config.privacy)
+    mechanism = budget.mechanism(clients, config.clients_per_round)
+    spent = compute_epsilon(mechanism, config.rounds, budget.delta)
+    ends = ""
+    if budget.max_epsilon is not None and spent > budget.max_epsilon:
+        ends = f"; the run ends before, at ε = {budget.max_epsilon:g}"
+    return (
+        f"privacy: ε = {spent:.4g} at δ = {budget.delta:g} after {config.rounds} rounds of "
+        f"{mechanism.cohort} of {clients:,} clients ({mechanism.sampling}, "
+        f"{mechanism.accountant}){ends}"
+    )
