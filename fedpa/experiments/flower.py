@@ -105,9 +105,10 @@ def run_settings(table: Mapping[str, Any]) -> RunConfig:
             raise unknown_setting("run config", key, [*homes, *connection])
         home = homes[name]
         (values if home is None else values.setdefault(home, {}))[name] = value
-    config = resolve(from_table(values, "run config", of_run=False))
-    if config.hyperparameters.burn_in_rounds == AUTO:
+    given = from_table(values, "run config", of_run=False)
+    if given.hyperparameters.burn_in_rounds == AUTO:
         raise refuse("burn_in_rounds", AUTO, "is not supported with Flower: give a number")
+    config = resolve(given)
     if METHODS[config.method].pooled:
         raise refuse(
             "method", config.method, "pools clients' examples, which must stay on their nodes"

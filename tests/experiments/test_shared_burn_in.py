@@ -194,10 +194,10 @@ def test_settings_of_the_plateau():
         with refused(f"{name} = {value!r}"):
             resolve(configure("fedpa", **{name: value}))
     for name in ("valid/loss", "train/los"):  # there are no validation clients
-        config = resolve(configure("fedpa", burn_in_rounds="auto", plateau_metric=name))
+        config = resolve(configure("fedpa", **AUTO | {"plateau_metric": name}, eval_every=1))
         with refused(f"plateau_metric = {name!r}"):
             check_run(config, PROBLEM)
-    config = configure("fedpa", burn_in_rounds="auto", plateau_metric="eval/loss")
+    config = configure("fedpa", **AUTO, plateau_metric="eval/loss", eval_every=1)
     check_run(resolve(config), PROBLEM)
 
 
