@@ -42,7 +42,7 @@ from fedpa.metrics.streaming import make_evaluator
 from fedpa.privacy import find_noise_multiplier
 from fedpa.training.problem import Problem
 
-POPULATION, COHORT, DELTA = 1_000_000, 1000, 1e-7
+POPULATION, COHORT, DELTA = 100_000, 200, 1e-6
 """Of the assumed deployment: clients, clients a round, δ."""
 EPSILONS = (math.inf, 8.0, 3.0, 1.0)
 """inf: not private."""
@@ -54,7 +54,7 @@ TRIAL_SEED = 1000
 LAST = 0.1
 """Share of the evaluations at the end that are averaged."""
 EVAL_EVERY = 5
-CLIPS = (0.3, 1.0)
+CLIPS = (0.3, 1.0, 3.0)
 RATES = (0.1, 0.3)
 METHODS = {
     "fedavg": {},

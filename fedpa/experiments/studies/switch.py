@@ -123,10 +123,11 @@ SKEW = {**DIGITS, "label_skew": 0.1}
 WRITERS = Federation(
     "emnist",
     "digits by writer, CNN, M = 5",
-    {**DIGITS, "model": "cnn", "eval_examples": 2000},
+    {**DIGITS, "model": "cnn", "eval_examples": 2000, "max_examples": 40},
     {"epochs": 5},
     seeds=3,
     eval_every=5,
+    branches=MANY,
 )
 PLAIN = {"client_momentum": 0.0, "server_learning_rate": 1.0, "server_momentum": 0.0}
 PROBLEMS = {
@@ -155,7 +156,7 @@ PROBLEMS = {
     ),
     "cnn": WRITERS,
     "cnn-20": WRITERS._replace(
-        title="digits by writer, CNN, M = 20", settings={"epochs": 20}, seeds=1, branches=MANY
+        title="digits by writer, CNN, M = 20", settings={"epochs": 20}, seeds=1
     ),
     "cifar100": Federation(
         "cifar100",
