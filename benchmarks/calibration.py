@@ -118,7 +118,7 @@ PROBLEMS = {
         rounds={"short": 100, "long": 400},
         examples={"20": 20},
         seeds=1,
-        structures=("kronecker", "last-layer"),
+        structures=("kronecker",),
         is_held_out=lambda label: label >= 90,
         choosing=PredictionSettings(10, batch_size=100, most=200),
         measured=PredictionSettings(30, batch_size=100, most=1000),

@@ -63,7 +63,7 @@ COMMANDS = {
         "resume an interrupted run, or extend a finished one", "run.resume", computes=True
     ),
     "run": Command("train one method on one task", "run.start", "RunCommand", True),
-    "study": Command("rerun and plot the paper's synthetic studies", "study.main", computes=True),
+    "study": Command("rerun and plot the paper's studies", "study.main", computes=True),
     "sweep": Command(
         "search for a method's hyperparameters on a task",
         "sweep.main",
