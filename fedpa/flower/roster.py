@@ -27,8 +27,6 @@ LOOK = 1.0
 """Seconds between checks for new nodes while waiting for a round's replies."""
 LARGEST_CLIENT = 10_000_000
 """Default for the largest number of examples of a client, which is its weight."""
-LONGEST_NAME = 200
-"""Characters of a node's name, and of a client's id."""
 REASONS = 5
 """Nodes whose reasons are given when a run can't start."""
 
@@ -237,7 +235,7 @@ class Roster:
         try:
             with wire.reading():
                 said: Any = content.get(wire.CONFIG, {})
-                name = wire.escape_text(said.get("name") or name, LONGEST_NAME)
+                name = wire.escape_text(said.get("name") or name, wire.LONGEST_NAME)
                 sizes = self._read_sizes(wire.read_fields(wire.Introduction, content))
             self._make_room(node, name, sizes)
         except wire.WireError as error:
@@ -253,12 +251,9 @@ class Roster:
         if len(ids) != len(said.examples):
             raise wire.WireError("clients and examples must be lists of one length")
         for client, n in zip(ids, said.examples, strict=True):
-            shown = wire.escape_text(client, 100)
-            wire.check_count(f"examples of client {shown!r}", n, self.connection.largest_client)
-            if client != wire.escape_text(client, LONGEST_NAME):  # it will be in logs and files
-                raise wire.WireError(
-                    f"client {shown!r}: an id must be at most {LONGEST_NAME} printable characters"
-                )
+            wire.check_client("", client)
+            what = f"examples of client {wire.escape_text(client, 100)!r}"
+            wire.check_count(what, n, self.connection.largest_client)
         if not ids or len(set(ids)) < len(ids):
             raise wire.WireError("must have at least one client, and each only once")
         return dict(zip(ids, said.examples, strict=True))

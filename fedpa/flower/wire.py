@@ -20,12 +20,15 @@ import jax
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
-from fedpa.errors import FedpaError, convert_value
+from fedpa.errors import FedpaError, convert_value, escape_unprintable
 from fedpa.training.named_arrays import path_name
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 OWN = "app."
 """Prefix of settings that belong to the app, not to fedpa."""
+
+LONGEST_NAME = 200
+"""Characters of a node's name, and of a client's id."""
 
 CODES = {
     1: "an error that Flower does not explain",
@@ -98,7 +101,7 @@ def escape_text(text: object, longest: int = 500) -> str:
     'lost\\n\\x1b[2Jround …'
     """
     start = str(text)[: longest + 1]
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    line = escape_unprintable(start)
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
@@ -304,6 +307,18 @@ def check_weight(weight: Any, expected: float, clients: int) -> None:
             raise WireError(
                 f"weight = {wrong[0]:.9g}: that of its accepted clients is {expected:.9g}"
             )
+
+
+def check_client(where: str, client: str) -> None:
+    """Refuse an id that is long or can't be printed: it will be in logs and files.
+
+    where: the start of the message.
+    """
+    if client != escape_text(client, LONGEST_NAME):
+        raise WireError(
+            f"{where}client {escape_text(client, 100)!r}: an id must be at most {LONGEST_NAME} "
+            "printable characters"
+        )
 
 
 def check_count(what: str, n: Any, largest: int) -> None:

@@ -179,7 +179,7 @@ def is_run(out: Path) -> bool:
     """Whether the directory contains a run: other programs have files config.toml, too."""
     try:
         return ENVIRONMENT in tomllib.loads((out / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -232,7 +232,7 @@ def read_config(out: Path) -> tuple[Record, Record]:
         raise FedpaError(f"{str(out)!r} is a file: give the run's directory") from None
     except OSError as error:
         raise FedpaError(f"{out / CONFIG} can't be read: {explain(error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FedpaError(f"{out / CONFIG} is not valid TOML: {error}") from None
     environment = values.pop(ENVIRONMENT, {})
     versions = environment.get("versions", {}) if isinstance(environment, dict) else None
