@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
+from google.protobuf.message import DecodeError
 
 import fedpa
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -27,6 +28,9 @@ LOOK = 1.0
 """Seconds between checks for new nodes while waiting for a round's replies."""
 LARGEST_CLIENT = 10_000_000
 """Default for the largest number of examples of a client, which is its weight."""
+INVALID = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, DecodeError)
+"""What Flower raises for a message that it can't build from its bytes. Errors of the network are
+others, and end the run."""
 REASONS = 5
 """Nodes whose reasons are given when a run can't start."""
 
@@ -97,6 +101,8 @@ class Roster:
         self.started = False
         """Whether the run's clients are fixed."""
         self._replaced: dict[int, int] = {}
+        self._pulls_singly = False
+        """Whether a node has sent what Flower can't read: no other answer is to be lost with it."""
 
     def refresh(self) -> None:
         """Update the connected nodes: query new ones, remove lost ones."""
@@ -167,15 +173,34 @@ class Roster:
         Flower's errors don't name their node; the message they reply to does.
         """
         answers: dict[int, RecordDict | wire.NodeError] = {}
-        for message in self.grid.pull_messages(list(waiting)) if waiting else ():
-            node = waiting.get(message.metadata.reply_to_message_id)
-            if node is not None:
-                failed = message.has_error()
-                answers[node] = (
-                    wire.NodeError(wire.describe_error(message.error))
-                    if failed
-                    else message.content
+        if self._pulls_singly and len(waiting) > 1:
+            for name, node in waiting.items():
+                answers |= self._pull({name: node})
+            return answers
+        try:
+            messages = list(self.grid.pull_messages(list(waiting))) if waiting else []
+        except INVALID as error:
+            # Flower can't build one of the messages, does not say whose, and drops others with it.
+            if len(waiting) > 1:
+                self._pulls_singly = True
+                log(
+                    WARNING,
+                    "fedpa: a node's answer can't be read (%r): each is now read alone",
+                    error,
                 )
+                return self._pull(waiting)
+            (node,) = waiting.values()
+            return {node: wire.NodeError(f"its answer can't be read: {error!r}")}
+        for message in messages:
+            node = waiting.get(message.metadata.reply_to_message_id)
+            if node is None:
+                continue
+            if message.has_error():
+                answers[node] = wire.NodeError(wire.describe_error(message.error))
+            elif message.has_content():
+                answers[node] = message.content
+            else:
+                answers[node] = wire.NodeError("its answer is empty")
         return answers
 
     def suspect(self, node: int) -> None:

@@ -12,13 +12,14 @@ it is used, and refused as a whole.
 
 import contextlib
 import difflib
+import io
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from fedpa.errors import FedpaError, convert_value, escape_unprintable
 from fedpa.training.named_arrays import path_name
@@ -232,14 +233,28 @@ def read_array(record: Mapping[str, Any], name: str, wanted: Any) -> np.ndarray:
     if name not in record:
         raise WireError(f"there is no array {name}")
     try:
+        # First what it claims to be: NumPy makes room for that, whatever follows.
+        shape, dtype = read_array_header(record[name].data)
+    except Exception as error:
+        raise WireError(f"{name} can't be read: {error}") from None
+    if shape != tuple(wanted.shape):
+        raise WireError(f"{name} has shape {list(shape)}: {list(wanted.shape)} is needed")
+    if dtype != wanted.dtype:
+        raise WireError(f"{name} has type {dtype}: {wanted.dtype} is needed")
+    try:
         array: np.ndarray = record[name].numpy()
     except Exception as error:
         raise WireError(f"{name} can't be read: {error}") from None
-    if array.shape != tuple(wanted.shape):
-        raise WireError(f"{name} has shape {list(array.shape)}: {list(wanted.shape)} is needed")
-    if array.dtype != wanted.dtype:
-        raise WireError(f"{name} has type {array.dtype}: {wanted.dtype} is needed")
     return array
+
+
+def read_array_header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array as `numpy.save` writes it."""
+    file = io.BytesIO(data)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
@@ -274,7 +289,10 @@ def read_reply(
     and named: nothing of it reaches the model. Raises WireError.
     """
     report = read_fields(Report, content)
-    infos: Any = dict(content.get(METRICS, {}))
+    numbers = content.get(METRICS, MetricRecord())
+    if not isinstance(numbers, MetricRecord):
+        raise WireError(f"{METRICS} is not a record of numbers")
+    infos: Any = dict(numbers)
     if report.clients != list(sizes):
         raise WireError("clients: the answer is not of the clients that were asked for")
     for name in infos:

@@ -30,7 +30,7 @@ from fedpa.atomic_write import PART, write_atomically
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.privacy.ledger import LEDGER
 from fedpa.training.checkpoint import CHECKPOINTS, list_checkpoints
-from fedpa.training.history import History, Record, from_line, is_count, is_number, line
+from fedpa.training.history import History, Record, from_line, is_count, is_number, is_unicode, line
 from fedpa.training.loggers import LIBRARIES, MEMORY
 from fedpa.training.named_arrays import name_arrays, to_portable, write_npz
 
@@ -324,6 +324,7 @@ def _check_summary(path: Path, summary: Any) -> None:
             raise refuse(f"{path}: {field}", value, again)
 
     check("content", summary, isinstance(summary, dict), "an object")
+    check("content", summary, is_unicode(summary), "text in UTF-8")
     t, stopped, best = (summary.get(name) for name in ("round", "stopped", "best"))
     check("round", t, is_count(t), "a whole number")
     known = "stopped" in summary and isinstance(stopped, str | None)
