@@ -115,7 +115,7 @@ def change_record(kind, content, draw):
             config[name] = change_list(config[name], draw)
         else:
             config[name] = draw.choice(VALUES)
-    elif how == "array":
+    elif how == "array" or "metrics" not in content:
         change_array(content["arrays"], draw)
     else:
         metrics = content["metrics"]
@@ -302,3 +302,50 @@ def test_mutated_replies_are_refused_or_right(tmp_path):
 def test_ten_thousand_mutated_replies(tmp_path):
     refused, read = count_refused(tmp_path, 10_000, "many")
     assert refused > read > 0
+
+
+def list_files(directory):
+    return {path: path.stat().st_size for path in directory.rglob("*") if path.is_file()}
+
+
+def count_refused_messages(tmp_path, cases, seed):
+    """(refused, answered) of so many mutated messages to a node that keeps states in files."""
+    node = make_node(PROBLEM, METHODS["scaffold"])
+    app = client_app(lambda settings, holding: node)
+    states = tmp_path / "states"
+    grid, _, play = deployment("scaffold", tmp_path)
+    capture(play)
+    sent = {m.metadata.message_type: m.content for m in grid.sent if m.metadata.dst_node_id == LIAR}
+    kept = grid.contexts[LIAR].node_config
+    context = Context(1, LIAR, kept | {"state-dir": str(states)}, RecordDict(), {})
+    outside, refused, read = list_files(tmp_path), 0, 0
+    for case in range(cases):
+        draw = random.Random(f"{seed} {case}")
+        kind = "train" if case % 4 else "query"
+        content = change_record(kind, copy.deepcopy(sent[kind]), draw)
+        message = Message(content, dst_node_id=LIAR, message_type=kind)
+        reply, _ = capture(lambda message=message: app(message, context))
+        said = reply.content["config"]
+        was_refused = "error" in said
+        if was_refused:
+            assert str(said["error"]).isprintable()
+        elif kind == "train":
+            assert len(said["accepted"]) == len(said["clients"])
+        inside = {path for path in list_files(tmp_path) if path.is_relative_to(states)}
+        assert {
+            path: n for path, n in list_files(tmp_path).items() if path not in inside
+        } == outside
+        refused, read = refused + was_refused, read + (not was_refused)
+    print(f"\n{cases:,} mutated messages to a node: {refused:,} refused, {read:,} answered")
+    return refused, read
+
+
+def test_mutated_messages_to_a_node_are_refused_or_answered(tmp_path):
+    refused, read = count_refused_messages(tmp_path, 40, "few")
+    assert refused > 0 < read
+
+
+@pytest.mark.long
+def test_a_thousand_mutated_messages_to_a_node(tmp_path):
+    refused, read = count_refused_messages(tmp_path, 1000, "many")
+    assert refused > 0 < read
