@@ -21,6 +21,9 @@ class FedpaError(ValueError):
 
     Names and values may come from files and other machines: what can't be printed is escaped.
 
+    Args:
+        text: The message; default: none.
+
     Example:
         >>> fedpa.deltas.fixed(-0.1)
         Traceback (most recent call last):

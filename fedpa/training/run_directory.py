@@ -14,6 +14,7 @@ with its process, and nothing needs to be cleaned up.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -53,6 +54,8 @@ CLIENTS = "clients.json"
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS, LEDGER)
 _DIRECTORIES = (CHECKPOINTS, *LIBRARIES)
 """A logger's files are in a directory of its name."""
+LEFT_OUT = ("seconds", "digest")
+"""Fields of records and of the summary that a digest leaves out."""
 LOCK = ".lock"
 PATIENCE = 10.0
 """Seconds to wait for the lock of a process that was killed with its command."""
@@ -301,6 +304,14 @@ def save_params(out: Path, params: Any) -> None:
 def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
     """Write `summary.json`."""
     _write_text(out / SUMMARY, json.dumps(json.loads(line(summary)), indent=2) + "\n")
+
+
+def digest_result(out: Path, summary: Mapping[str, Any]) -> str:
+    """Hash a run's records, parameters and summary, but for times: a resumed run has the same."""
+    digest = hashlib.blake2b((out / PARAMS).read_bytes(), digest_size=16)
+    for record in [*read_metrics(out), summary]:
+        digest.update(line({k: v for k, v in record.items() if k not in LEFT_OUT}).encode())
+    return digest.hexdigest()
 
 
 def read_summary(out: Path) -> Record | None:

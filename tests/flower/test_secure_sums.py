@@ -45,8 +45,7 @@ class Client(NumPyClient):
         self.partition = partition
 
     def fit(self, parameters, config):
-        work = ClientWork(**{name: config[name] for name in WORK})
-        deltas = client_delta(parameters, make_epoch(self.partition), work)
+        deltas = client_delta(parameters, make_epoch(self.partition), ClientWork(**config))
         after = [theta - delta for theta, delta in zip(parameters, deltas, strict=True)]
         return after, SIZES[self.partition], {}
 
