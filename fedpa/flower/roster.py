@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 import fedpa
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -192,15 +192,15 @@ class Roster:
             (node,) = waiting.values()
             return {node: wire.NodeError(f"its answer can't be read: {error!r}")}
         for message in messages:
-            node = waiting.get(message.metadata.reply_to_message_id)
-            if node is None:
+            sender = waiting.get(message.metadata.reply_to_message_id)
+            if sender is None:
                 continue
             if message.has_error():
-                answers[node] = wire.NodeError(wire.describe_error(message.error))
+                answers[sender] = wire.NodeError(wire.describe_error(message.error))
             elif message.has_content():
-                answers[node] = message.content
+                answers[sender] = message.content
             else:
-                answers[node] = wire.NodeError("its answer is empty")
+                answers[sender] = wire.NodeError("its answer is empty")
         return answers
 
     def suspect(self, node: int) -> None:

@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 
 from fedpa.algorithms.methods import Method
 from fedpa.data.federated import Clients
+from fedpa.data.readers.npz import read_npz
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective
@@ -43,7 +44,6 @@ from fedpa.training.named_arrays import (
     fill_tree,
     path_name,
     read_arrays,
-    read_npz,
     to_portable,
     write_arrays,
 )

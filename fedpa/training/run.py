@@ -24,6 +24,7 @@ import numpy as np
 
 from fedpa.algorithms.switch import AUTO
 from fedpa.data.federated import FederatedData
+from fedpa.data.readers.npz import read_npz
 from fedpa.engines import ENGINES
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
@@ -54,7 +55,7 @@ from fedpa.training.checkpoint import (
 from fedpa.training.history import History, Record, line, plain
 from fedpa.training.loggers import LIBRARIES, TENSORBOARD, Write, check_loggers, open_logger
 from fedpa.training.loop import Fit, Snapshot, train
-from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, write_npz
+from fedpa.training.named_arrays import fill_tree, name_arrays, write_npz
 from fedpa.training.options import StorageOptions
 from fedpa.training.privacy import check_private
 from fedpa.training.problem import Prepared
