@@ -183,10 +183,11 @@ class Roster:
             # Flower can't build one of the messages, does not say whose, and drops others with it.
             if len(waiting) > 1:
                 self._pulls_singly = True
+                why = wire.escape_text(repr(error))
                 log(
                     WARNING,
-                    "fedpa: a node's answer can't be read (%r): each is now read alone",
-                    error,
+                    "fedpa: a node's answer can't be read (%s): each is now read alone",
+                    why,
                 )
                 return self._pull(waiting)
             (node,) = waiting.values()
