@@ -229,7 +229,7 @@ def change_hdf5(path, draw):
             group.create_dataset(feature, (2**40, 3), "f8", chunks=(1, 3))
         elif how == 7:
             del group[feature]
-            group.create_dataset(feature, data=np.zeros(2**26), compression="gzip")
+            group.create_dataset(feature, data=np.zeros(2**24), compression="gzip")
         elif how == 8:
             del group[feature]
             group.create_dataset(feature, data=h5py.Empty("f4"))
