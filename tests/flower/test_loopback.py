@@ -747,7 +747,9 @@ def test_a_run_that_no_node_can_take_part_in_fails_at_once(tmp_path):
     assert time.monotonic() - began < 60
     text = str(error.value)
     assert "min-nodes = 3, but 0 of 3 connected nodes can take part: " in text
-    assert all(f"node {k} refused (run config: task = 'nowhere.clinics': " in text for k in range(3))
+    assert all(
+        f"node {k} refused (run config: task = 'nowhere.clinics': " in text for k in range(3)
+    )
 
 
 def test_nodes_are_waited_for_while_too_few_are_connected(tmp_path):
