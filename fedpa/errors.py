@@ -3,6 +3,7 @@
 Each message names the field, its value and what is expected.
 """
 
+import contextlib
 import difflib
 import inspect
 import math
@@ -18,11 +19,19 @@ import numpy as np
 class FedpaError(ValueError):
     """Invalid input, found before any work starts. The message is one line: field, value, remedy.
 
+    Names and values may come from files and other machines: what can't be printed is escaped.
+
+    Args:
+        text: The message; default: none.
+
     Example:
         >>> fedpa.deltas.fixed(-0.1)
         Traceback (most recent call last):
         fedpa.errors.FedpaError: rho = -0.1: ...
     """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(escape_unprintable(str(text)))
 
 
 class DataError(FedpaError):
@@ -63,6 +72,22 @@ class NoUsableClientError(TooFewClientsError):
         >>> issubclass(NoUsableClientError, TooFewClientsError)
         True
     """
+
+
+def escape_unprintable(text: str) -> str:
+    r"""Escape line breaks, terminal codes and other invisible characters, as Python writes them.
+
+    Args:
+        text: The text.
+    Returns:
+        One line that can be printed.
+    Example:
+        >>> escape_unprintable("lost\n\x1b[2J")
+        'lost\\n\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def refuse(field: str, value: object, expected: str) -> FedpaError:
@@ -218,7 +243,8 @@ def convert_value(hint: Any, value: Any, field: str) -> Any:
             if value in typing.get_args(option):
                 return value
         elif option is float and type(value) in (int, float):
-            return float(value)
+            with contextlib.suppress(OverflowError):  # an integer that is no float
+                return float(value)
         elif type(value) is option:
             return value
     raise refuse_type(field, value, hint)

@@ -19,10 +19,11 @@ from fedpa.errors import DataError
 from fedpa.experiments.cli.main import main
 from fedpa.experiments.tasks import task_named
 from tests.algorithms import test_conformance as algorithms
-from tests.data import damaged
 from tests.deltas import test_conformance as deltas
 from tests.experiments.tasks import test_presets as presets
 from tests.federations import least_squares_clients
+from tests.fuzz.bounded import Surface, read_mutated
+from tests.fuzz.data_files import damage, use
 from tests.samplers import test_conformance as samplers
 from tests.samplers.gaussian import HESSIAN
 from tests.server import test_conformance as aggregations
@@ -199,10 +200,11 @@ def test_the_reader_reads_what_was_written(jsonl):
 def test_the_reader_reads_or_refuses_damaged_files(jsonl):
     open_jsonl, path = run("reader")["open_jsonl"], jsonl / "damaged.jsonl"
     write_jsonl(path)
-    content = path.read_bytes()
+    content, read = path.read_bytes(), use(lambda path: open_jsonl(path.parent))
+    surface = Surface(path.name, write_jsonl, read, damage, named="damaged")
     for case in range(200):
-        path.write_bytes(damaged.damage(content, random.Random(case)))
-        wrong = damaged.read_damaged(path, lambda path: open_jsonl(path.parent))
+        damage(path, content, random.Random(case))
+        _, wrong = read_mutated(surface, path)
         assert wrong is None, (case, wrong)
 
 

@@ -27,6 +27,8 @@ OPENERS: dict[str, Callable[[Any], Any]] = {
 }
 ARCHIVES = (".tar.bz2", ".tar.gz", ".tgz", ".tar.xz", ".tar")
 COMPRESSED = (".lzma", ".xz", ".gz", ".bz2")
+BROKEN = (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, ValueError, KeyError)
+"""What is raised for an archive that is damaged; KeyError: it has a link to a file it has not."""
 CHUNK = 2**20
 MAX_RATIO, MAX_UNPACKED, HARMLESS = 100, 2**38, 2**28
 """Bytes that one of an archive may become (the data sets' have at most 20), that all of them may,
@@ -149,10 +151,8 @@ def _unpack(packed: Path, inside: Path, unpack: Callable[[Any, Path, "_Reading"]
         raise
     except tarfile.FilterError as error:
         raise DataError(f"{packed} wants to write elsewhere: {error}") from None
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, MemoryError, ValueError):
-        raise _make_damaged_error(
-            packed
-        ) from None  # MemoryError: the size of a dictionary that is damaged
+    except (*BROKEN, MemoryError):  # MemoryError: the size of a dictionary that is damaged
+        raise _make_damaged_error(packed) from None
     except OSError as error:
         if error.errno is None:  # what bz2 and gzip raise; the system's errors have a number
             raise _make_damaged_error(packed) from None

@@ -259,7 +259,7 @@ def table_of(field: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise FedpaError(f"{field} = {str(path)!r}: can't be read: {explain(error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FedpaError(f"{field} = {str(path)!r}: is not valid TOML: {error}") from None
 
 
@@ -283,9 +283,12 @@ def from_table(values: dict[str, Any], where: str, of_run: bool = True) -> RunCo
     for name in ("task", "method", "preset"):
         if not isinstance(values.get(name, ""), str):
             raise refuse(f"{where}: {name}", values[name], "must be of type str")
-    base = default_config(
-        values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
-    )
+    try:
+        base = default_config(
+            values.get("task", "digits"), values.get("method", "fedpa"), values.get("preset")
+        )
+    except FedpaError as error:
+        raise FedpaError(f"{where}: {error}") from None
     config: RunConfig = _replace(base, values, where)
     # A resolved file has the number of samples even if it follows from the epochs. Then it must
     # not contradict other epochs given in addition to the file.

@@ -76,6 +76,8 @@ class NamedMethod(NamedTuple):
     """State besides θ and the server optimizer's."""
     cost: str = "1"
     """Of a client's round, relative to FedAvg's."""
+    secure_sums: str = "yes"
+    """Whether what clients send adds up: yes, no, or when. By `fedpa.algorithms.secure_sums`."""
 
 
 # FedAvg, FedPA and its controls
@@ -420,6 +422,7 @@ METHODS = {
         sends="θ / Δ, every k-th round Z",
         keeps="A, L",
         cost="1 + 1/(kM)",
+        secure_sums="only with --precision-rank exact",
     ),
     "global-precision-diagonal": NamedMethod(
         "Precision-diagonal[M]",

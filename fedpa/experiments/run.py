@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedpa.data.federated import FederatedData
+from fedpa.data.readers.npz import read_npz
 from fedpa.data.views import pool_clients
 from fedpa.engines import ENGINES
 from fedpa.engines.distributed import is_first
@@ -33,7 +34,7 @@ from fedpa.training import run_directory
 from fedpa.training.callbacks import Best, Callback, check_callbacks, early_stopping, stop_at
 from fedpa.training.loading import read_initial
 from fedpa.training.loop import Fit
-from fedpa.training.named_arrays import check_fits, fill_model, read_npz
+from fedpa.training.named_arrays import check_fits, fill_model
 from fedpa.training.problem import Prepared, Problem, prepare, split_params
 from fedpa.training.provenance import data_fingerprint, environment
 from fedpa.training.run import (

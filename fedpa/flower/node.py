@@ -22,9 +22,10 @@ from flwr.app import Array, ArrayRecord
 from flwr.supercore import log
 
 from fedpa.data.federated import FederatedData
+from fedpa.data.readers.npz import read_npz
 from fedpa.errors import FedpaError, check_integer, explain, refuse
 from fedpa.flower import wire
-from fedpa.training.named_arrays import read_npz, write_npz
+from fedpa.training.named_arrays import write_npz
 
 NEW = 0
 """The round of a client that has not taken part yet."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 import fedpa
 from fedpa.errors import FedpaError, check_integer, refuse
@@ -27,8 +28,9 @@ LOOK = 1.0
 """Seconds between checks for new nodes while waiting for a round's replies."""
 LARGEST_CLIENT = 10_000_000
 """Default for the largest number of examples of a client, which is its weight."""
-LONGEST_NAME = 200
-"""Characters of a node's name, and of a client's id."""
+INVALID = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, DecodeError)
+"""What Flower raises for a message that it can't build from its bytes. Errors of the network are
+others, and end the run."""
 REASONS = 5
 """Nodes whose reasons are given when a run can't start."""
 
@@ -99,6 +101,8 @@ class Roster:
         self.started = False
         """Whether the run's clients are fixed."""
         self._replaced: dict[int, int] = {}
+        self._pulls_singly = False
+        """Whether a node has sent what Flower can't read: no other answer is to be lost with it."""
 
     def refresh(self) -> None:
         """Update the connected nodes: query new ones, remove lost ones."""
@@ -169,15 +173,35 @@ class Roster:
         Flower's errors don't name their node; the message they reply to does.
         """
         answers: dict[int, RecordDict | wire.NodeError] = {}
-        for message in self.grid.pull_messages(list(waiting)) if waiting else ():
-            node = waiting.get(message.metadata.reply_to_message_id)
-            if node is not None:
-                failed = message.has_error()
-                answers[node] = (
-                    wire.NodeError(wire.describe_error(message.error))
-                    if failed
-                    else message.content
+        if self._pulls_singly and len(waiting) > 1:
+            for name, node in waiting.items():
+                answers |= self._pull({name: node})
+            return answers
+        try:
+            messages = list(self.grid.pull_messages(list(waiting))) if waiting else []
+        except INVALID as error:
+            # Flower can't build one of the messages, does not say whose, and drops others with it.
+            if len(waiting) > 1:
+                self._pulls_singly = True
+                why = wire.escape_text(repr(error))
+                log(
+                    WARNING,
+                    "fedpa: a node's answer can't be read (%s): each is now read alone",
+                    why,
                 )
+                return self._pull(waiting)
+            (node,) = waiting.values()
+            return {node: wire.NodeError(f"its answer can't be read: {error!r}")}
+        for message in messages:
+            sender = waiting.get(message.metadata.reply_to_message_id)
+            if sender is None:
+                continue
+            if message.has_error():
+                answers[sender] = wire.NodeError(wire.describe_error(message.error))
+            elif message.has_content():
+                answers[sender] = message.content
+            else:
+                answers[sender] = wire.NodeError("its answer is empty")
         return answers
 
     def suspect(self, node: int) -> None:
@@ -237,7 +261,7 @@ class Roster:
         try:
             with wire.reading():
                 said: Any = content.get(wire.CONFIG, {})
-                name = wire.escape_text(said.get("name") or name, LONGEST_NAME)
+                name = wire.escape_text(said.get("name") or name, wire.LONGEST_NAME)
                 sizes = self._read_sizes(wire.read_fields(wire.Introduction, content))
             self._make_room(node, name, sizes)
         except wire.WireError as error:
@@ -253,12 +277,9 @@ class Roster:
         if len(ids) != len(said.examples):
             raise wire.WireError("clients and examples must be lists of one length")
         for client, n in zip(ids, said.examples, strict=True):
-            shown = wire.escape_text(client, 100)
-            wire.check_count(f"examples of client {shown!r}", n, self.connection.largest_client)
-            if client != wire.escape_text(client, LONGEST_NAME):  # it will be in logs and files
-                raise wire.WireError(
-                    f"client {shown!r}: an id must be at most {LONGEST_NAME} printable characters"
-                )
+            wire.check_client("", client)
+            what = f"examples of client {wire.escape_text(client, 100)!r}"
+            wire.check_count(what, n, self.connection.largest_client)
         if not ids or len(set(ids)) < len(ids):
             raise wire.WireError("must have at least one client, and each only once")
         return dict(zip(ids, said.examples, strict=True))

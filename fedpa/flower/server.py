@@ -39,7 +39,7 @@ from fedpa.engines.engine import (
     collect_reports,
     raw_keys,
 )
-from fedpa.errors import FedpaError, NoUsableClientError, refuse
+from fedpa.errors import FedpaError, NoUsableClientError, explain, refuse
 from fedpa.flower import wire
 from fedpa.flower.client import (
     INQUIRY,
@@ -56,6 +56,7 @@ from fedpa.server.aggregation import Aggregation, Weighting, all_finite, total_w
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
+from fedpa.training.history import is_count
 from fedpa.training.loop import Fit
 from fedpa.training.problem import Problem
 from fedpa.training.run import RecordingOptions
@@ -245,12 +246,25 @@ def read_start(out: Path) -> RunStart | None:
     """None if the directory contains no run over a network."""
     if not is_run(out) or not (out / CLIENTS).is_file():
         return None
+    path = out / CLIENTS
     try:
-        found = json.loads((out / CLIENTS).read_text("utf-8"))
-        sizes = {str(name): int(n) for name, n in found["clients"].items()}
-        return RunStart(str(found["run"]), sizes)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise FedpaError(f"{str(out / CLIENTS)!r} can't be read: {error!r}") from None
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FedpaError(f"{path} can't be read: {explain(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise FedpaError(f"{path} is truncated or not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise refuse(f"{path}: content", found, "must be an object, as written")
+    run, sizes = found.get("run"), found.get("clients")
+    if not isinstance(run, str) or not run.isalnum():  # it names a directory on the nodes
+        raise refuse(f"{path}: run", run, "must be letters and digits, as written")
+    if not isinstance(sizes, dict) or not sizes:
+        raise refuse(f"{path}: clients", sizes, "must be an object of clients and sizes")
+    for name, n in sizes.items():
+        wire.check_client(f"{path}: ", name)
+        if not is_count(n):
+            raise refuse(f"{path}: examples of client {name!r}", n, "must be a whole number")
+    return RunStart(run, sizes)
 
 
 def _remote_data(sizes: Mapping[str, int], example: Any) -> FederatedData:

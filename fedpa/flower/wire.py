@@ -12,20 +12,24 @@ it is used, and refused as a whole.
 
 import contextlib
 import difflib
+import io
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
-from fedpa.errors import FedpaError, convert_value
+from fedpa.errors import FedpaError, convert_value, escape_unprintable
 from fedpa.training.named_arrays import path_name
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 OWN = "app."
 """Prefix of settings that belong to the app, not to fedpa."""
+
+LONGEST_NAME = 200
+"""Characters of a node's name, and of a client's id."""
 
 CODES = {
     1: "an error that Flower does not explain",
@@ -98,7 +102,7 @@ def escape_text(text: object, longest: int = 500) -> str:
     'lost\\n\\x1b[2Jround …'
     """
     start = str(text)[: longest + 1]
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    line = escape_unprintable(start)
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
@@ -229,14 +233,28 @@ def read_array(record: Mapping[str, Any], name: str, wanted: Any) -> np.ndarray:
     if name not in record:
         raise WireError(f"there is no array {name}")
     try:
+        # First what it claims to be: NumPy makes room for that, whatever follows.
+        shape, dtype = read_array_header(record[name].data)
+    except Exception as error:
+        raise WireError(f"{name} can't be read: {error}") from None
+    if shape != tuple(wanted.shape):
+        raise WireError(f"{name} has shape {list(shape)}: {list(wanted.shape)} is needed")
+    if dtype != wanted.dtype:
+        raise WireError(f"{name} has type {dtype}: {wanted.dtype} is needed")
+    try:
         array: np.ndarray = record[name].numpy()
     except Exception as error:
         raise WireError(f"{name} can't be read: {error}") from None
-    if array.shape != tuple(wanted.shape):
-        raise WireError(f"{name} has shape {list(array.shape)}: {list(wanted.shape)} is needed")
-    if array.dtype != wanted.dtype:
-        raise WireError(f"{name} has type {array.dtype}: {wanted.dtype} is needed")
     return array
+
+
+def read_array_header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array as `numpy.save` writes it."""
+    file = io.BytesIO(data)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
@@ -271,7 +289,10 @@ def read_reply(
     and named: nothing of it reaches the model. Raises WireError.
     """
     report = read_fields(Report, content)
-    infos: Any = dict(content.get(METRICS, {}))
+    numbers = content.get(METRICS, MetricRecord())
+    if not isinstance(numbers, MetricRecord):
+        raise WireError(f"{METRICS} is not a record of numbers")
+    infos: Any = dict(numbers)
     if report.clients != list(sizes):
         raise WireError("clients: the answer is not of the clients that were asked for")
     for name in infos:
@@ -304,6 +325,18 @@ def check_weight(weight: Any, expected: float, clients: int) -> None:
             raise WireError(
                 f"weight = {wrong[0]:.9g}: that of its accepted clients is {expected:.9g}"
             )
+
+
+def check_client(where: str, client: str) -> None:
+    """Refuse an id that is long or can't be printed: it will be in logs and files.
+
+    where: the start of the message.
+    """
+    if client != escape_text(client, LONGEST_NAME):
+        raise WireError(
+            f"{where}client {escape_text(client, 100)!r}: an id must be at most {LONGEST_NAME} "
+            "printable characters"
+        )
 
 
 def check_count(what: str, n: Any, largest: int) -> None:

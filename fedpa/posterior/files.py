@@ -4,6 +4,7 @@ The text has the structure: names of types, and fields that are numbers or names
 `TYPES` are made when a file is read; a file can't name others.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -31,12 +32,15 @@ from fedpa.precisions import (
     Scalar,
 )
 from fedpa.precisions.gaussian import Gaussian
-from fedpa.training.named_arrays import write_arrays
+from fedpa.training.named_arrays import update_digest, write_arrays
 from fedpa.training.provenance import arrays_fingerprint
 from fedpa.types import Model
 
 ENDING = ".safetensors"
 KIND = "fedpa posterior"
+FIELDS = {"kind", "density", "parameters", "over", "known", "converged"}
+BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""What is raised for a file that is damaged."""
 TYPES: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -76,6 +80,8 @@ def save_posterior(posterior: Posterior, path: str | Path) -> None:
         "known": _fingerprint(known),
         "converged": posterior.converged,
     }
+    about = json.loads(json.dumps(about))
+    about["digest"] = _digest(about, arrays)
     write_arrays(path, arrays, {"fedpa": json.dumps(about)})
 
 
@@ -117,16 +123,19 @@ def load_posterior(path: str | Path, model: Model) -> Posterior:
             "is the posterior of another model: its parameters besides "
             f"{', '.join(over or ())} differ. Give the trained model",
         )
+    d = sum(math.prod(shape) for shape in own.values())
     try:
         density = _make(about["density"], arrays)
-        shape = jnp.shape(density.mean)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FedpaError(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    d = sum(math.prod(shape) for shape in own.values())
-    if shape != (d,):
-        raise FedpaError(f"{path} is damaged: it has means of shape {shape}, of {d:,} parameters")
-    if isinstance(density, Normal) and isinstance(density.precision, Layered):
-        density = density._replace(center=ravel(theta)[1](density.center))
+        if jnp.shape(density.mean) != (d,):
+            raise ValueError(f"means of shape {jnp.shape(density.mean)}, of {d:,} parameters")
+        if isinstance(density, Normal) and isinstance(density.precision, Layered):
+            density = density._replace(center=ravel(theta)[1](density.center))
+        shapes = jax.eval_shape(lambda key: (density.sd, density.sample(key, 1)), jax.random.key(0))
+        if [shape.shape for shape in shapes] != [(d,), (1, d)]:
+            raise ValueError(f"draws of shape {shapes[1].shape}, of {d:,} parameters")
+    except Exception as error:  # arrays of other shapes than a type's make any of its parts fail
+        reason = " ".join(str(error).split())[:300]
+        raise FedpaError(f"{path} is damaged: {type(error).__name__}: {reason}") from None
     return Posterior(density, model, converged=bool(about["converged"]), over=over)
 
 
@@ -182,10 +191,22 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise FedpaError(f"{path} can't be read: {explain(error)}") from None
-    except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
+    except (*BROKEN, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise FedpaError(f"{path} is truncated or not a {ENDING} file: {reason}") from None
-    fields = {"kind", "density", "parameters", "over", "known", "converged"}
-    if not isinstance(about, dict) or set(about) != fields or about["kind"] != KIND:
+    if not isinstance(about, dict) or about.get("kind") != KIND:
         raise FedpaError(f"{path} is no posterior: fedpa posterior and save_posterior write them")
+    digest = about.pop("digest", None)
+    if digest != _digest(about, arrays) or set(about) != FIELDS:
+        raise FedpaError(f"{path} is damaged: its content is not what was saved")
+    over = about["over"]
+    if not isinstance(about["parameters"], dict) or not isinstance(over, list | None):
+        raise FedpaError(f"{path} is damaged: it does not list its parameters")
     return about, arrays
+
+
+def _digest(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash all that the file has."""
+    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    update_digest(digest, dict(arrays))
+    return digest.hexdigest()

@@ -39,22 +39,46 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def count(self) -> int:
-        """How many releases there were."""
-        try:
-            return len(self.path.read_bytes().splitlines())
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise FedpaError(f"{str(self.path)!r} can't be read: {explain(error)}") from None
+    def count(self, done: int = 0) -> int:
+        """How many releases there were.
 
-    def record(self, t: int) -> None:
-        """Count one more release, of round t, and wait until it is on disk.
+        A last line without its end, which a crash cut short, is of a round whose noise was not
+        drawn. Other damage is refused: a lost line would be privacy that is spent and not counted.
 
-        A line that a crash cut short is of a round whose noise was not drawn.
+        Args:
+            done: Rounds that the run has: each had a release.
+        Raises:
+            FedpaError: The file can't be read, or is not what was written.
         """
         try:
-            with self.path.open("ab") as file:
+            *lines, _ = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            lines = []
+        except OSError as error:
+            raise FedpaError(f"{str(self.path)!r} can't be read: {explain(error)}") from None
+        last = 0
+        for number, text in enumerate(lines, start=1):
+            t = _read_round(text)
+            if t is None or t > last + 1:  # rounds are repeated, but none is left out
+                raise self._damaged(f"line {number}", f"a round up to {last + 1}")
+            last = max(last, t)
+        if last < done:
+            raise self._damaged("its end", f"round {done}, which the run has")
+        return len(lines)
+
+    def _damaged(self, where: str, expected: str) -> FedpaError:
+        return FedpaError(
+            f"{self.path}: {where}: must be the release of {expected}. The file is damaged, and "
+            "the privacy that was spent can't be known: restore it, or start the run again in "
+            "another directory"
+        )
+
+    def record(self, t: int) -> None:
+        """Count one more release, of round t, and wait until it is on disk."""
+        try:
+            with self.path.open("a+b") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)  # a line that a crash cut short
                 file.write(f"{json.dumps({'round': t})}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -69,3 +93,15 @@ class Ledger:
     def draw_normals(self, like: Any) -> Any:
         """Draw noise from the operating system's entropy."""
         return draw_system_normals(like)
+
+
+def _read_round(line: bytes) -> int | None:
+    """Read the round of a line; None if it is not one."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or set(said) != {"round"}:
+        return None
+    t = said["round"]
+    return t if type(t) is int and t >= 0 else None

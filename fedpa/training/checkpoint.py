@@ -34,6 +34,10 @@ class DamagedError(FedpaError):
     """A damaged checkpoint; the one before it is used instead."""
 
 
+class _FormatError(FedpaError):
+    """A checkpoint of another version."""
+
+
 class Stored(NamedTuple):
     """A checkpoint as read from disk, its arrays by name."""
 
@@ -155,27 +159,57 @@ def read_checkpoint(out: Path, t: int) -> Stored:
             found[_digest(array)] = array
         if not all(digest in found for _, digest in about["arrays"].values()):
             raise ValueError("its content is not what was saved")
+        return _check_stored(
+            t,
+            Stored(
+                about["round"],
+                {name: found[digest] for name, (_, digest) in about["arrays"].items()},
+                about["clients"],
+                History(from_line(text) for text in about["history"]),
+                about["memory"],
+                about["stopped"],
+                about["settings"],
+                None if about["untold"] is None else from_line(about["untold"]),
+            ),
+        )
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         if (path / _ORBAX).exists():
             raise _another_format(path, 1) from None
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: files are missing") from None
     except OSError as error:  # an error of disk or network: the checkpoint may be intact
         raise FedpaError(f"checkpoint {str(path)!r} can't be read: {explain(error)}") from None
-    except (FedpaError, MemoryError):
+    except (_FormatError, MemoryError):
         raise
     except Exception as error:  # damaged bytes make JSON, safetensors and NumPy raise many types
         reason = " ".join(str(error).split())[:300]
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {reason}") from None
-    return Stored(
-        about["round"],
-        {name: found[digest] for name, (_, digest) in about["arrays"].items()},
-        about["clients"],
-        History(from_line(text) for text in about["history"]),
-        about["memory"],
-        about["stopped"],
-        about["settings"],
-        None if about["untold"] is None else from_line(about["untold"]),
-    )
+
+
+def _check_stored(t: int, stored: Stored) -> Stored:
+    """Refuse content of other types, or of another round, than are written: a digest is no proof.
+
+    Where a digest was made again, as by a program that edits checkpoints.
+    """
+    untold = [] if stored.untold is None else [stored.untold]
+    rounds = [record["round"] for record in [*stored.history, *untold]]
+    right = {
+        "round": type(stored.round) is int and stored.round == t,
+        "history": rounds == [*range(1, t + 1)],
+        "clients": _is_list_of_text(stored.clients),
+        "memory": isinstance(stored.memory, dict),
+        "stopped": isinstance(stored.stopped, str | None),
+        "settings": isinstance(stored.settings, dict),
+    }
+    rows = [len(a) for name, a in stored.arrays.items() if name.startswith("clients/") and a.ndim]
+    right["clients"] &= set(rows) <= {len(stored.clients)}
+    for field, is_right in right.items():
+        if not is_right:
+            raise ValueError(f"{field} is not what fedpa writes")
+    return stored
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def restore_snapshot(stored: Stored, state: Any, params: Any, client_state: Any) -> Snapshot:
@@ -197,7 +231,7 @@ def restore_snapshot(stored: Stored, state: Any, params: Any, client_state: Any)
 
 
 def _another_format(path: Path, number: Any) -> FedpaError:
-    return FedpaError(
+    return _FormatError(
         f"checkpoint {str(path)!r} has format {number}, written by another version of fedpa; "
         f"this version reads {FORMAT}: start the run again"
     )

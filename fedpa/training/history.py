@@ -94,6 +94,8 @@ def from_line(text: str | bytes) -> Record:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise refuse("the record", found, "must be an object with a round's metrics")
+    if not is_unicode(found):
+        raise refuse("the record", found, "has text with halves of characters, which is not UTF-8")
     record = {key: math.nan if value is None else value for key, value in found.items()}
     if not is_count(record.get("round")):
         raise refuse("round", record.get("round"), "must be the number of a round")
@@ -121,6 +123,15 @@ def _check_numbers(record: Mapping[str, Any]) -> None:
 def is_number(value: object) -> bool:
     """Whether it is a number that fits a float."""
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+
+
+def is_unicode(value: object) -> bool:
+    """Whether all text of a JSON value can be written: its escapes may be halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_count(value: object) -> bool:

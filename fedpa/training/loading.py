@@ -6,6 +6,7 @@ A run without one was made by `fedpa.fit`: no file can hold its functions, so th
 """
 
 import importlib
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from jaxtyping import PyTree
 
 from fedpa.algorithms.methods import Method
 from fedpa.data.federated import Clients
+from fedpa.data.readers.npz import read_npz
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, refuse
 from fedpa.objectives.objective import Objective
@@ -28,6 +30,7 @@ from fedpa.training import run_directory
 from fedpa.training.callbacks import Callback, Evaluate, best_round
 from fedpa.training.checkpoint import (
     Stored,
+    checkpoint_path,
     list_checkpoints,
     read_checkpoint,
     read_last_checkpoint,
@@ -41,7 +44,6 @@ from fedpa.training.named_arrays import (
     fill_tree,
     path_name,
     read_arrays,
-    read_npz,
     to_portable,
     write_arrays,
 )
@@ -204,7 +206,12 @@ def load_checkpoint(
     history = History([*stored.history, *([] if stored.untold is None else [stored.untold])])
     if like is not None:
         like = jax.tree.map(_to_template, like)
-        return Checkpoint(stored.round, fill_tree(like, stored.arrays, "state"), history)
+        try:
+            filled = fill_tree(like, stored.arrays, "state")
+        except FedpaError as error:
+            path = checkpoint_path(Path(directory), stored.round)
+            raise FedpaError(f"checkpoint {str(path)!r}: {error}") from None
+        return Checkpoint(stored.round, filled, history)
     state: dict[str, Any] = {}
     for name, array in stored.arrays.items():
         root, *places, last = name.split("/")
@@ -326,13 +333,16 @@ def _import_maker(recorded: Recorded) -> ModuleType | None:
     name = recorded.environment.get(MADE_BY)
     if name is None:
         return None
-    config = str(recorded.out / run_directory.CONFIG)
+    field = f"{recorded.out / run_directory.CONFIG}: {MADE_BY}"
+    # A file must not choose any module of this machine to be run.
+    if not isinstance(name, str) or not re.fullmatch(r"fedpa(\.\w+)+", name):
+        raise refuse(field, name, "must be a module of fedpa, as written")
     try:
-        maker = importlib.import_module(str(name))
+        maker = importlib.import_module(name)
     except ImportError as error:
-        raise FedpaError(f"{config!r}: {MADE_BY} = {name!r} can't be imported: {error}") from None
+        raise refuse(field, name, f"can't be imported: {error}") from None
     if not hasattr(maker, "load_model"):
-        raise FedpaError(f"{config!r}: {MADE_BY} = {name!r} loads no runs")
+        raise refuse(field, name, "loads no runs")
     return maker
 
 

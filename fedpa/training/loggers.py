@@ -122,15 +122,26 @@ def remember(out: Path, name: str, facts: Mapping[str, Any]) -> None:
 
 
 def _read(out: Path) -> dict[str, dict[str, Any]]:
+    remedy = "remove the file to start new logs"
     try:
-        memory: dict[str, dict[str, Any]] = json.loads((out / MEMORY).read_text())
-        return memory
+        memory: dict[str, dict[str, Any]] = json.loads((out / MEMORY).read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise FedpaError(
-            f"{out / MEMORY} is truncated or not JSON ({error}): remove it to start new logs"
-        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FedpaError(f"{out / MEMORY} is truncated or not JSON ({error}): {remedy}") from None
+    if not isinstance(memory, dict):
+        raise refuse(f"{out / MEMORY}: content", memory, f"must be an object; {remedy}")
+    for name, facts in memory.items():
+        if not isinstance(facts, dict):
+            raise refuse(f"{out / MEMORY}: {name}", facts, f"must be an object; {remedy}")
+        start, identity = facts.get("start", 0.0), facts.get("id", "none")
+        if not (isinstance(start, float) and math.isfinite(start)):
+            raise refuse(f"{out / MEMORY}: {name}.start", start, f"must be a number; {remedy}")
+        # It becomes part of a directory's name.
+        if not isinstance(identity, str) or not re.fullmatch(r"[\w-]+", identity):
+            expected = f"must be letters, digits and hyphens; {remedy}"
+            raise refuse(f"{out / MEMORY}: {name}.id", identity, expected)
+    return memory
 
 
 def import_library(name: str, install: str) -> Any:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpa.atomic_write import write_atomically
+from fedpa.data.readers.npz import read_npz
 from fedpa.errors import FedpaError, explain, refuse
 
 FORMATS = (".npz", ".safetensors")
@@ -214,21 +215,3 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             with file.open(zipfile.ZipInfo(name + ".npy"), "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
     write_atomically(path, content.getvalue())
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a .npz file by name; a file of anything else is refused."""
-    try:
-        # Opened here, because np.load does not close a file it can't read.
-        with path.open("rb") as file, zipfile.ZipFile(file) as stored:
-            return {name.removesuffix(".npy"): _array(stored, name) for name in stored.namelist()}
-    except Exception as error:  # zipfile and NumPy raise many types for damaged bytes
-        reason = explain(error) if isinstance(error, OSError) else " ".join(str(error).split())
-        raise FedpaError(
-            f"{path} is truncated or not a .npz file: {reason or type(error).__name__}"
-        ) from None
-
-
-def _array(stored: zipfile.ZipFile, name: str) -> np.ndarray:
-    with stored.open(name) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)

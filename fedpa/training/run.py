@@ -24,6 +24,7 @@ import numpy as np
 
 from fedpa.algorithms.switch import AUTO
 from fedpa.data.federated import FederatedData
+from fedpa.data.readers.npz import read_npz
 from fedpa.engines import ENGINES
 from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
@@ -54,7 +55,7 @@ from fedpa.training.checkpoint import (
 from fedpa.training.history import History, Record, line, plain
 from fedpa.training.loggers import LIBRARIES, TENSORBOARD, Write, check_loggers, open_logger
 from fedpa.training.loop import Fit, Snapshot, train
-from fedpa.training.named_arrays import fill_tree, name_arrays, read_npz, write_npz
+from fedpa.training.named_arrays import fill_tree, name_arrays, write_npz
 from fedpa.training.options import StorageOptions
 from fedpa.training.privacy import check_private
 from fedpa.training.problem import Prepared
@@ -277,6 +278,7 @@ def finish(
         "rejected": sum(record.get("train/rejected", 0) for record in history),
         **{name: value for name, value in last if name.partition("/")[0] in _SPLITS},
     }
+    summary["digest"] = run_directory.digest_result(out, summary)
     run_directory.write_summary(out, summary)  # written last: it marks the run as finished
 
 
@@ -576,14 +578,15 @@ def _restore(training: Training, out: Path, stored: Stored | None) -> Snapshot |
 
 
 def _read_finished(training: Training, recorded: Recorded, start: Snapshot | None) -> Fit | None:
-    """Read a finished run from its directory; None if files are missing."""
+    """Read a finished run from its directory; None if files are missing or not as written."""
     summary = recorded.summary or {}
     try:
         theta = fill_tree(training.prepared.theta, read_npz(recorded.out / run_directory.PARAMS))
         history = run_directory.read_metrics(recorded.out)
+        digest = run_directory.digest_result(recorded.out, summary)
     except (OSError, ValueError):
         return None
-    if len(history) != summary.get("round"):
+    if len(history) != summary.get("round") or summary.get("digest", digest) != digest:
         return None
     state = start.state if start is not None else None
     return Fit(

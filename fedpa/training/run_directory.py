@@ -14,6 +14,7 @@ with its process, and nothing needs to be cleaned up.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from fedpa.atomic_write import PART, write_atomically
 from fedpa.errors import FedpaError, explain, refuse
 from fedpa.privacy.ledger import LEDGER
 from fedpa.training.checkpoint import CHECKPOINTS, list_checkpoints
-from fedpa.training.history import History, Record, from_line, is_count, is_number, line
+from fedpa.training.history import History, Record, from_line, is_count, is_number, is_unicode, line
 from fedpa.training.loggers import LIBRARIES, MEMORY
 from fedpa.training.named_arrays import name_arrays, to_portable, write_npz
 
@@ -53,6 +54,8 @@ CLIENTS = "clients.json"
 _FILES = (METRICS, PARAMS, SUMMARY, INIT, MEMORY, CLIENTS, LEDGER)
 _DIRECTORIES = (CHECKPOINTS, *LIBRARIES)
 """A logger's files are in a directory of its name."""
+LEFT_OUT = ("seconds", "digest")
+"""Fields of records and of the summary that a digest leaves out."""
 LOCK = ".lock"
 PATIENCE = 10.0
 """Seconds to wait for the lock of a process that was killed with its command."""
@@ -179,7 +182,7 @@ def is_run(out: Path) -> bool:
     """Whether the directory contains a run: other programs have files config.toml, too."""
     try:
         return ENVIRONMENT in tomllib.loads((out / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -232,7 +235,7 @@ def read_config(out: Path) -> tuple[Record, Record]:
         raise FedpaError(f"{str(out)!r} is a file: give the run's directory") from None
     except OSError as error:
         raise FedpaError(f"{out / CONFIG} can't be read: {explain(error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FedpaError(f"{out / CONFIG} is not valid TOML: {error}") from None
     environment = values.pop(ENVIRONMENT, {})
     versions = environment.get("versions", {}) if isinstance(environment, dict) else None
@@ -303,6 +306,14 @@ def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
     _write_text(out / SUMMARY, json.dumps(json.loads(line(summary)), indent=2) + "\n")
 
 
+def digest_result(out: Path, summary: Mapping[str, Any]) -> str:
+    """Hash a run's records, parameters and summary, but for times: a resumed run has the same."""
+    digest = hashlib.blake2b((out / PARAMS).read_bytes(), digest_size=16)
+    for record in [*read_metrics(out), summary]:
+        digest.update(line({k: v for k, v in record.items() if k not in LEFT_OUT}).encode())
+    return digest.hexdigest()
+
+
 def read_summary(out: Path) -> Record | None:
     """Read the result of the run; None if it is not finished."""
     try:
@@ -324,6 +335,7 @@ def _check_summary(path: Path, summary: Any) -> None:
             raise refuse(f"{path}: {field}", value, again)
 
     check("content", summary, isinstance(summary, dict), "an object")
+    check("content", summary, is_unicode(summary), "text in UTF-8")
     t, stopped, best = (summary.get(name) for name in ("round", "stopped", "best"))
     check("round", t, is_count(t), "a whole number")
     known = "stopped" in summary and isinstance(stopped, str | None)

@@ -53,6 +53,15 @@ def directory(homes):
     return path
 
 
+def test_a_link_to_a_member_that_is_not_there_is_refused(directory, cache):
+    with tarfile.open(directory / f"{STEM}.tar", "w") as tar:
+        info = tarfile.TarInfo(FILES[0])
+        info.type, info.linkname = tarfile.LNKTYPE, "nowhere"
+        tar.addfile(info)
+    with refused(str(directory / f"{STEM}.tar"), kind=DataError):
+        find(FILES, STEM, directory)
+
+
 def test_nothing_is_found_where_nothing_is(homes, directory):
     assert find(FILES, STEM, None) is None
     assert find(FILES, STEM, directory) is None

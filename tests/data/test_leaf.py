@@ -35,6 +35,20 @@ def write(path, value):
     return path
 
 
+@pytest.mark.parametrize("number", [1e39, -1e308])
+def test_a_number_that_is_no_float32_is_refused(path, number):
+    write(path, content({"a": {"x": [number, 1.5], "y": [0, 1]}}))
+    with refused(str(path), "user 'a'", kind=DataError):
+        open_leaf(path)
+
+
+@pytest.mark.parametrize("number", ["2\0", 2.0, None, True])
+def test_a_number_of_samples_that_is_none_is_refused(path, number):
+    write(path, {"users": ["a"], "num_samples": [number], "user_data": {"a": {"y": [0]}}})
+    with refused(str(path), "user 'a'", "num_samples"):
+        open_leaf(path)
+
+
 def test_users_are_clients(path):
     write(path, content(ONE))
     for _ in range(2):

@@ -1,6 +1,7 @@
 """Rounds over messages are the rounds of the local engine; what is wrong on the way is refused."""
 
 import contextlib
+import io
 import json
 import shutil
 import time
@@ -27,6 +28,7 @@ from fedpa.flower.roster import read_connection
 from fedpa.flower.wire import Assignment, WireError, check_weight, describe_error, read_reply
 from fedpa.training.checkpoint import checkpoint_path
 from tests.flower.loopback_grid import LoopbackGrid, capture
+from tests.refusals import refused
 
 
 def serve(grid, config):
@@ -170,6 +172,15 @@ def set_examples(content, change):
     content["config"]["examples"] = [change(n) for n in content["config"]["examples"]]
 
 
+def claim_size(content):
+    """A header of an array of 373 GiB, in a few bytes."""
+    data = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (99999999999,)}
+    np.lib.format.write_array_header_1_0(data, header)
+    large = Array("float32", (99999999999,), "numpy.ndarray", data.getvalue())
+    content["arrays"].update(dict.fromkeys(content["arrays"], large))
+
+
 UNREADABLE = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"abc")
 FAULTS = {
     "another shape": (lambda c: change_array(c, lambda a: a[..., :-1].copy()), "has shape"),
@@ -212,6 +223,11 @@ FAULTS = {
     ),
     "depths": (lambda c: c["config"].update(failed="[" * 100_000), "failed = '[["),
     "no arrays": (lambda c: c.pop("arrays"), "makes no sense"),
+    "texts for numbers": (
+        lambda c: c.update(metrics=ConfigRecord({name: ["x"] * 4 for name in c["metrics"]})),
+        "metrics is not a record of numbers",
+    ),
+    "an array that claims to be large": (claim_size, "has shape [99999999999]"),
     "flower's error": (5, "the node is gone"),
 }
 
@@ -250,6 +266,47 @@ def test_what_makes_no_sense_is_named_and_does_not_move_the_model(tmp_path):
         assert said in told[0], name
     assert all(len(line) < 1000 and line.isprintable() for line in lines)
     assert not any(line.startswith("fedpa: round 9: all is well") for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_what_flower_can_t_read_of_one_node_is_missing_of_no_other(tmp_path):
+    """Flower raises an error for all messages of a poll, and has taken those before it."""
+    config = settings(tmp_path, clients_per_round=12)
+    grid = grid_of(config)
+    original = grid.pull_messages
+
+    def pull(ids):
+        replies = [reply for name in ids for reply in original([name])]
+        if any(r.metadata.src_node_id == 102 and "arrays" in r.content for r in replies):
+            raise TypeError("unhashable type: 'list'")
+        return replies
+
+    grid.pull_messages = pull
+    fit, text = capture(lambda: serve(grid, config))
+    assert "each is now read alone" in text
+    held = {f"client-{k:03d}" for k in range(1, 100, 3)}
+    last = fit.history[-1]  # in the first round others were lost with it, and are queried again
+    assert set(last["train/rejected_clients"]) <= held
+    assert 0 < last["train/rejected"] < 12
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ("[" * 100_000, "clients.json"),
+        ("[]", "clients.json: content = []"),
+        ('{"run": "../x", "clients": {"a": 1}}', "clients.json: run = '../x'"),
+        ('{"run": "5e", "clients": {}}', "clients.json: clients = {}"),
+        ('{"run": "5e", "clients": {"a": -1}}', "clients.json: examples of client 'a' = -1"),
+        ('{"run": "5e", "clients": {"a": Infinity}}', "clients.json: examples of client 'a' = inf"),
+        ('{"run": "5e", "clients": {"a\\nb": 1}}', "clients.json: client 'a"),
+    ],
+)
+def test_a_damaged_list_of_clients_is_named(tmp_path, content, field):
+    (tmp_path / "config.toml").write_text("[environment]")
+    (tmp_path / "clients.json").write_text(content)
+    with refused(field):
+        server.read_start(tmp_path)
 
 
 def test_errors_of_nodes_and_of_single_clients_are_shown_in_one_line():
@@ -690,7 +747,9 @@ def test_a_run_that_no_node_can_take_part_in_fails_at_once(tmp_path):
     assert time.monotonic() - began < 60
     text = str(error.value)
     assert "min-nodes = 3, but 0 of 3 connected nodes can take part: " in text
-    assert all(f"node {k} refused (task = 'nowhere.clinics': " in text for k in range(3))
+    assert all(
+        f"node {k} refused (run config: task = 'nowhere.clinics': " in text for k in range(3)
+    )
 
 
 def test_nodes_are_waited_for_while_too_few_are_connected(tmp_path):

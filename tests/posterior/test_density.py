@@ -118,6 +118,16 @@ def test_a_file_over_some_parameters_needs_the_others_as_they_were(tmp_path):
         load_posterior(path, MODEL | {"w": np.ones((2, 2), np.float32)})
 
 
+def test_a_file_of_which_any_byte_was_changed_is_refused(tmp_path):
+    path = tmp_path / "p.safetensors"
+    save_posterior(Posterior(DENSITIES["normal-factorized"], MODEL), path)
+    whole = path.read_bytes()
+    for at in range(8, len(whole), 37):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with refused(str(path)):
+            load_posterior(path, MODEL)
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     """Cut anywhere, or with other text: an error that names the file, never another posterior."""
     path = tmp_path / "p.safetensors"

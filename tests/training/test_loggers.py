@@ -546,11 +546,11 @@ def test_libraries_that_are_absent_or_broken(tmp_path, monkeypatch):
 
 
 def test_memory_is_each_loggers_own(tmp_path):
-    remember(tmp_path, "a", {"id": 1})
-    remember(tmp_path, "b", {"id": 2})
-    remember(tmp_path, "a", {"id": 3})
-    assert recall(tmp_path, "a") == {"id": 3}
-    assert recall(tmp_path, "b") == {"id": 2}
+    remember(tmp_path, "a", {"id": "one"})
+    remember(tmp_path, "b", {"id": "two"})
+    remember(tmp_path, "a", {"id": "three"})
+    assert recall(tmp_path, "a") == {"id": "three"}
+    assert recall(tmp_path, "b") == {"id": "two"}
     assert recall(tmp_path, "c") == {}
     assert [path.name for path in tmp_path.iterdir()] == [MEMORY]
     (tmp_path / MEMORY).write_text("{")

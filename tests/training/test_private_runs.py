@@ -272,6 +272,35 @@ def test_a_deployment_whose_ledger_has_spent_the_budget_is_refused(tmp_path):
         train(deployed)
 
 
+@pytest.mark.parametrize(
+    "content", ['{"round": 1}\n{"round": 3}\n', "[]\n", '{"round": 1} {"round": 2}\n', "\n", "x\n"]
+)
+def test_a_lost_or_changed_release_is_refused(tmp_path, content):
+    """Otherwise ε would be smaller than what was spent."""
+    path = tmp_path / "privacy.jsonl"
+    path.write_text(content)
+    with refused(f"{path}: line"):
+        Ledger(path).count()
+
+
+def test_fewer_releases_than_rounds_are_refused(tmp_path):
+    ledger = Ledger(tmp_path / "privacy.jsonl")
+    ledger.record(1)
+    assert ledger.count(done=1) == 1
+    with refused(str(ledger.path), "round 2"):
+        ledger.count(done=2)
+
+
+def test_a_release_that_a_crash_cut_short_is_not_counted_and_spoils_no_other(tmp_path):
+    ledger = Ledger(tmp_path / "privacy.jsonl")
+    ledger.record(1)
+    with ledger.path.open("a") as file:
+        file.write('{"rou')
+    assert ledger.count() == 1
+    ledger.record(2)
+    assert ledger.path.read_text() == '{"round": 1}\n{"round": 2}\n'
+
+
 def test_a_deployment_is_not_resumed_as_a_simulation(tmp_path):
     """Its noise would follow from the seed, and its rounds would not be counted."""
     fit(tmp_path, rounds=1)

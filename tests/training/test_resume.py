@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import re
 import shutil
 import time
 import warnings
@@ -785,6 +786,16 @@ def test_a_refused_resume_changes_nothing(runs, tmp_path):
         fit(out, force=True, rounds=3)
     del before[".lock"]
     assert {name: file for name, file in tree(out).items() if name != ".lock"} == before
+
+
+@pytest.mark.parametrize(("name", "field"), [("metrics.jsonl", "mse"), ("summary.json", "value")])
+def test_a_finished_run_with_a_changed_digit_is_written_again(runs, tmp_path, name, field):
+    out = copy_of(runs, tmp_path, "whole")
+    text = (out / name).read_text()
+    digit = re.search(rf'{field}": \d\.(\d)', text).start(1)
+    (out / name).write_text(text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :])
+    fit(out)
+    assert_same_run(runs["fedpa"][0] / "whole", out)
 
 
 @pytest.mark.parametrize("lost", ["params.npz", "metrics.jsonl", "torn"])

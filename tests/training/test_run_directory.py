@@ -260,4 +260,6 @@ def test_the_estimate_is_measured():
 
 def test_typed_values():
     assert configuration.convert_value(float, 3, "x") == 3.0
+    with pytest.raises(FedpaError, match="x = 1000"):
+        configuration.convert_value(float, 10**400, "x")
     assert jnp.asarray(configuration.convert_value(float | None, 2.5, "x")) == 2.5

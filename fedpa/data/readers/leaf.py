@@ -11,7 +11,7 @@ from fedpa.data.cache import Index, Tell, fill_directory, progress, refuse_dupli
 from fedpa.data.federated import FederatedData
 from fedpa.data.readers.hdf5 import open_hdf5, write_hdf5
 from fedpa.data.readers.reader import Arrays, make_federation, read_json
-from fedpa.errors import DataError, FedpaError
+from fedpa.errors import DataError, FedpaError, refuse
 
 CONVERTED = "users.h5"
 
@@ -98,6 +98,8 @@ def _parse(file: Path) -> dict[str, Any]:
 def _arrays(user: str, features: Any, number: Any) -> Arrays:
     if not isinstance(features, dict) or not features:
         raise DataError(f"{user} has no data")
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise refuse(f"{user}: num_samples", number, "must be a whole number")
     arrays = {}
     for feature, values in features.items():
         if not isinstance(values, list) or len(values) != number:
@@ -120,6 +122,9 @@ def _array(what: str, values: list[Any]) -> np.ndarray:
             raise DataError(f"{what} is ragged: samples must be of one shape")
         return array
     if array.dtype.kind == "f":
+        largest = np.finfo(np.float32).max
+        if (np.abs(array[np.isfinite(array)]) > largest).any():
+            raise DataError(f"{what} has a number above {largest:.3g}, the largest float32")
         return array.astype(np.float32)
     if array.dtype.kind in "bi":
         return array

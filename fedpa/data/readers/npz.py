@@ -74,7 +74,7 @@ class _Header(NamedTuple):
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[zipfile.ZipFile]:
-    with refuse_damaged(f"{path} can't be read, it is truncated or not an npz file"):
+    with refuse_damaged(f"{path} is truncated or not a .npz file"):
         with path.open("rb") as file:
             if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
                 raise DataError(f"{path} is one array without a name: save it with numpy.savez")

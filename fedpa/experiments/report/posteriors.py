@@ -57,7 +57,7 @@ def read_predictions(directory: Path) -> Predictions | None:
         header, rows = tabulate(about["rows"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:  # of values of other types, any of its lines may fail
         reason = " ".join(str(error).split())
         warnings.warn(
             f"{directory / TABLE} is left out, it is damaged: {type(error).__name__} {reason}",

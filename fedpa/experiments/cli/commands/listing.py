@@ -18,7 +18,7 @@ from fedpa.experiments.tasks.task import Task, tasks
 
 @dataclasses.dataclass(frozen=True)
 class MethodsCommand:
-    """List methods: what they send, keep and cost."""
+    """List methods: what they send, keep and cost, and whether what they send adds up."""
 
     json: bool = False
     """Print JSON."""
@@ -53,7 +53,8 @@ def list_methods(argv: Sequence[str], console: Console) -> None:
 
 def _print_method(name: str, method: dict[str, Any], console: Console) -> None:
     facts = {key: method[key] for key in ("sends", "keeps", "cost")}
-    listed = (f"{key} {'nothing' if fact == '–' else fact}" for key, fact in facts.items())
+    listed = [f"{key} {'nothing' if fact == '–' else fact}" for key, fact in facts.items()]
+    listed.append(f"secure sums {method['secure_sums']}")
     console.print(Text(name, style="bold"))
     for line in (method["summary"], "; ".join(listed)):
         console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
@@ -69,6 +70,7 @@ def describe_method(method: NamedMethod) -> dict[str, Any]:
         "sends": method.sends,
         "keeps": method.keeps,
         "cost": method.cost,
+        "secure_sums": method.secure_sums,
         "options": list(method.takes),
     }
 
@@ -82,6 +84,8 @@ NOTES = (
     "model, except the number ‖Δ‖² and Z, which is at most that large and sent every k-th round.",
     "keeps: state between rounds, in addition to θ and the server optimizer's state.",
     "cost: a client's computation per round, relative to FedAvg with M epochs.",
+    "secure sums: whether the server needs only weighted sums of what clients send, so that secure "
+    "aggregation can hide each client's.",
     "s: the server's momentum, or its two moments; c: a mean gradient; c_i: a client's, stored by "
     "the client; A, L: the precision of layers' inputs and its Cholesky factor, inputs² numbers "
     "per layer; Z: a sketch of A.",
