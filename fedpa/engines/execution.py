@@ -18,7 +18,7 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Block, Plan, Width, capacity_for, plan_blocks
-from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports, raw_keys
+from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports, num_bytes, raw_keys
 from fedpa.engines.machine import DoesNotFit, use_device
 from fedpa.engines.options import EngineOptions
 from fedpa.engines.program import (
@@ -27,8 +27,8 @@ from fedpa.engines.program import (
     Program,
     Rows,
     Shared,
-    bytes_of_result,
     prepare_shapes,
+    shape_of_result,
 )
 from fedpa.errors import DataError, FedpaError
 from fedpa.objectives.client_data import ClientData, Kind, kind_of
@@ -144,6 +144,8 @@ def run_blocks(
 
         def work(block: Block) -> tuple[Lanes, dict[str, str], list[Part]]:
             lanes, failed = load_block(cohort, keys, block, own(block), kind, grows)
+            if program.bytes_up is None and block == plan.blocks[0]:
+                program.check(shared, lanes, cohort.usual_size)
             return lanes, failed, launch(program, shared, cohort, block, lanes, failed)
 
         with contextlib.closing(run_in_order(work, plan.blocks, plan.workers, pool)) as finished:
@@ -163,7 +165,7 @@ def run_blocks(
         for part, (n, out) in zip(parts, gather([part[1:] for part in parts]), strict=True)
     ]
     if program.bytes_up is None:
-        program.bytes_up = bytes_of_result(program.client, shared, like)
+        program.bytes_up = num_bytes(shape_of_result(program.client, shared, like))
         prepare_shapes(program, shared, like, cohort.population, plan)
     return collect_reports(cohort, aggregate, reports, failures, program.bytes_up)
 
