@@ -47,7 +47,8 @@ def bucketing(aggregation: Aggregation, size: int) -> Aggregation:
 
     def combine(rows: Rows, present: Present) -> Result:
         buckets = jnp.arange(-(-len(present) // size))
-        is_in = (_permute(rows, present) // size == buckets[:, None]) & present
+        place = _permute(rows, present)
+        is_in = (place[None] // size == buckets[:, None]) & present[None]
         counts = jnp.sum(is_in, axis=1).astype(jnp.float32)
         share = is_in.astype(jnp.float32) / jnp.maximum(counts, 1)[:, None]
         means = jax.tree.map(lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1), rows)

@@ -44,7 +44,7 @@ def centered_clipping(bound: float | None = None, *, passes: int = 3) -> Aggrega
             factors = jnp.where(away > tau, tau / jnp.where(away > tau, away, 1), 1)
             shares = jnp.where(present, factors, 0) / jnp.sum(present).astype(away.dtype)
             return jax.tree.map(
-                lambda c, x: c + jnp.tensordot(shares.astype(x.dtype), x - c, axes=1), v, rows
+                lambda c, x: c + jnp.tensordot(shares.astype(x.dtype), x - c[None], axes=1), v, rows
             )
 
         found: Result = jax.lax.fori_loop(0, passes, step, coordinate_median(rows, present))

@@ -97,7 +97,7 @@ def row_norms(rows: Rows) -> Float[Array, " rows"]:
 
 def distances(rows: Rows, center: Result) -> Float[Array, " rows"]:
     """The distance of each row to a center, over all its arrays."""
-    return row_norms(jax.tree.map(lambda x, c: x - c, rows, center))
+    return row_norms(jax.tree.map(lambda x, c: x - c[None], rows, center))
 
 
 def mix_rows(shares: Float[Array, " rows"], rows: Rows) -> Result:

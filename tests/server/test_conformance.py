@@ -8,20 +8,23 @@ import pytest
 from fedpa.server import parse_aggregation
 from fedpa.server.aggregation import merge_pairwise, shape_of_sum
 
+def compile_parts(aggregation):
+    """Compiled once for each number of rows: eager loops are compiled at every call."""
+    names = ("add", "merge", "value")
+    return aggregation._replace(**{name: jax.jit(getattr(aggregation, name)) for name in names})
+
+
 AGGREGATIONS = {
-    name: parse_aggregation(name)
+    name: compile_parts(parse_aggregation(name))
     for name in (
         "weighted-mean",
         "clipped-mean:100",
         "centered-clipping",
-        "centered-clipping:3",
         "trimmed-mean:0.4",
         "median",
         "geometric-median",
-        "multi-krum:0",
         "multi-krum:1",
         "bucketing:2:trimmed-mean:0.4",
-        "bucketing:3:weighted-mean",
     )
 }
 
