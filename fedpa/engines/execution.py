@@ -18,7 +18,15 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Block, Plan, Width, capacity_for, plan_blocks
-from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports, num_bytes, raw_keys
+from fedpa.engines.engine import (
+    Cohort,
+    Engine,
+    Report,
+    RoundResult,
+    collect_reports,
+    num_bytes,
+    raw_keys,
+)
 from fedpa.engines.machine import DoesNotFit, use_device
 from fedpa.engines.options import EngineOptions
 from fedpa.engines.program import (

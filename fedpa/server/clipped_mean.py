@@ -40,9 +40,7 @@ def clipped_mean(bound: float) -> Aggregation:
     check_positive("bound", bound)
     mean = weighted_mean()
 
-    def add(
-        total: Aggregate, result: Result, weight: Weight
-    ) -> tuple[Aggregate, Bool[Array, ""]]:
+    def add(total: Aggregate, result: Result, weight: Weight) -> tuple[Aggregate, Bool[Array, ""]]:
         wide = widen(result)
         norm = row_norms(jax.tree.map(lambda x: x[None], wide))[0]
         factor = bound / jnp.maximum(norm, bound)

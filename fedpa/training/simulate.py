@@ -24,6 +24,7 @@ from fedpa.engines.machine import SHARE, DoesNotFit, count_free_bytes
 from fedpa.errors import NoUsableClientError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
+from fedpa.server.aggregation import check_cohort
 from fedpa.training.loop import NOISE, check_counts, client_hashes, keys_at, select_cohort
 from fedpa.training.privacy import check_private
 from fedpa.training.problem import prepare
@@ -116,6 +117,8 @@ def simulate(
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     algorithm, theta, assemble, bound = prepare(objective, params, data, method, rounds)
     check_private(algorithm, len(data.ids), clients_per_round)
+    size = min(clients_per_round, len(data.ids))
+    check_cohort(algorithm.aggregation, "clients_per_round", size)
     measure = _check_evaluate(evaluate, assemble, theta)
     _check_data_fits(data, bound.like)
     federation = stack_federation(data)

@@ -8,6 +8,7 @@ import pytest
 from fedpa.server import parse_aggregation
 from fedpa.server.aggregation import merge_pairwise, shape_of_sum
 
+
 def compile_parts(aggregation):
     """Compiled once for each number of rows: eager loops are compiled at every call."""
     names = ("add", "merge", "value")
