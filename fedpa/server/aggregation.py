@@ -199,6 +199,19 @@ def check_cohort(aggregation: Aggregation, field: str, results: int) -> None:
         )
 
 
+def sum_on_node(aggregation: Aggregation) -> Aggregation:
+    """How a node sums its own clients: others than means get each node's weighted mean."""
+    return aggregation if is_mean(aggregation) else weighted_mean()
+
+
+def sum_of_node(aggregation: Aggregation, part: PyTree) -> PyTree:
+    """A node's sum as one of the server's: the node is one result, unless all are averaged."""
+    if is_mean(aggregation):
+        return part
+    mean, weight = sum_on_node(aggregation).value(part)
+    return aggregation.add(aggregation.init(mean, weight), mean, weight)[0]
+
+
 def client_weight(weighting: Weighting, n: Count) -> Scalar:
     """Weigh a client: q_i = n_i or 1; 0 for an empty client either way.
 

@@ -16,6 +16,10 @@ Present = Bool[Array, " rows"]
 """Whether a row is a client's: not one of padding, rejected or empty."""
 
 
+FAR, SCALE = 2.0**48, 2.0**66
+"""Rows beyond `FAR`, or below its inverse, are scaled."""
+
+
 class Kept(NamedTuple):
     """What has been sent so far, one row per client; the weights of absent rows are 0."""
 
@@ -87,12 +91,17 @@ def _dtype(x: Any) -> Any:
 
 
 def row_norms(rows: Rows) -> Float[Array, " rows"]:
-    """The norm of each row over all its arrays. Scaled first, so that squares don't overflow."""
+    """The norm of each row over all its arrays.
+
+    Huge and tiny rows are scaled by a power of two, so that squares neither overflow nor vanish.
+    Dividing by the largest entry would not do: 1/3e38 is flushed to 0.
+    """
     flat = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(rows) if x.size]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), axis=1) for x in flat]), axis=0)
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    squares = [jnp.sum((x / scale[:, None]) ** 2, axis=1) for x in flat]
-    return scale * jnp.sqrt(jnp.sum(jnp.stack(squares), axis=0))
+    scale = jnp.where(largest > FAR, 1 / SCALE, jnp.where(largest < 1 / FAR, SCALE, 1))
+    scale = scale.astype(largest.dtype)
+    squares = [jnp.sum((x * scale[:, None]) ** 2, axis=1) for x in flat]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares), axis=0)) / scale
 
 
 def distances(rows: Rows, center: Result) -> Float[Array, " rows"]:

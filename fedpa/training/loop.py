@@ -554,7 +554,8 @@ def _report_outliers(
         return
     counted = result.accepted & (result.examples > 0)
     usual = float(np.median(norms[counted])) if counted.any() else 0.0
-    places = np.flatnonzero(counted & (norms > OUTLIER * usual)) if usual > 0 else ()
+    is_outlier = counted & (norms > OUTLIER * usual) & (usual > 0)
+    places = np.flatnonzero(is_outlier).tolist()
     record["train/outliers"] = len(places)
     for place in places:
         if f"outlier {ids[place]}" not in warned:

@@ -210,15 +210,20 @@ def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
         )
 
 
+UNEQUAL = 1.5
+"""Largest ratio of clients' sizes that makes no difference worth a warning."""
+
+
 def _warn_of_weights(algorithm: Algorithm, method: Any, data: FederatedData) -> None:
     """Warn if clients were to count by their examples, and the aggregation ignores that."""
     if algorithm.aggregation.is_weighted or not isinstance(method, Described):
         return
     sizes = {data.num_examples(name) for name in data.ids} - {0}
-    if len(sizes) > 1 and method.settings().get("weighting") == "examples":
+    is_unequal = max(sizes, default=1) > UNEQUAL * min(sizes, default=1)
+    if is_unequal and method.settings().get("weighting") == "examples":
         warnings.warn(
-            f"weighting = 'examples': the aggregation ignores weights, so clients of {min(sizes):,} "
-            f"and of {max(sizes):,} examples count the same. weighting = 'uniform' says so",
+            f"weighting = 'examples': the aggregation ignores weights, clients of {min(sizes):,} "
+            f"and {max(sizes):,} examples count the same. weighting = 'uniform' says so",
             stacklevel=4,
         )
 

@@ -231,10 +231,10 @@ def _make_up(array: Any, client: int) -> np.ndarray:
     """Make synthetic examples: numbers between −1 and 1; for integers (maybe classes) 0 and 1."""
     array = np.asarray(array)
     shape = (MADE_UP, *array.shape[1:])
-    numbers = np.arange(np.prod(shape)).reshape(shape) + client
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return np.cos(numbers).astype(array.dtype)
-    return (numbers >= numbers.size // 2).astype(array.dtype)
+    numbers: np.ndarray = np.arange(np.prod(shape)).reshape(shape) + client
+    is_real = jnp.issubdtype(array.dtype, jnp.floating)
+    made: np.ndarray = np.cos(numbers) if is_real else numbers >= numbers.size // 2
+    return made.astype(array.dtype)
 
 
 def _distance(now: Any, then: Any) -> float:
