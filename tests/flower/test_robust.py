@@ -62,7 +62,7 @@ def test_a_node_that_lies_moves_the_mean_and_not_the_median(tmp_path):
 
 def test_fewer_nodes_than_the_aggregation_needs_are_refused(tmp_path):
     config = plain(tmp_path, "few", aggregation="multi-krum:1", min_nodes=4)
-    with pytest.raises(FedpaError, match="min-nodes = 4: .* at least 5 results"):
+    with pytest.raises(FedpaError, match=r"min-nodes = 4: .* at least 5 results"):
         served(config, NODES)
 
 
