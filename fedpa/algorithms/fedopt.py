@@ -33,6 +33,7 @@ from fedpa.server.aggregation import (
     Weight,
     add_all,
     all_finite,
+    check_cohort,
 )
 from fedpa.server.schedules import Round as RoundNumber
 from fedpa.server.schedules import Schedule, constant
@@ -276,6 +277,7 @@ def fed_round(
     check_type("algorithm", algorithm, Algorithm, "fedpa.fedavg(local, server)(objective)")
     if algorithm.release is not None and key is None:
         raise refuse("key", None, "must be given: the noise of a private round is drawn from it")
+    check_cohort(algorithm.aggregation, "clients of the cohort", len(cohort.keys))
     if algorithm.inquiry is not None:
         asked, message = algorithm.inquiry.client, algorithm.inquiry.broadcast(state)
         aggregate, _, _ = _run_clients(algorithm, asked, message, cohort)

@@ -26,7 +26,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message, Sent
 from fedpa.algorithms.methods import Described, Method, count_population
 from fedpa.atomic_write import write_atomically
 from fedpa.data.federated import FederatedData
@@ -52,6 +52,7 @@ from fedpa.flower.client import (
 )
 from fedpa.flower.roster import Connection, Roster, read_connection
 from fedpa.metrics.streaming import make_evaluator
+from fedpa.privacy.clipping import joint_norm
 from fedpa.privacy.ledger import LEDGER, Ledger
 from fedpa.server.aggregation import (
     Aggregation,
@@ -291,6 +292,7 @@ def flower(
     merge = jax.jit(lambda total, part: aggregation.merge(total, as_sum(part)))
     value, value_of = jax.jit(aggregation.value), jax.jit(sum_on_node(aggregation).value)
     finite = jax.jit(all_finite)
+    norm_of = jax.jit(lambda mean: joint_norm(mean.delta if isinstance(mean, Sent) else mean))
     largest = find_largest(roster.connection, served, start.clients, algorithm)
     counts = {name: min(n, largest or n) for name, n in start.clients.items()}
     population = count_population(served.method, counts.values())
@@ -364,7 +366,9 @@ def flower(
                     if is_possible is None:
                         expected = [counts.get(name, n) for name, n in accepted.items()]
                         weight = total_weight(served.weighting, expected)
-                        wire.check_weight(value_of(part).weight, weight, len(accepted))
+                        sent = value_of(part)
+                        wire.check_weight(sent.weight, weight, len(accepted))
+                        infos = correct_norms(infos, float(norm_of(sent.mean)))
                     elif not is_possible(message, value_of(part), len(accepted)):
                         why = f"its sum is longer than that of {len(accepted)} clipped results"
                         raise wire.WireError(why)
@@ -408,6 +412,17 @@ def flower(
 
     with_tokens = algorithm._replace(client_init=lambda theta: np.int32(0))
     return with_tokens if keeps else deploy(algorithm, out), run
+
+
+def correct_norms(infos: dict[str, list[float]], least: float) -> dict[str, list[float]]:
+    """What a node says of its clients, whose deltas can't all be shorter than their mean.
+
+    A node that says so is lying, and each of its clients is taken to have sent the mean.
+    """
+    norms = infos.get("delta_norm")
+    if norms is None or least <= 1.01 * max(norms, default=0.0):
+        return infos
+    return {**infos, "delta_norm": [least] * len(norms)}
 
 
 def find_largest(

@@ -21,6 +21,7 @@ from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.samplers.sampler import Epochs
+from fedpa.server.aggregation import check_cohort
 from fedpa.training.loop import check_counts
 from fedpa.training.problem import Prepared, prepare
 from fedpa.types import Loss, Model, Params
@@ -188,6 +189,7 @@ def estimate_phases(
     """Estimate the phases in `rounds` (phase → number of rounds)."""
     algorithm, theta, _, objective = prepared
     number = min(clients_per_round, len(data.ids))
+    check_cohort(algorithm.aggregation, "clients_per_round", number)
     sizes = [data.num_examples(name) for name in data.ids]
     step = _count_flops(method, objective, theta)
     phases = {}

@@ -13,6 +13,7 @@ import fedpa
 from fedpa.algorithms.fedopt import ClientResult
 from fedpa.errors import FedpaError
 from fedpa.flower.client import bound_weights
+from fedpa.flower.server import correct_norms
 from tests.flower.loopback_grid import capture
 from tests.flower.test_loopback import assert_close, grid_of, serve, served, settings
 
@@ -45,16 +46,22 @@ def distance(one, other):
     return sum(float(np.linalg.norm(a - b)) for a, b in pairs if hasattr(a, "shape"))
 
 
+def test_a_node_that_lies_of_its_norms_is_found_out():
+    infos = {"loss": [1.0, 2.0], "delta_norm": [0.1, 0.2]}
+    assert correct_norms(infos, 0.2) == infos
+    assert correct_norms(infos, 30.0) == {"loss": [1.0, 2.0], "delta_norm": [30.0, 30.0]}
+    assert correct_norms({}, 30.0) == {}
+
+
 @pytest.mark.filterwarnings("ignore:.*times as long as")
 def test_a_node_that_lies_moves_the_mean_and_not_the_median(tmp_path):
     honest = {
         name: served(plain(tmp_path, f"{name}-honest", aggregation=name), NODES).params
         for name in ("weighted-mean", "median")
     }
-    moved = {
-        name: distance(with_a_liar(plain(tmp_path, name, aggregation=name)).params, params)
-        for name, params in honest.items()
-    }
+    fits = {name: with_a_liar(plain(tmp_path, name, aggregation=name)) for name in honest}
+    moved = {name: distance(fits[name].params, params) for name, params in honest.items()}
+    assert fits["median"].history[0]["train/outliers"] == 4
     assert moved["weighted-mean"] > 1e4
     assert moved["median"] < 1.0
     assert distance(honest["median"], honest["weighted-mean"]) < 1.0
