@@ -32,7 +32,7 @@ def clipped_mean(bound: float) -> Aggregation:
         FedpaError: τ is out of range.
     Example:
         >>> import fedpa, jax.numpy as jnp
-        >>> clipped, results = clipped_mean(1.0), jnp.asarray([[0.5], [-1e38]])
+        >>> clipped, results = clipped_mean(1.0), jnp.asarray([[0.5], [-1e30]])
         >>> total, _ = fedpa.server.add_all(clipped, results, jnp.ones(2))
         >>> float(clipped.value(total).mean[0])
         -0.25
