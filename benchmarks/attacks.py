@@ -229,7 +229,7 @@ def make_digits() -> Setting:
     dealt = fedpa.data.dirichlet_label_skew(y, CLIENTS, 1.0, 0)
     size = min(map(len, dealt))
     clients = {f"{k:02d}": {"x": x[own[:size]], "y": y[own[:size]]} for k, own in enumerate(dealt)}
-    test: Any = problem.test.examples("test")
+    test: Any = jax.tree.map(jnp.asarray, problem.test.examples("test"))
     model = problem.init(jax.random.key(0))
     theta, assemble = fedpa.training.problem.split_params(model)
     metric = problem.likelihood

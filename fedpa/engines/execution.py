@@ -146,14 +146,17 @@ def run_blocks(
     parts: list[Part] = []
     failures: dict[str, str] = {}
     problem: Exception | None = None
+    is_new, sizes = program.bytes_up is None, list[int]()
     try:
         kind, arrays = source(cohort)
         shared = Shared(message, arrays)
 
         def work(block: Block) -> tuple[Lanes, dict[str, str], list[Part]]:
             lanes, failed = load_block(cohort, keys, block, own(block), kind, grows)
-            if program.bytes_up is None and block == plan.blocks[0]:
-                program.check(shared, lanes, cohort.usual_size)
+            if is_new and block == plan.blocks[0]:
+                sent = shape_of_result(program.client, shared, lanes)
+                program.check_sum(sent, cohort.usual_size)
+                sizes.append(num_bytes(sent))
             return lanes, failed, launch(program, shared, cohort, block, lanes, failed)
 
         with contextlib.closing(run_in_order(work, plan.blocks, plan.workers, pool)) as finished:
@@ -172,10 +175,10 @@ def run_blocks(
         Report(part.members, out.infos._asdict(), out.accepted, n, out.states)
         for part, (n, out) in zip(parts, gather([part[1:] for part in parts]), strict=True)
     ]
-    if program.bytes_up is None:
-        program.bytes_up = num_bytes(shape_of_result(program.client, shared, like))
+    if is_new:
+        program.bytes_up = sizes[0]
         prepare_shapes(program, shared, like, cohort.population, plan)
-    return collect_reports(cohort, aggregate, reports, failures, program.bytes_up)
+    return collect_reports(cohort, aggregate, reports, failures, program.bytes_up or 0)
 
 
 def build_engine(

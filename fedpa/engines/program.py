@@ -76,8 +76,8 @@ class Program:
     """Two sums into one; the first is given away."""
     value: Callable[[Any], Aggregate]
     """The sum's mean."""
-    check: Callable[[Shared, Lanes, int], None] = lambda shared, lanes, clients: None
-    """Refuse sums of so many clients that don't fit in memory, before any client runs."""
+    check_sum: Callable[[Any, int], None] = lambda sent, clients: None
+    """(shapes of what a client sends, clients) → refuse a sum that does not fit in memory."""
     bytes_up: int | None = None
     """What one client sends; None before the first round."""
 
@@ -94,7 +94,7 @@ def compile_client(
         compile_ahead(run_lanes(client, aggregation), check),
         compile_merge(aggregation.merge),
         jax.jit(aggregation.value),
-        functools.partial(check_sum, client, aggregation, device),
+        functools.partial(check_sum, aggregation, device),
     )
 
 
@@ -229,16 +229,8 @@ def bytes_of_sum(aggregation: Aggregation, sent: Any, clients: int) -> int:
     return num_bytes(shape_of_sum(aggregation, jax.eval_shape(add, *sent), clients))
 
 
-def check_sum(
-    client: ClientUpdate,
-    aggregation: Aggregation,
-    device: jax.Device | None,
-    shared: Shared,
-    lanes: Lanes,
-    clients: int,
-) -> None:
+def check_sum(aggregation: Aggregation, device: jax.Device | None, sent: Any, clients: int) -> None:
     """Refuse an aggregation that keeps more of so many clients than fits in memory."""
-    sent = shape_of_result(client, shared, lanes)
     kept = bytes_of_sum(aggregation, sent, clients)
     if kept > bytes_of_sum(aggregation, sent, 1):
         check_sum_fits(kept, clients, jax.devices()[0] if device is None else device)

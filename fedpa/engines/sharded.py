@@ -92,7 +92,7 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
             compile_ahead(run, check, in_shardings=(everywhere, dealt)),
             compile_merge(jax.vmap(aggregation.merge)),
             lambda totals: jax.tree.map(fetch, value(totals)),
-            functools.partial(check_sum, client, aggregation, own[0]),
+            functools.partial(check_sum, aggregation, own[0]),
         )
 
     def choose(message: Message, cohort: Cohort) -> Width:
