@@ -31,7 +31,9 @@ from fedpa.server.aggregation import (
     Aggregation,
     Result,
     Weight,
+    add_all,
     all_finite,
+    check_cohort,
 )
 from fedpa.server.schedules import Round as RoundNumber
 from fedpa.server.schedules import Schedule, constant
@@ -275,6 +277,7 @@ def fed_round(
     check_type("algorithm", algorithm, Algorithm, "fedpa.fedavg(local, server)(objective)")
     if algorithm.release is not None and key is None:
         raise refuse("key", None, "must be given: the noise of a private round is drawn from it")
+    check_cohort(algorithm.aggregation, "clients of the cohort", len(cohort.keys))
     if algorithm.inquiry is not None:
         asked, message = algorithm.inquiry.client, algorithm.inquiry.broadcast(state)
         aggregate, _, _ = _run_clients(algorithm, asked, message, cohort)
@@ -300,7 +303,7 @@ def fed_round(
 def _run_clients(
     algorithm: Algorithm, client: ClientUpdate, message: Message, cohort: Cohort
 ) -> tuple[Aggregate, ClientResult, Bool[Array, " m"]]:
-    """All clients side by side, their results summed in the order of the cohort."""
+    """All clients side by side, their results merged pairwise."""
     sizes = ClientData(0, 0 if jnp.ndim(cohort.data.n) else None)  # type: ignore[arg-type]
     out = jax.vmap(client, in_axes=(None, sizes, 0, 0))(
         message, cohort.data, cohort.states, cohort.keys
@@ -308,13 +311,7 @@ def _run_clients(
     is_empty = jnp.broadcast_to(cohort.data.n == 0, cohort.keys.shape)
     # Whatever the update makes of no examples, it counts nothing.
     weight = _choose(is_empty, jax.tree.map(jnp.zeros_like, out.weight), out.weight)
-    sent = (out.result, weight)
-    one = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), sent)
-    total, accepted = jax.lax.scan(
-        lambda total, one: algorithm.aggregation.add(total, *one),
-        algorithm.aggregation.init(*one),
-        sent,
-    )
+    total, accepted = add_all(algorithm.aggregation, out.result, weight)
     return algorithm.aggregation.value(total), out, accepted
 
 

@@ -69,7 +69,14 @@ from fedpa.precisions.kronecker import (
     cut_layer,
     input_factors,
 )
-from fedpa.server.aggregation import Aggregate, Aggregation, Result, Weight, all_finite
+from fedpa.server.aggregation import (
+    Aggregate,
+    Aggregation,
+    Result,
+    Weight,
+    all_finite,
+    is_mean,
+)
 from fedpa.types import Count, Key, Params, Scalar
 
 START = 3
@@ -200,6 +207,14 @@ def global_precision(
                 "numerator",
                 numerator,
                 "switches at a plateau: put switch_at_plateau around global_precision instead",
+            )
+
+        if not is_mean(inner.aggregation):
+            raise refuse(
+                "aggregation",
+                inner.aggregation,
+                "must be fedpa.server.weighted_mean() here: only a mean of clients' precisions is "
+                "one",
             )
 
         def all_factors(message: Broadcast, data: ClientData, key: Key) -> tuple[Factor, ...]:

@@ -13,7 +13,7 @@ import optax
 
 from fedpa.algorithms.fedopt import Algorithm
 from fedpa.objectives.objective import Objective
-from fedpa.server.aggregation import total_weight
+from fedpa.server.aggregation import Aggregation, total_weight
 
 P = ParamSpec("P")
 Method = Callable[[Objective], Algorithm]
@@ -110,6 +110,8 @@ def _plain(arguments: Mapping[str, Any], side: str = "") -> dict[str, Any]:
     """The settings among a builder's arguments."""
     settings: dict[str, Any] = {}
     for name, value in arguments.items():
+        if isinstance(value, Aggregation):
+            continue  # functions
         if isinstance(value, optax.GradientTransformation):
             steps = _take_steps(value)
             if steps and math.isfinite(steps[0]):

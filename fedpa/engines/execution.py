@@ -18,7 +18,15 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import Block, Plan, Width, capacity_for, plan_blocks
-from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports, raw_keys
+from fedpa.engines.engine import (
+    Cohort,
+    Engine,
+    Report,
+    RoundResult,
+    collect_reports,
+    num_bytes,
+    raw_keys,
+)
 from fedpa.engines.machine import DoesNotFit, use_device
 from fedpa.engines.options import EngineOptions
 from fedpa.engines.program import (
@@ -27,8 +35,8 @@ from fedpa.engines.program import (
     Program,
     Rows,
     Shared,
-    bytes_of_result,
     prepare_shapes,
+    shape_of_result,
 )
 from fedpa.errors import DataError, FedpaError
 from fedpa.objectives.client_data import ClientData, Kind, kind_of
@@ -138,12 +146,17 @@ def run_blocks(
     parts: list[Part] = []
     failures: dict[str, str] = {}
     problem: Exception | None = None
+    is_new, sizes = program.bytes_up is None, list[int]()
     try:
         kind, arrays = source(cohort)
         shared = Shared(message, arrays)
 
         def work(block: Block) -> tuple[Lanes, dict[str, str], list[Part]]:
             lanes, failed = load_block(cohort, keys, block, own(block), kind, grows)
+            if is_new and block == plan.blocks[0]:
+                sent = shape_of_result(program.client, shared, lanes)
+                program.check_sum(sent, cohort.usual_size)
+                sizes.append(num_bytes(sent))
             return lanes, failed, launch(program, shared, cohort, block, lanes, failed)
 
         with contextlib.closing(run_in_order(work, plan.blocks, plan.workers, pool)) as finished:
@@ -162,10 +175,10 @@ def run_blocks(
         Report(part.members, out.infos._asdict(), out.accepted, n, out.states)
         for part, (n, out) in zip(parts, gather([part[1:] for part in parts]), strict=True)
     ]
-    if program.bytes_up is None:
-        program.bytes_up = bytes_of_result(program.client, shared, like)
+    if is_new:
+        program.bytes_up = sizes[0]
         prepare_shapes(program, shared, like, cohort.population, plan)
-    return collect_reports(cohort, aggregate, reports, failures, program.bytes_up)
+    return collect_reports(cohort, aggregate, reports, failures, program.bytes_up or 0)
 
 
 def build_engine(

@@ -88,7 +88,10 @@ def _one_device(
 
     def compile_for(client: ClientUpdate, aggregation: Aggregation, workers: int) -> Program:
         return compile_client(
-            client, aggregation, lambda size, lanes: check_fits(size, lanes, workers, device)
+            client,
+            aggregation,
+            lambda size, lanes: check_fits(size, lanes, workers, device),
+            device,
         )
 
     def find_source(cohort: Cohort) -> tuple[Kind | None, Any]:

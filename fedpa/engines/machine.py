@@ -97,6 +97,22 @@ def check_fits(needed: int, lanes: int, workers: int, device: jax.Device) -> Non
     )
 
 
+KEPT_TIMES = 3
+"""Memory of an aggregation of all results: they, and what is made of them to compare them."""
+
+
+def check_sum_fits(kept: int, clients: int, device: jax.Device) -> None:
+    """Refuse an aggregation that keeps all results of a round, `kept` bytes, if they don't fit."""
+    free = count_free_bytes(device)
+    if free is None or KEPT_TIMES * kept <= SHARE * free:
+        return
+    raise FedpaError(
+        f"aggregation: keeps the results of {clients} clients and needs {_gib(KEPT_TIMES * kept)}, "
+        f"{_gib(free)} free; {int(SHARE * free * clients / (KEPT_TIMES * kept))} clients per round "
+        "would fit, and clipped_mean keeps none"
+    )
+
+
 def _gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB"
 

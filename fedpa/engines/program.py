@@ -4,6 +4,7 @@ Clients are summed pairwise in a fixed order, so the sum does not depend on whic
 """
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +16,9 @@ from jaxtyping import Array, UInt32
 from fedpa.algorithms.fedopt import ClientUpdate, Message
 from fedpa.engines.blocks import WASTE, Plan
 from fedpa.engines.engine import num_bytes
+from fedpa.engines.machine import check_sum_fits
 from fedpa.objectives.client_data import ClientData
-from fedpa.server.aggregation import Aggregate, Aggregation
+from fedpa.server.aggregation import Aggregate, Aggregation, merge_pairwise, shape_of_sum
 
 
 class Shared(NamedTuple):
@@ -58,6 +60,7 @@ class Outcome(NamedTuple):
 
 
 Run = Callable[[Shared, Lanes], Outcome]
+Merge = Callable[[Any, Any], Any]
 Check = Callable[[int, int], None]
 """(bytes of a program, its lanes) → refuse what does not fit."""
 
@@ -69,23 +72,29 @@ class Program:
     client: ClientUpdate
     find: Callable[[Shared, Lanes], Run]
     """Find the program for lanes of such shapes, which may be shapes alone; compiled if new."""
-    merge: Callable[[Any, Any], Any]
+    merge: Merge
     """Two sums into one; the first is given away."""
     value: Callable[[Any], Aggregate]
     """The sum's mean."""
+    check_sum: Callable[[Any, int], None] = lambda sent, clients: None
+    """(shapes of what a client sends, clients) → refuse a sum that does not fit in memory."""
     bytes_up: int | None = None
     """What one client sends; None before the first round."""
 
 
 def compile_client(
-    client: ClientUpdate, aggregation: Aggregation, check: Check = lambda size, lanes: None
+    client: ClientUpdate,
+    aggregation: Aggregation,
+    check: Check = lambda size, lanes: None,
+    device: jax.Device | None = None,
 ) -> Program:
-    """The program for one device."""
+    """The program for one device; on the default one if none is given."""
     return Program(
         client,
         compile_ahead(run_lanes(client, aggregation), check),
-        jax.jit(aggregation.merge, donate_argnums=0),
+        compile_merge(aggregation.merge),
         jax.jit(aggregation.value),
+        functools.partial(check_sum, aggregation, device),
     )
 
 
@@ -124,19 +133,19 @@ def read_client(shared: Shared, data: ClientData | Rows) -> ClientData:
     return ClientData(jax.tree.map(lambda array: array[rows], shared.arrays), data.n)
 
 
-def merge_pairwise(aggregation: Aggregation, totals: Any) -> Any:
-    """Merge sums stacked on axis 0: halves onto halves until one is left."""
-    width = jax.tree.leaves(totals)[0].shape[0]
-    while width > 1:
-        half = width // 2
-        merged = jax.vmap(aggregation.merge)(
-            jax.tree.map(lambda x: x[:half], totals),
-            jax.tree.map(lambda x: x[half : 2 * half], totals),
-        )
-        left = jax.tree.map(lambda x: x[2 * half :], totals)
-        totals = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), merged, left)
-        width = half + width % 2
-    return jax.tree.map(lambda x: x[0], totals)
+def compile_merge(merge: Merge) -> Merge:
+    """Compile `merge`; the first sum's memory becomes that of both, unless sums grow."""
+    whole, growing = jax.jit(merge, donate_argnums=0), jax.jit(merge)
+    grows: bool | None = None
+
+    def run(one: Any, other: Any) -> Any:
+        nonlocal grows
+        if grows is None:
+            both = jax.eval_shape(merge, one, other)
+            grows = jax.tree.map(jnp.shape, both) != jax.tree.map(jnp.shape, one)
+        return (growing if grows else whole)(one, other)
+
+    return run
 
 
 def compile_ahead(run: Run, check: Check, **shardings: Any) -> Callable[[Shared, Lanes], Run]:
@@ -199,8 +208,8 @@ def prepare_shapes(
             program.find(shared, Lanes(data, states, keys))
 
 
-def bytes_of_result(client: ClientUpdate, shared: Shared, lanes: Lanes) -> int:
-    """What one client sends: the size of its result and weight."""
+def shape_of_result(client: ClientUpdate, shared: Shared, lanes: Lanes) -> Any:
+    """What one client sends: the shapes of its result and weight."""
 
     def result(shared: Shared, lanes: Lanes) -> Any:
         data, state, key = jax.tree.map(lambda x: x[0], lanes)
@@ -208,4 +217,20 @@ def bytes_of_result(client: ClientUpdate, shared: Shared, lanes: Lanes) -> int:
         out = client(shared.message, data, state, jax.random.wrap_key_data(key))
         return out.result, out.weight
 
-    return num_bytes(jax.eval_shape(result, shared, lanes))
+    return jax.eval_shape(result, shared, lanes)
+
+
+def bytes_of_sum(aggregation: Aggregation, sent: Any, clients: int) -> int:
+    """The size of the sum of so many clients that send this."""
+
+    def add(result: Any, weight: Any) -> Any:
+        return aggregation.add(aggregation.init(result, weight), result, weight)[0]
+
+    return num_bytes(shape_of_sum(aggregation, jax.eval_shape(add, *sent), clients))
+
+
+def check_sum(aggregation: Aggregation, device: jax.Device | None, sent: Any, clients: int) -> None:
+    """Refuse an aggregation that keeps more of so many clients than fits in memory."""
+    kept = bytes_of_sum(aggregation, sent, clients)
+    if kept > bytes_of_sum(aggregation, sent, 1):
+        check_sum_fits(kept, clients, jax.devices()[0] if device is None else device)

@@ -6,6 +6,7 @@ processes (`jax.distributed`, see `fedpa.engines.distributed`) each reads only i
 """
 
 import dataclasses
+import functools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ from fedpa.engines.program import (
     Outcome,
     Program,
     Shared,
+    check_sum,
     compile_ahead,
-    merge_pairwise,
+    compile_merge,
     run_lanes,
 )
 from fedpa.errors import FedpaError, refuse
-from fedpa.server.aggregation import Aggregation
+from fedpa.server.aggregation import Aggregation, merge_pairwise
 
 AXIS = "clients"
 AHEAD = 2
@@ -88,8 +90,9 @@ def sharded(options: EngineOptions = EngineOptions()) -> Engine:
         return Program(
             client,
             compile_ahead(run, check, in_shardings=(everywhere, dealt)),
-            jax.jit(jax.vmap(aggregation.merge), donate_argnums=0),
+            compile_merge(jax.vmap(aggregation.merge)),
             lambda totals: jax.tree.map(fetch, value(totals)),
+            functools.partial(check_sum, aggregation, own[0]),
         )
 
     def choose(message: Message, cohort: Cohort) -> Width:

@@ -164,6 +164,10 @@ class Hyperparameters:
     """Factor on the server's learning rate by round, written like --client-schedule."""
     weighting: Literal["examples", "uniform"] = "examples"
     """Client weights q_i: the number of examples, or the same for all."""
+    aggregation: str = "weighted-mean"
+    """How the results of a round's clients become one: weighted-mean, or robust to clients that
+    lie: clipped-mean:BOUND, centered-clipping[:BOUND], trimmed-mean:SHARE (of each end, below 0.5),
+    median, geometric-median, multi-krum:MALICIOUS (how many), bucketing:SIZE:AGGREGATION."""
     iterate_averaging: str = "none"
     """Evaluate an average of the server's iterates: none, polyak[:START], exponential:DECAY,
     last-two, swag[:START[:RANK]] (of which fedpa posterior makes SWAG's posterior)."""
@@ -404,6 +408,7 @@ def build_server(h: Hyperparameters) -> "Server":
         h.weighting,
         server.averaging.parse(h.iterate_averaging),
         _build_server_schedule(h),
+        server.parse_aggregation(h.aggregation),
     )
 
 

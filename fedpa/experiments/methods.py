@@ -355,6 +355,7 @@ METHODS = {
         fix(
             **PLAIN_SERVER,
             server_schedule="constant",
+            aggregation="weighted-mean",
             iterate_averaging="none",
             burn_in_rounds=0,
             plateau_window=None,

@@ -28,7 +28,7 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 import fedpa
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate
+from fedpa.algorithms.fedopt import Algorithm, ClientResult, ClientUpdate
 from fedpa.algorithms.methods import Method, set_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.engines.engine import Cohort, Engine, Report, RoundResult, collect_reports
@@ -37,8 +37,9 @@ from fedpa.errors import BadValueError, FedpaError, refuse
 from fedpa.flower import wire
 from fedpa.flower.node import Holding, StateFiles, StateStore, read_holding, select_clients
 from fedpa.objectives.client_data import ClientData
+from fedpa.server.aggregation import sum_on_node
 from fedpa.training.problem import Problem, prepare, some_examples
-from fedpa.types import Params
+from fedpa.types import Key, Params
 
 INQUIRY = "inquiry"
 """Used in place of a phase: the inquiry before a round."""
@@ -52,10 +53,10 @@ class Node(NamedTuple):
     """What a node runs."""
 
     clients: FederatedData
-    prepare: Callable[[float, int], tuple[Algorithm, Params]]
-    """(Σ q_i, number of examples), both of all nodes' clients → the algorithm, whose aggregation
-    gives the sum, not yet divided; and θ, which has the model's shapes: its values come from the
-    server."""
+    prepare: Callable[[float, int, int], tuple[Algorithm, Params]]
+    """(Σ q_i, number of examples, both of all nodes' clients; largest weight of one, 0 for any) →
+    the algorithm, whose aggregation gives the sum, not yet divided; and θ, which has the model's
+    shapes: its values come from the server."""
     engine: Engine
 
 
@@ -125,16 +126,36 @@ def make_node(problem: Problem, method: Method, engine: Engine | None = None) ->
     model = _make_model(problem.init)
 
     @functools.lru_cache(maxsize=2)  # a query's and a run's
-    def prepare_for(population: float, num_examples: int) -> tuple[Algorithm, Params]:
+    def prepare_for(population: float, num_examples: int, largest: int) -> tuple[Algorithm, Params]:
         told = set_population(method, population)
         objective = problem.objective._replace(num_examples=num_examples)
         # The number of rounds does not affect clients.
         algorithm, theta, *_ = prepare(objective, model, problem.clients, told, sys.maxsize)
-        undivided = algorithm.aggregation._replace(value=lambda total: total)
-        return algorithm._replace(aggregation=undivided), theta
+        undivided = sum_on_node(algorithm.aggregation)._replace(value=lambda total: total)
+        algorithm = algorithm._replace(aggregation=undivided)
+        return (bound_weights(algorithm, largest) if largest else algorithm), theta
 
     engine = per_client() if engine is None else engine
     return Node(check_when_read(problem.clients), prepare_for, engine)
+
+
+def bound_weights(algorithm: Algorithm, largest: int) -> Algorithm:
+    """Clients with more examples than `largest` weigh as if they had so many."""
+
+    def bound(client: ClientUpdate) -> ClientUpdate:
+        def update(message: Any, data: ClientData, state: Any, key: Key) -> ClientResult:
+            out = client(message, data, state, key)
+            share = largest / jnp.maximum(data.n, largest)
+            weight = jax.tree.map(lambda q: jnp.round(q * share.astype(q.dtype)), out.weight)
+            return out._replace(weight=weight)
+
+        return update
+
+    clients = {name: bound(client) for name, client in algorithm.clients.items()}
+    inquiry = algorithm.inquiry
+    if inquiry is not None:
+        inquiry = inquiry._replace(client=bound(inquiry.client))
+    return algorithm._replace(clients=clients, inquiry=inquiry)
 
 
 def _make_model(init: Any) -> Any:
@@ -196,7 +217,7 @@ def describe_node(node: Node) -> dict[str, str]:
 
     Raises FedpaError if loss, model, data and method don't fit together.
     """
-    algorithm, theta = node.prepare(1.0, 1)
+    algorithm, theta = node.prepare(1.0, 1, 0)
     message = message_shapes(algorithm, theta, next(iter(algorithm.clients)))
     return wire.describe_arrays({"message": message, "example": example_shapes(node.clients)})
 
@@ -244,7 +265,9 @@ def _answer_train(load: Load, content: RecordDict, context: Context) -> RecordDi
     """Run a round of some of the clients."""
     assignment = wire.read_fields(wire.Assignment, content)
     holding, node = _find_node(load, context)
-    algorithm, theta = node.prepare(assignment.population, assignment.num_examples)
+    algorithm, theta = node.prepare(
+        assignment.population, assignment.num_examples, assignment.largest
+    )
     shapes = message_shapes(algorithm, theta, assignment.phase)
     message = wire.unpack(shapes, content[wire.ARRAYS])
     ids, states, lost = assignment.clients, dict[str, Any](), list[str]()
@@ -283,7 +306,9 @@ def run_clients(
     left_out: Collection[str] = (),
 ) -> RoundResult:
     """The round of the node's clients; its aggregate is the sum, not yet divided."""
-    algorithm, theta = node.prepare(assignment.population, assignment.num_examples)
+    algorithm, theta = node.prepare(
+        assignment.population, assignment.num_examples, assignment.largest
+    )
     ids = assignment.clients
     unknown = sorted(set(ids) - set(node.clients.ids))
     if unknown:

@@ -19,7 +19,7 @@ from flwr.supercore import log
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 import fedpa
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, check_number, refuse
 from fedpa.flower import wire
 
 AGAIN = 5.0
@@ -51,6 +51,9 @@ class Connection:
     """Seconds between checks for replies."""
     largest_client: int = LARGEST_CLIENT
     """Largest number of examples that a client may report, since it is its weight."""
+    largest_ratio: float = 10.0
+    """Largest weight of a client, as a multiple of the median number of examples that clients
+    report; 0: any. Of m clients, one has then at most the share 10/(9 + m) of a round's weight."""
 
 
 def read_connection(table: Mapping[str, Any]) -> Connection:
@@ -58,6 +61,7 @@ def read_connection(table: Mapping[str, Any]) -> Connection:
     connection = wire.read_settings(Connection, table, "run config", others=True)
     check_integer("min-nodes", connection.min_nodes, 1)
     check_integer("largest-client", connection.largest_client, 1)
+    check_number("largest-ratio", connection.largest_ratio)
     for name in ("start_timeout", "round_timeout", "poll"):
         value = getattr(connection, name)
         if not 0 < value < math.inf:

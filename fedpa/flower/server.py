@@ -12,6 +12,7 @@ to each node that has clients of the cohort, and merges their sums in the order 
 import contextlib
 import functools
 import json
+import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message
+from fedpa.algorithms.fedopt import Algorithm, ClientUpdate, Message, Sent
 from fedpa.algorithms.methods import Described, Method, count_population
 from fedpa.atomic_write import write_atomically
 from fedpa.data.federated import FederatedData
@@ -51,8 +52,17 @@ from fedpa.flower.client import (
 )
 from fedpa.flower.roster import Connection, Roster, read_connection
 from fedpa.metrics.streaming import make_evaluator
+from fedpa.privacy.clipping import joint_norm
 from fedpa.privacy.ledger import LEDGER, Ledger
-from fedpa.server.aggregation import Aggregation, Weighting, all_finite, total_weight
+from fedpa.server.aggregation import (
+    Aggregation,
+    Weighting,
+    all_finite,
+    check_cohort,
+    sum_of_node,
+    sum_on_node,
+    total_weight,
+)
 from fedpa.training.callbacks import Callback, Event
 from fedpa.training.checkpoint import list_checkpoints
 from fedpa.training.fit import fit
@@ -71,6 +81,11 @@ SHOWN = (
 LOST = (
     "fedpa: round %d: %s has lost the states of %d of its clients (%r, …): %s "
     "(a state-dir in its --node-config would have kept them)"
+)
+
+CAPPED = (
+    "fedpa: %d clients have more than %d examples, largest-ratio = %g times the median: they weigh "
+    "as if they had so many"
 )
 
 Train = Callable[[Problem, OfAlgorithm, Path, Sequence[Callback]], Fit]
@@ -285,11 +300,17 @@ def flower(
     """
     keeps = bool(jax.tree.leaves(jax.eval_shape(algorithm.client_init, theta)))
     updates, example = list_updates(algorithm), example_shapes(served.problem.clients)
-    merge, value = jax.jit(algorithm.aggregation.merge), jax.jit(algorithm.aggregation.value)
+    aggregation = algorithm.aggregation
+    check_cohort(aggregation, "min-nodes", roster.connection.min_nodes)
+    as_sum = functools.partial(sum_of_node, aggregation)
+    merge = jax.jit(lambda total, part: aggregation.merge(total, as_sum(part)))
+    value, value_of = jax.jit(aggregation.value), jax.jit(sum_on_node(aggregation).value)
     finite = jax.jit(all_finite)
-    weight_of = jax.jit(lambda total: value(total).weight)
-    population = count_population(served.method, start.clients.values())
-    num_examples = max(sum(start.clients.values()), 1)  # as the server's own objective has it
+    norm_of = jax.jit(lambda mean: joint_norm(mean.delta if isinstance(mean, Sent) else mean))
+    largest = find_largest(roster.connection, served, start.clients, algorithm)
+    counts = {name: min(n, largest or n) for name, n in start.clients.items()}
+    population = count_population(served.method, counts.values())
+    num_examples = max(sum(counts.values()), 1)  # as the server's own objective has it
     release = deploy(algorithm, out).release
     is_possible = None if release is None else jax.jit(release.is_possible)
     gone: set[str] = set()
@@ -297,7 +318,8 @@ def flower(
 
     @functools.cache
     def expect(phase: str) -> tuple[Any, tuple[str, ...]]:
-        return reply_shapes(algorithm, theta, phase, example)
+        on_node = algorithm._replace(aggregation=sum_on_node(aggregation))
+        return reply_shapes(on_node, theta, phase, example)
 
     def write_messages(
         phase: str, parts: Mapping[int, list[str]], message: Message, cohort: Cohort
@@ -311,7 +333,7 @@ def flower(
             words = [word for name in ids for word in keys[name]]
             states = [int(cohort.states[name]) for name in ids if keeps and phase != INQUIRY]
             asked = wire.Assignment(
-                phase, t, ids, words, population, num_examples, start.run, floor, states
+                phase, t, ids, words, population, num_examples, start.run, floor, states, largest
             )
             contents[node] = RecordDict(
                 {wire.ARRAYS: arrays, wire.CONFIG: wire.write_fields(asked)}
@@ -341,7 +363,8 @@ def flower(
         contents = write_messages(phase, parts, message, cohort)
         answers = roster.exchange(contents, str(number))
         # Where no client counts, the sum is 0 and its weight, too: the server skips the round.
-        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        empty = jax.eval_shape(as_sum, shapes)
+        total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
         reports: list[Report] = []
         tokens: dict[str, np.int32] = {}
         for node, ids in parts.items():  # by first ids: the same order every time
@@ -355,9 +378,12 @@ def flower(
                     pairs = zip(sizes.items(), report.accepted, strict=True)
                     accepted = dict(client for client, ok in pairs if ok)
                     if is_possible is None:
-                        weight = total_weight(served.weighting, accepted.values())
-                        wire.check_weight(weight_of(part), weight, len(accepted))
-                    elif not is_possible(message, value(part), len(accepted)):
+                        expected = [counts.get(name, n) for name, n in accepted.items()]
+                        weight = total_weight(served.weighting, expected)
+                        sent = value_of(part)
+                        wire.check_weight(sent.weight, weight, len(accepted))
+                        infos = correct_norms(infos, float(norm_of(sent.mean)))
+                    elif not is_possible(message, value_of(part), len(accepted)):
                         why = f"its sum is longer than that of {len(accepted)} clipped results"
                         raise wire.WireError(why)
                     merged = merge(total, part) if accepted else total
@@ -400,6 +426,37 @@ def flower(
 
     with_tokens = algorithm._replace(client_init=lambda theta: np.int32(0))
     return with_tokens if keeps else deploy(algorithm, out), run
+
+
+def correct_norms(infos: dict[str, list[float]], least: float) -> dict[str, list[float]]:
+    """What a node says of its clients, whose deltas can't all be shorter than their mean.
+
+    A node that says so is lying, and each of its clients is taken to have sent the mean.
+    """
+    norms = infos.get("delta_norm")
+    if norms is None or least <= 1.01 * max(norms, default=0.0):
+        return infos
+    return {**infos, "delta_norm": [least] * len(norms)}
+
+
+def find_largest(
+    connection: Connection, served: Served, clients: Mapping[str, int], algorithm: Algorithm
+) -> int:
+    """The largest weight of a client, a multiple of the median number of examples; 0: any.
+
+    Numbers of examples are what nodes say. Private clients have weights of their own, and methods
+    that don't weigh by examples none that can be bounded.
+    """
+    settings = served.method.settings() if isinstance(served.method, Described) else {}
+    sizes = [n for n in clients.values() if n > 0]
+    is_weighed = served.weighting == "examples" and "weighting" in settings
+    if not is_weighed or algorithm.release is not None or not sizes or not connection.largest_ratio:
+        return 0
+    largest = math.ceil(connection.largest_ratio * float(np.median(sizes)))
+    above = sum(n > largest for n in sizes)
+    if above:
+        log(WARNING, CAPPED, above, largest, connection.largest_ratio)
+    return largest
 
 
 def deploy(algorithm: Algorithm, out: Path) -> Algorithm:

@@ -5,6 +5,7 @@ methods of `fedpa`, with many clients per node, checkpoints and resuming, use `s
 `client_app`.
 """
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
@@ -18,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 
-from fedpa.errors import FedpaError, check_integer, refuse
+from fedpa.errors import FedpaError, check_integer, check_number, refuse
 from fedpa.flower import wire
 from fedpa.flower.roster import LARGEST_CLIENT
 from fedpa.numpy_client import ClientWork, check_work, describe_work, is_trained
@@ -50,6 +51,8 @@ class FedPA(FedAvg):
         burn_in_rounds: Rounds that are FedAvg's, ≥ 0; default: 0.
         server_optimizer: Any of optax; default: `fedpa.server.sgd(1.0)`.
         weighting: q_i: "examples", n_i, or "uniform", 1; default: "examples".
+        largest_ratio: Largest n_i that counts, ≥ 1, as a multiple of the median of a round's, since
+            n_i is what a client says; default: 10.
         fraction_train: The share of the nodes that take part in a round, 0 to 1, drawn by `seed`
             from their numbers, which Flower chooses when a node starts; default: 1.
         fraction_evaluate: As in Flower's FedAvg, weighted by examples; default: 0.
@@ -75,6 +78,7 @@ class FedPA(FedAvg):
         burn_in_rounds: int = 0,
         server_optimizer: optax.GradientTransformation | None = None,
         weighting: Weighting = "examples",
+        largest_ratio: float = 10.0,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 0.0,
         min_nodes: int = 2,
@@ -92,6 +96,7 @@ class FedPA(FedAvg):
         self.work = ClientWork(True, epochs, burn_in_epochs, float(rho))
         check_work(self.work)
         check_weighting(weighting)
+        check_number("largest_ratio", largest_ratio, 1.0)
         check_integer("burn_in_rounds", burn_in_rounds, 0)
         check_integer("min_nodes", min_nodes, 1)
         check_integer("seed", seed, 0)
@@ -99,6 +104,7 @@ class FedPA(FedAvg):
             if not 0 <= share <= 1:
                 raise refuse(name, share, "must be a share between 0 and 1")
         self.burn_in_rounds, self.seed = burn_in_rounds, seed
+        self.largest_ratio = largest_ratio
         self.min_nodes, self.min_success, self.start_timeout = min_nodes, min_success, start_timeout
         self.server = Server(sgd(1.0) if server_optimizer is None else server_optimizer, weighting)
         self.has_own_optimizer = server_optimizer is not None
@@ -204,7 +210,9 @@ class FedPA(FedAvg):
                 "differential privacy is for equal weights: give weighting='uniform'"
             )
             raise refuse("weighting", "examples", expected)
-        return list(usable)
+        usual = float(np.median([n for n, _, _ in usable if n > 0] or [1]))
+        largest = math.ceil(self.largest_ratio * usual)
+        return [(min(n, largest), delta, metrics) for n, delta, metrics in usable]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -77,6 +77,8 @@ class Assignment(NamedTuple):
     """The round that the server may return to."""
     states: list[int] = []
     """The rounds of the clients' states."""
+    largest: int = 0
+    """Examples above which a client weighs as if it had so many; 0: none."""
 
 
 class Report(NamedTuple):

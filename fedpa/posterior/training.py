@@ -19,12 +19,13 @@ from fedpa.posterior.laplace import find_model
 from fedpa.posterior.posterior import Posterior
 from fedpa.precision import ravel
 from fedpa.samplers.sampler import Sampler
-from fedpa.server.aggregation import Aggregate, Aggregation, all_finite
+from fedpa.server.aggregation import Aggregate, Aggregation
 from fedpa.server.averaging import SwagState
+from fedpa.server.keep_results import keep_results
 from fedpa.training.fit import fit
 from fedpa.training.loading import Run
 from fedpa.training.loop import Fit
-from fedpa.types import Count, Key, Loss, Model, Params, Scalar
+from fedpa.types import Key, Loss, Model, Params, Scalar
 
 
 def swag_posterior(result: Fit | SwagState, params: Model, scale: float = 1.0) -> Posterior:
@@ -93,38 +94,14 @@ class SampleServerInfo(NamedTuple):
     """See `ServerInfo`."""
 
 
-class Collected(NamedTuple):
-    rows: Params
-    """Results on a first axis; zeros where there are none yet."""
-    num: Count
+def collect(number: int) -> Aggregation:
+    """All results of a round, of so many clients, in place of their mean."""
 
+    def combine(rows: Params, present: Bool[jax.Array, " rows"]) -> Params:
+        order = jnp.argsort(~present)[:number]
+        return jax.tree.map(lambda x: x[order], rows)
 
-def collect(most: int) -> Aggregation:
-    """Keep all results of a round, at most `most`, in place of their mean."""
-
-    def init(result: Any, weight: Any) -> Collected:
-        rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), result)
-        return Collected(rows, jnp.zeros((), jnp.int32))
-
-    def add(total: Collected, result: Any, weight: Any) -> tuple[Collected, Bool[jax.Array, ""]]:
-        accepted = all_finite(result) & (weight > 0)
-
-        def put(rows: jax.Array, x: jax.Array) -> jax.Array:
-            return jnp.where(accepted, rows.at[total.num].set(x), rows)
-
-        rows = jax.tree.map(put, total.rows, result)
-        return Collected(rows, total.num + accepted.astype(jnp.int32)), accepted
-
-    def merge(one: Collected, other: Collected) -> Collected:
-        def behind(own: jax.Array, more: jax.Array) -> jax.Array:
-            return own + jnp.roll(more, one.num, axis=0)
-
-        return Collected(jax.tree.map(behind, one.rows, other.rows), one.num + other.num)
-
-    def value(total: Collected) -> Aggregate:
-        return Aggregate(total.rows, total.num.astype(jnp.float32))
-
-    return Aggregation(init, add, merge, value)
+    return keep_results(combine)
 
 
 def collect_samples(sampler: Callable[[Objective], Sampler], samples: int, members: int) -> Method:

@@ -4,6 +4,9 @@ Client weights q_i are the examples of one epoch (not times the epochs), or one 
 (Printed with 1/|S|, which is right only for weights that average to 1.) Memory is that of one
 result however many clients there are. A client whose result or weight is not finite, or whose
 weight is negative, is rejected: it enters with weight 0 and is counted.
+
+Robust aggregations, each in a file of its own, bound what a client that lies can do to the mean.
+Some of them need all results of a round at once: `keep_results`.
 """
 
 from collections.abc import Callable, Iterable
@@ -47,13 +50,17 @@ class Aggregation(NamedTuple):
     """How clients' results become one: a running sum, which may be kept in several places.
 
     Engines call `init` and `add` where clients run, `merge` for partial sums, `value` once a
-    round. All four are traced by JAX: shapes must not depend on values.
+    round. All four are traced by JAX: shapes must not depend on values. A sum may grow: the shapes
+    of `merge` follow from those of its two sums.
 
     Args:
         init: Arrays (or their shapes) of one result and weight → empty sum.
         add: (sum, result, weight) → (sum, accepted).
         merge: Two partial sums into one, for engines that sum in several places.
         value: The sum → what the server is given.
+        is_weighted: Whether a client with more weight counts more (default: True).
+        least_clients: With fewer results it can't keep its promise: a run with smaller cohorts is
+            refused, and a round with fewer usable results leaves the model unchanged (default: 1).
     Example:
         >>> import fedpa, jax.numpy as jnp
         >>> mean = fedpa.server.weighted_mean()
@@ -68,6 +75,8 @@ class Aggregation(NamedTuple):
     add: Callable[[PyTree, Result, Weight], tuple[PyTree, Bool[Array, ""]]]
     merge: Callable[[PyTree, PyTree], PyTree]
     value: Callable[[PyTree], Aggregate]
+    is_weighted: bool = True
+    least_clients: int = 1
 
 
 def weighted_mean() -> Aggregation:
@@ -129,6 +138,78 @@ def is_mean(aggregation: Aggregation) -> bool:
     Its sum is then `Aggregate(Σ q_i r_i, Σ q_i)`.
     """
     return (aggregation.merge, aggregation.value) == (_merge, _value)
+
+
+def add_all(
+    aggregation: Aggregation, results: Result, weights: Weight
+) -> tuple[PyTree, Bool[Array, " m"]]:
+    """Sum clients' results: a sum for each, merged pairwise.
+
+    Args:
+        aggregation: How they are summed.
+        results: The clients' results, stacked on axis 0.
+        weights: Their weights, stacked.
+    Returns:
+        The sum, and whether each client's result was accepted.
+    Example:
+        >>> import fedpa, jax.numpy as jnp
+        >>> mean = fedpa.server.weighted_mean()
+        >>> total, accepted = add_all(mean, jnp.asarray([1.0, jnp.nan, 4.0]), jnp.ones(3))
+        >>> float(mean.value(total).mean), accepted.tolist()
+        (2.5, [True, False, True])
+    """
+
+    def add_one(result: Result, weight: Weight) -> tuple[PyTree, Bool[Array, ""]]:
+        return aggregation.add(aggregation.init(result, weight), result, weight)
+
+    totals, accepted = jax.vmap(add_one)(results, weights)
+    return merge_pairwise(aggregation, totals), accepted
+
+
+def merge_pairwise(aggregation: Aggregation, totals: PyTree) -> PyTree:
+    """Merge sums stacked on axis 0: halves onto halves until one is left."""
+    width = jax.tree.leaves(totals)[0].shape[0]
+    if width == 1:
+        return jax.tree.map(lambda x: x[0], totals)
+    half = width // 2
+    merged = jax.vmap(aggregation.merge)(
+        jax.tree.map(lambda x: x[:half], totals),
+        jax.tree.map(lambda x: x[half : 2 * half], totals),
+    )
+    whole = merge_pairwise(aggregation, merged)
+    if width % 2 == 0:
+        return whole
+    return aggregation.merge(whole, jax.tree.map(lambda x: x[-1], totals))
+
+
+def shape_of_sum(aggregation: Aggregation, one: PyTree, clients: int) -> PyTree:
+    """The shapes of the sum of so many clients, from those of one client's sum."""
+    if clients <= 1:
+        return one
+    halves = (shape_of_sum(aggregation, one, n) for n in (clients // 2, clients - clients // 2))
+    return jax.eval_shape(aggregation.merge, *halves)
+
+
+def check_cohort(aggregation: Aggregation, field: str, results: int) -> None:
+    """Refuse rounds with fewer results than the aggregation needs; `field` is their number."""
+    least = aggregation.least_clients
+    if results < least:
+        raise refuse(
+            field, results, f"the server's aggregation needs at least {least} results in a round"
+        )
+
+
+def sum_on_node(aggregation: Aggregation) -> Aggregation:
+    """How a node sums its own clients: others than means get each node's weighted mean."""
+    return aggregation if is_mean(aggregation) else weighted_mean()
+
+
+def sum_of_node(aggregation: Aggregation, part: PyTree) -> PyTree:
+    """A node's sum as one of the server's: the node is one result, unless all are averaged."""
+    if is_mean(aggregation):
+        return part
+    mean, weight = sum_on_node(aggregation).value(part)
+    return aggregation.add(aggregation.init(mean, weight), mean, weight)[0]
 
 
 def client_weight(weighting: Weighting, n: Count) -> Scalar:

@@ -16,11 +16,12 @@ from fedpa.algorithms.methods import Described, Method
 from fedpa.data.federated import Clients, FederatedData, as_federation
 from fedpa.engines.blocks import capacities, choose_width
 from fedpa.engines.engine import Cohort, num_bytes
-from fedpa.engines.program import Lanes, Shared, bytes_of_result, compile_client
+from fedpa.engines.program import Lanes, Shared, bytes_of_sum, compile_client, shape_of_result
 from fedpa.objectives.client_data import ClientData
 from fedpa.objectives.minibatches import Minibatch
 from fedpa.objectives.objective import Objective, minibatch_loss
 from fedpa.samplers.sampler import Epochs
+from fedpa.server.aggregation import check_cohort
 from fedpa.training.loop import check_counts
 from fedpa.training.problem import Prepared, prepare
 from fedpa.types import Loss, Model, Params
@@ -39,8 +40,8 @@ class PhaseCost(NamedTuple):
     """Bytes of the program of the largest clients, for each client in flight: data, parameters,
     samples and temporaries."""
     memory: int | None
-    """Bytes of a round: all clients in flight, the server's state, the message, and examples in
-    memory."""
+    """Bytes of a round: all clients in flight, the sum of results (all of them, if the aggregation
+    keeps them), the server's state, the message, and examples in memory."""
     local_steps: float | None
     """Local steps of a whole cohort, on average. Unknown for the user's own samplers; other
     computations of a method (MIME's full gradients) are not counted."""
@@ -188,6 +189,7 @@ def estimate_phases(
     """Estimate the phases in `rounds` (phase → number of rounds)."""
     algorithm, theta, _, objective = prepared
     number = min(clients_per_round, len(data.ids))
+    check_cohort(algorithm.aggregation, "clients_per_round", number)
     sizes = [data.num_examples(name) for name in data.ids]
     step = _count_flops(method, objective, theta)
     phases = {}
@@ -241,9 +243,11 @@ def _shapes(
     examples = jax.tree.map(lambda leaf: stack(leaf, rows), objective.like)
     states = jax.tree.map(stack, jax.eval_shape(algorithm.client_init, theta))
     block = Lanes(ClientData(examples, stack(np.int32(0))), states, stack(key))  # type: ignore[arg-type]
-    up, programs = 0, []
+    up, kept, programs = 0, 0, []
     for client, sent in trips:
-        up += bytes_of_result(client, Shared(sent), block)
+        answer = shape_of_result(client, Shared(sent), block)
+        up += num_bytes(answer)
+        kept = max(kept, bytes_of_sum(algorithm.aggregation, answer, number))
         program = compile_client(
             client, algorithm.aggregation, lambda size, lanes: programs.append(size)
         )
@@ -252,7 +256,7 @@ def _shapes(
         return up, num_bytes(message), None, None
     blocks = min(width.workers, math.ceil(number / lanes))
     packed = 0 if data.packed is None else sum(array.nbytes for array in data.packed.arrays)
-    memory = blocks * max(programs) + num_bytes(state) + num_bytes(message) + packed
+    memory = blocks * max(programs) + num_bytes(state) + num_bytes(message) + packed + kept
     return up, num_bytes(message), max(programs) // lanes, memory
 
 

@@ -24,6 +24,7 @@ from fedpa.engines.engine import Cohort, Engine, RoundResult, num_bytes
 from fedpa.engines.local import local
 from fedpa.errors import FedpaError, NoUsableClientError, TooFewClientsError, check_integer, refuse
 from fedpa.metrics.metric import lower_is_better
+from fedpa.server.aggregation import check_cohort
 from fedpa.training.callbacks import (
     SWITCH,
     Callback,
@@ -259,6 +260,7 @@ def train(
         raise FedpaError("data has no clients: give at least one")
     warn_of_few_clients(clients_per_round, len(data.ids))
     release, size = algorithm.release, min(clients_per_round, len(data.ids))
+    check_cohort(algorithm.aggregation, "clients_per_round", size)
     if release is not None:
         callbacks = [*track_privacy(release, len(data.ids), size), *callbacks]
     data = check_when_read(data)
@@ -343,6 +345,7 @@ def train(
             else:
                 record |= _train_metrics(result, ids, algorithm.reading)
                 record |= _traffic(message, result, asked)
+                _report_outliers(record, result, ids, warned)
             record |= _server_metrics(info)
             _report(record, result, ids, warned, algorithm.reading)
             _check_progress(record, now.history, rounds, result, ids, algorithm.reading)
@@ -536,6 +539,33 @@ def _train_metrics(result: RoundResult, ids: Sequence[str], reading: Reading) ->
     if rejected:
         metrics["train/rejected_clients"] = rejected
     return metrics
+
+
+OUTLIER = 100
+"""How many times as long as the cohort's median an update is that is counted and named."""
+
+
+def _report_outliers(
+    record: dict[str, Any], result: RoundResult, ids: Sequence[str], warned: set[str]
+) -> None:
+    """Count the updates that are far longer than the others; warn once of each client's."""
+    norms = result.infos.get("delta_norm")
+    if norms is None:
+        return
+    counted = result.accepted & (result.examples > 0)
+    usual = float(np.median(norms[counted])) if counted.any() else 0.0
+    is_outlier = counted & (norms > OUTLIER * usual) & (usual > 0)
+    places = np.flatnonzero(is_outlier).tolist()
+    record["train/outliers"] = len(places)
+    for place in places:
+        if f"outlier {ids[place]}" not in warned:
+            warned.add(f"outlier {ids[place]}")
+            warnings.warn(
+                f"round {record['round']}: client {ids[place]}: its update is "
+                f"{norms[place] / usual:,.3g} times as long as the cohort's median (later ones of "
+                "the same client are counted only). A robust aggregation bounds what it can do",
+                stacklevel=3,
+            )
 
 
 def _server_metrics(info: Any) -> dict[str, Any]:

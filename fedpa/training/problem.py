@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpa.algorithms.fedopt import BURN_IN, SAMPLING, Algorithm, stage
 from fedpa.algorithms.local_training import LocalTraining
-from fedpa.algorithms.methods import count_population, set_population
+from fedpa.algorithms.methods import Described, count_population, set_population
 from fedpa.data.federated import FederatedData, check_when_read
 from fedpa.errors import FedpaError, check_takes, refuse
 from fedpa.metrics.metric import Metric
@@ -106,6 +106,7 @@ def prepare(
         raise refuse("method", method, "must be an algorithm, as fedpa.fedavg(local, server) gives")
     if rounds is not None:
         _warn_of_no_sampling(algorithm, rounds)
+        _warn_of_weights(algorithm, method, data)
     return Prepared(algorithm, theta, assemble, objective)
 
 
@@ -206,6 +207,24 @@ def _warn_of_no_sampling(algorithm: Algorithm, rounds: int) -> None:
             f"all {rounds} rounds are burn-in, which is FedAvg: nothing is sampled. "
             "Lower burn_in_rounds or raise rounds",
             stacklevel=3,
+        )
+
+
+UNEQUAL = 1.5
+"""Largest ratio of clients' sizes that makes no difference worth a warning."""
+
+
+def _warn_of_weights(algorithm: Algorithm, method: Any, data: FederatedData) -> None:
+    """Warn if clients were to count by their examples, and the aggregation ignores that."""
+    if algorithm.aggregation.is_weighted or not isinstance(method, Described):
+        return
+    sizes = {data.num_examples(name) for name in data.ids} - {0}
+    is_unequal = max(sizes, default=1) > UNEQUAL * min(sizes, default=1)
+    if is_unequal and method.settings().get("weighting") == "examples":
+        warnings.warn(
+            f"weighting = 'examples': the aggregation ignores weights, clients of {min(sizes):,} "
+            f"and {max(sizes):,} examples count the same. weighting = 'uniform' says so",
+            stacklevel=4,
         )
 
 

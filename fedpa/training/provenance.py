@@ -34,6 +34,8 @@ LOOKED_AT = 2**23
 _JAX_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
 MADE_UP = 24
 """Synthetic examples for probes: more than one batch of the usual size."""
+PROBED = 5
+"""Synthetic clients of a probe: enough for aggregations to differ."""
 _PHASES = 10_000
 """Rounds whose phases are compared."""
 
@@ -187,9 +189,10 @@ def describe_prior(prepared: Prepared, data: FederatedData) -> dict[str, Any]:
 
 
 def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
-    """Describe a method by how far two rounds of one client move the parameters.
+    """Describe a method by how far two rounds of a few clients move the parameters.
 
-    They are rounds of the algorithm's last phase, on synthetic examples.
+    They are rounds of the algorithm's last phase, on synthetic examples. Clients differ, and are
+    enough for the aggregation.
 
     Args:
         algorithm: The method, for an objective.
@@ -198,12 +201,13 @@ def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
     """
     if algorithm.switch is not None:  # its round is not known: any
         algorithm = algorithm.switch.at(_PHASES // 2)
-    data = _make_up_client(like)
+    number = max(PROBED, algorithm.aggregation.least_clients)
+    clients = [_make_up_client(like, client) for client in range(number)]
     phases = [algorithm.phase(t) for t in range(_PHASES)]
     cohort = Cohort(
-        jax.tree.map(lambda array: array[None], data),
-        jax.random.split(jax.random.key(0), 1),
-        jax.tree.map(lambda array: array[None], algorithm.client_init(theta)),
+        jax.tree.map(lambda *arrays: jnp.stack(arrays), *clients),
+        jax.random.split(jax.random.key(0), number),
+        jax.tree.map(lambda x: jnp.stack([x] * number), algorithm.client_init(theta)),
     )
     start = state = algorithm.init(theta)
     noise = jax.random.key(1)  # of a private algorithm
@@ -218,18 +222,19 @@ def probe_algorithm(algorithm: Algorithm, theta: Params, like: Any) -> str:
     return f"{moved:.3e} {_distance(state, start):.3e} {digest.hexdigest()}"
 
 
-def _make_up_client(like: Any) -> ClientData:
-    return ClientData(jax.tree.map(_make_up, like), jnp.asarray(MADE_UP, jnp.int32))
+def _make_up_client(like: Any, client: int = 0) -> ClientData:
+    examples = jax.tree.map(lambda array: _make_up(array, client), like)
+    return ClientData(examples, jnp.asarray(MADE_UP, jnp.int32))
 
 
-def _make_up(array: Any) -> np.ndarray:
+def _make_up(array: Any, client: int) -> np.ndarray:
     """Make synthetic examples: numbers between −1 and 1; for integers (maybe classes) 0 and 1."""
     array = np.asarray(array)
     shape = (MADE_UP, *array.shape[1:])
-    numbers = np.arange(np.prod(shape)).reshape(shape)
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return np.cos(numbers).astype(array.dtype)
-    return (numbers >= numbers.size // 2).astype(array.dtype)
+    numbers: np.ndarray = np.arange(np.prod(shape)).reshape(shape) + client
+    is_real = jnp.issubdtype(array.dtype, jnp.floating)
+    made: np.ndarray = np.cos(numbers) if is_real else numbers >= numbers.size // 2
+    return made.astype(array.dtype)
 
 
 def _distance(now: Any, then: Any) -> float:

@@ -30,6 +30,7 @@ from fedpa.engines.distributed import from_first, is_first
 from fedpa.engines.engine import Engine, OfAlgorithm
 from fedpa.errors import FedpaError, check_integer, check_takes, match_name, refuse
 from fedpa.privacy.ledger import LEDGER
+from fedpa.server.aggregation import check_cohort
 from fedpa.training import run_directory
 from fedpa.training.callbacks import (
     AT_PLATEAU,
@@ -328,7 +329,7 @@ def connect_engine(engine: Any, prepared: Prepared) -> tuple[Prepared, Engine]:
 
 def start_run(training: Training, place: Place, overwrite: bool = False) -> Fit:
     """Train in a directory that contains no run, or whose run is to be overwritten."""
-    _check_private(training)
+    _check_algorithm(training)
     with contextlib.ExitStack() as stack:
         start = None
         if is_first():
@@ -347,7 +348,7 @@ def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
 
     force: resume although versions or data have changed.
     """
-    _check_private(training, more=False)
+    _check_algorithm(training, more=False)
     out = place.out
     release = training.prepared.algorithm.release
     if (out / LEDGER).exists() and (release is None or release.ledger is None):
@@ -384,11 +385,16 @@ def resume_run(training: Training, place: Place, force: bool = False) -> Fit:
         return train_run(training, place, start)
 
 
-def _check_private(training: Training, more: bool = True) -> None:
-    """Refuse a private run before anything is written; `more`: rounds that will be run."""
+def _check_algorithm(training: Training, more: bool = True) -> None:
+    """Refuse small cohorts and what a private run can't do, before anything is written.
+
+    more: rounds that will be run.
+    """
     algorithm, clients = training.prepared.algorithm, len(training.data.ids)
     if algorithm.release is not None:  # refuses what can be seen from its state alone
         jax.eval_shape(algorithm.init, training.prepared.theta)
+    size = min(training.clients_per_round, clients)
+    check_cohort(algorithm.aggregation, "clients_per_round", size)
     check_private(algorithm, clients, training.clients_per_round, training.min_success, more=more)
 
 

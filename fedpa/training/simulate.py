@@ -24,7 +24,8 @@ from fedpa.engines.machine import SHARE, DoesNotFit, count_free_bytes
 from fedpa.errors import NoUsableClientError, check_integer, refuse
 from fedpa.objectives.client_data import ClientData, kind_of
 from fedpa.objectives.objective import Objective
-from fedpa.training.loop import NOISE, check_counts, client_hashes, keys_at, select_cohort
+from fedpa.server.aggregation import check_cohort
+from fedpa.training.loop import NOISE, OUTLIER, check_counts, client_hashes, keys_at, select_cohort
 from fedpa.training.privacy import check_private
 from fedpa.training.problem import prepare
 from fedpa.types import Key, Loss, Model, Params
@@ -116,6 +117,8 @@ def simulate(
     objective = loss if isinstance(loss, Objective) else Objective(loss)
     algorithm, theta, assemble, bound = prepare(objective, params, data, method, rounds)
     check_private(algorithm, len(data.ids), clients_per_round)
+    size = min(clients_per_round, len(data.ids))
+    check_cohort(algorithm.aggregation, "clients_per_round", size)
     measure = _check_evaluate(evaluate, assemble, theta)
     _check_data_fits(data, bound.like)
     federation = stack_federation(data)
@@ -256,6 +259,11 @@ def _round_metrics(left: Round, n: Array) -> Metrics:
         f"train/{name}": jnp.sum(jnp.where(counted, values, 0).astype(jnp.float32)) / number
         for name, values in left.client_info._asdict().items()
     }
+    if "train/delta_norm" in metrics:
+        norms = left.client_info.delta_norm
+        usual = jnp.nanmedian(jnp.where(counted, norms, jnp.nan))
+        is_outlier = counted & (norms > OUTLIER * usual) & (usual > 0)
+        metrics["train/outliers"] = jnp.sum(is_outlier.astype(jnp.int32))
     metrics["train/rejected"] = jnp.sum((~left.accepted).astype(jnp.int32))
     metrics["train/empty"] = jnp.sum((left.accepted & ~has_examples).astype(jnp.int32))
     for name, value in left.server_info._asdict().items():

@@ -30,6 +30,9 @@ METHODS = {
     "fedpa": fedpa.fedpa(LOCAL, SIDE, rho=0.5, burn_in_rounds=1),
     "mime": fedpa.mime(LOCAL, SIDE, base=momentum(0.9)),
     "precision": fedpa.global_precision(fedpa.fedavg(LOCAL, SIDE), every=1, epsilon=0.5),
+    "robust": fedpa.scaffold(
+        LOCAL, SIDE._replace(aggregation=server.centered_clipping()), population=22
+    ),
     "scaffold": fedpa.scaffold(LOCAL, SIDE, population=22),
 }
 

@@ -5,9 +5,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpa.server import weighted_mean
+from fedpa.server import parse_aggregation
+from fedpa.server.aggregation import merge_pairwise, shape_of_sum
 
-AGGREGATIONS = {"weighted-mean": weighted_mean()}
+
+def compile_parts(aggregation):
+    """Compiled once for each number of rows: eager loops are compiled at every call."""
+    names = ("add", "merge", "value")
+    return aggregation._replace(**{name: jax.jit(getattr(aggregation, name)) for name in names})
+
+
+AGGREGATIONS = {
+    name: compile_parts(parse_aggregation(name))
+    for name in (
+        "weighted-mean",
+        "clipped-mean:100",
+        "centered-clipping",
+        "trimmed-mean:0.4",
+        "median",
+        "geometric-median",
+        "multi-krum:1",
+        "bucketing:2:trimmed-mean:0.4",
+    )
+}
 
 
 @pytest.fixture(params=AGGREGATIONS, name="aggregation")
@@ -46,12 +66,28 @@ def assert_equal(one, other, tolerance=1e-5):
 
 
 def test_value_has_the_results_structure_and_the_sum_of_weights(aggregation):
-    rows = clients(5)
+    rows = clients(6)
     total, flags = total_of(aggregation, rows)
     value = aggregation.value(total)
     assert jax.tree.map(jnp.shape, value.mean) == jax.tree.map(jnp.shape, rows[0][0])
     assert float(value.weight) == sum(float(weight) for _, weight in rows)
     assert all(flags)
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+def test_too_few_results_have_weight_zero(aggregation, num):
+    """The server then leaves the model unchanged."""
+    value = aggregation.value(total_of(aggregation, clients(num))[0])
+    assert (float(value.weight) > 0) == (num >= aggregation.least_clients)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
+
+
+def test_weights_count_as_it_says(aggregation):
+    rows = clients(6)
+    same = aggregation.value(total_of(aggregation, [(row, scalar(2)) for row, _ in rows])[0]).mean
+    own = aggregation.value(total_of(aggregation, rows)[0]).mean
+    equal = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-4), own, same)
+    assert all(jax.tree.leaves(equal)) != aggregation.is_weighted
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 7])
@@ -70,7 +106,7 @@ def test_neither_order_nor_partial_sums_make_a_difference(aggregation, num):
     assert_equal(aggregation.value(alone[0]), whole)
 
 
-@pytest.mark.parametrize("num", [1, 2, 5])
+@pytest.mark.parametrize("num", [5, 6])
 def test_clients_that_agree_are_given_back_what_they_sent(aggregation, num):
     result = tree([0.1, -0.2, 0.3])
     rows = [(result, weight) for _, weight in clients(num)]
@@ -88,15 +124,15 @@ def test_clients_that_agree_are_given_back_what_they_sent(aggregation, num):
     ],
 )
 def test_what_is_not_finite_is_rejected_and_changes_nothing(aggregation, values, weight):
-    rows = clients(4)
+    rows = clients(6)
     total, flags = total_of(aggregation, [*rows[:2], (tree(values), scalar(weight)), *rows[2:]])
-    assert flags == [True, True, False, True, True]
+    assert flags == [True, True, False, True, True, True, True]
     assert_equal(aggregation.value(total), aggregation.value(total_of(aggregation, rows)[0]), 0)
 
 
 def test_weight_zero_changes_nothing(aggregation):
     """Lanes without a client have it."""
-    rows = clients(4)
+    rows = clients(6)
     total, _ = total_of(aggregation, [*rows[:2], (tree([50, -50, 50]), scalar(0)), *rows[2:]])
     assert_equal(aggregation.value(total), aggregation.value(total_of(aggregation, rows)[0]), 0)
 
@@ -108,8 +144,8 @@ def test_no_client_has_weight_zero(aggregation):
 
 
 def test_compiles_and_vectorizes(aggregation):
-    """Shapes alone begin a sum; it never changes its shapes."""
-    rows = clients(4)
+    """Shapes alone begin a sum; its shapes follow from the number of clients."""
+    rows = clients(6)
     like = jax.eval_shape(lambda: rows[0])
     total = aggregation.init(*like)
     lanes = jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
@@ -117,12 +153,12 @@ def test_compiles_and_vectorizes(aggregation):
     @jax.jit
     def together(result, weight):
         totals, accepted = jax.vmap(aggregation.add, in_axes=(None, 0, 0))(total, result, weight)
-        parts = [jax.tree.map(lambda x, i=i: x[i], totals) for i in range(len(rows))]
-        merged = aggregation.merge(aggregation.merge(*parts[:2]), aggregation.merge(*parts[2:]))
-        return merged, accepted
+        return merge_pairwise(aggregation, totals), accepted
 
     merged, accepted = together(*lanes)
-    assert jax.tree.map(jnp.shape, merged) == jax.tree.map(jnp.shape, total)
+    one = jax.eval_shape(aggregation.add, total, *rows[0])[0]
+    expected = shape_of_sum(aggregation, one, len(rows))
+    assert jax.tree.map(jnp.shape, merged) == jax.tree.map(jnp.shape, expected)
     assert accepted.all()
     expected = aggregation.value(total_of(aggregation, rows)[0])
     assert_equal(jax.jit(aggregation.value)(merged), expected)

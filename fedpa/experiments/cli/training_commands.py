@@ -83,6 +83,7 @@ GROUPS = {
         "server_b2",
         "server_tau",
         "server_schedule",
+        "aggregation",
         "iterate_averaging",
     ),
     "the switch from FedAvg to sampling": (*SWITCH_FIELDS, "at_switch_rate"),

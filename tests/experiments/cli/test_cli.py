@@ -152,6 +152,7 @@ def test_a_preset_replaces_the_default_that_help_states(capsys, monkeypatch):
         (["run", "--sample-scale", "sqrtn2"], "sample_scale", "sqrt-n"),
         (["run", "--client-schedule", "exponentail:0.1"], "client_schedule", "exponential"),
         (["run", "--iterate-averaging", "polyac"], "iterate_averaging", "polyak"),
+        (["run", "--aggregation", "mediam"], "aggregation", "median"),
         (["run", "--engine", "lokal"], "engine", "local"),
         (["sweep", "--search", "grd"], "search", "grid"),
         (["compare", "--methods", "fedavg,fedpa", "--reference", "fedvag"], "reference", "fedavg"),
