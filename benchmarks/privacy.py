@@ -56,6 +56,8 @@ LAST = 0.1
 EVAL_EVERY = 5
 CLIPS = (0.3, 1.0, 3.0)
 RATES = (0.1, 0.3)
+"""Of clients; global precision's clients have the first, and its server these."""
+SERVER_RATES = (2.0, 6.0)
 METHODS = {
     "fedavg": {},
     "fedpa": {"rho": 0.01},
@@ -75,7 +77,8 @@ class Trial(NamedTuple):
     method: str
     epsilon: float
     clip: float
-    client_rate: float
+    rate: float
+    """Of clients, or of global precision's server."""
     seed: int
     rounds: int
 
@@ -156,9 +159,11 @@ def build(trial: Trial) -> Any:
     own: dict[str, Any] = dict(METHODS[trial.method])
     if named.begins_as_fedavg and named.samples:
         own["burn_in_rounds"] = trial.rounds // 2
-    chosen = dataclasses.replace(
-        named.defaults(plain), client_learning_rate=trial.client_rate, **own
-    )
+    if trial.method == "global-precision":
+        own |= {"client_learning_rate": RATES[0], "server_learning_rate": trial.rate}
+    else:
+        own["client_learning_rate"] = trial.rate
+    chosen = dataclasses.replace(named.defaults(plain), **own)
     method = named.build(resolve_hyperparameters(named.adjust(chosen)))
     noise = find_noise(trial.epsilon, trial.rounds)
     if not noise:
@@ -204,10 +209,11 @@ def run(trial: Trial, data_dir: str | None) -> Outcome:
 
 
 def list_trials(
-    method: str, epsilon: float, rounds: int, clips: Sequence[float], rates: Sequence[float]
+    method: str, epsilon: float, rounds: int, clips: Sequence[float]
 ) -> Iterator[Trial]:
     """The settings that are tried; without privacy nothing is clipped."""
     clips = (math.inf,) if math.isinf(epsilon) else clips
+    rates = SERVER_RATES if method == "global-precision" else RATES
     for clip, rate in itertools.product(clips, rates):
         yield Trial("trial", method, epsilon, clip, rate, TRIAL_SEED, rounds)
 
@@ -226,11 +232,10 @@ def measure(
     rounds: int = ROUNDS,
     seeds: int = SEEDS,
     clips: Sequence[float] = CLIPS,
-    rates: Sequence[float] = RATES,
 ) -> None:
     """Run what the table lacks."""
     for method, epsilon in itertools.product(methods, epsilons):
-        tried = list(list_trials(method, epsilon, rounds, clips, rates))
+        tried = list(list_trials(method, epsilon, rounds, clips))
         for trial in tried:
             carry_out(trial, path, data_dir)
         chosen = choose(read(path), tried)
@@ -306,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--quick", action="store_true", help="one setting, few rounds")
+    parser.add_argument("--quick", action="store_true", help="two settings, few rounds")
     parser.add_argument("--figure", type=Path, help="PNG file to draw the table in, and no runs")
     given = parser.parse_args()
     fedpa.configure()
@@ -318,7 +323,6 @@ def main() -> None:
             rounds=2,
             seeds=1,
             clips=(1.0,),
-            rates=(0.1,),
         )
     elif given.figure is None:
         measure(given.table, given.data_dir)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import optax
+import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -179,6 +180,7 @@ class Histories(RuleBasedStateMachine):
         assert (self.home / "outside").read_text() == "outside"
 
 
+@pytest.mark.long
 def test_any_history_of_a_run_ends_as_the_uninterrupted_run_or_names_a_file():
     shown = settings.default
     chosen = settings(shown, max_examples=min(shown.max_examples, 200), stateful_step_count=12)

@@ -37,6 +37,7 @@ KEYS = {
     "train/rejected",
     "train/empty",
     "train/skipped",
+    "train/outliers",
     "comm/bytes_up",
     "comm/bytes_down",
 }

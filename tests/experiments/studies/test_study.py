@@ -272,9 +272,10 @@ def test_figures_of_stored_rows_give_each_method_its_colour(name):
     figure = studies()[name].draw(read_csv(ROOT / f"docs/studies/{name}/{name}.csv"))
     lines = [line for axes in figure.axes for line in axes.get_lines()]
     methods = {"FedAvg": "fedavg", "FedPA": "fedpa", "mean": "mean", "mean-scaled": "mean-scaled"}
+    methods["FedAvg[1]"] = "fedavg-1"
     seen = set()
     for line in lines:
-        word = re.match(r"[A-Za-z]*(-scaled)?", line.get_label())[0]
+        word = re.match(r"[A-Za-z]*(-scaled|\[1\])?", line.get_label())[0]
         if word in methods and "OAS" not in line.get_label():  # `fedpa-oas` is a method of its own
             seen.add(word)
             look = choose_look(PLACES[methods[word]])
