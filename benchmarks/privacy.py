@@ -55,15 +55,18 @@ LAST = 0.1
 """Share of the evaluations at the end that are averaged."""
 EVAL_EVERY = 5
 CLIPS = (0.3, 1.0, 3.0)
-RATES = (0.1, 0.3)
-"""Of clients; global precision's clients have the first, and its server these."""
-SERVER_RATES = (2.0, 6.0)
-METHODS = {
-    "fedavg": {},
-    "fedpa": {"rho": 0.01},
-    "global-precision": {"precision_rank": "exact", "precision_length": 0.0},
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"client_learning_rate": 0.3},
+    "fedpa": {"client_learning_rate": 0.3, "rho": 0.01},
+    "global-precision": {
+        "client_learning_rate": 0.1,
+        "precision_rank": "exact",
+        "precision_length": 0.0,
+    },
 }
 """Method → its own settings; FedPA samples in the second half of the rounds."""
+RATES = {"fedavg": (1.0, 3.0), "fedpa": (1.0, 3.0), "global-precision": (2.0, 6.0)}
+"""Of the server, without momentum."""
 EXTRA_SCALE = 0.003
 """Brings the precision's factors, of norm 100 or so, to the scale of Δ, of norm 1 or so."""
 EPOCHS = 5
@@ -78,7 +81,7 @@ class Trial(NamedTuple):
     epsilon: float
     clip: float
     rate: float
-    """Of clients, or of global precision's server."""
+    """Of the server."""
     seed: int
     rounds: int
 
@@ -156,14 +159,10 @@ def build(trial: Trial) -> Any:
         burn_in_rounds=0,
         weighting="uniform",
     )
-    own: dict[str, Any] = dict(METHODS[trial.method])
+    own = dict(METHODS[trial.method])
     if named.begins_as_fedavg and named.samples:
         own["burn_in_rounds"] = trial.rounds // 2
-    if trial.method == "global-precision":
-        own |= {"client_learning_rate": RATES[0], "server_learning_rate": trial.rate}
-    else:
-        own["client_learning_rate"] = trial.rate
-    chosen = dataclasses.replace(named.defaults(plain), **own)
+    chosen = dataclasses.replace(named.defaults(plain), server_learning_rate=trial.rate, **own)
     method = named.build(resolve_hyperparameters(named.adjust(chosen)))
     noise = find_noise(trial.epsilon, trial.rounds)
     if not noise:
@@ -213,8 +212,7 @@ def list_trials(
 ) -> Iterator[Trial]:
     """The settings that are tried; without privacy nothing is clipped."""
     clips = (math.inf,) if math.isinf(epsilon) else clips
-    rates = SERVER_RATES if method == "global-precision" else RATES
-    for clip, rate in itertools.product(clips, rates):
+    for clip, rate in itertools.product(clips, RATES[method]):
         yield Trial("trial", method, epsilon, clip, rate, TRIAL_SEED, rounds)
 
 
@@ -284,7 +282,7 @@ def draw(table: Table) -> Figure:
     figure = new_figure(5.0, 3.4)
     axes = figure.add_subplot()
     looks = choose_looks({method: method for method in METHODS})
-    lowest = []
+    shown: list[float] = []
     for method, of in group_runs(table).items():
         epsilons = sorted(of)
         values = [[outcome.accuracy for outcome in of[e]] for e in epsilons]
@@ -295,13 +293,13 @@ def draw(table: Table) -> Figure:
         axes.plot(places, [np.mean(v) for v in values], label=method, markersize=4, **style)
         low, high = [min(v) for v in values], [max(v) for v in values]
         axes.fill_between(places, low, high, color=style["color"], alpha=0.15, lw=0)
-        lowest += low
+        shown += [*low, *high]
     axes.set_xscale("log")
     ticks = sorted(e for e in EPSILONS if math.isfinite(e))
     axes.set_xticks([*ticks, 2 * ticks[-1]], [*(f"{e:g}" for e in ticks), "none"])
     axes.minorticks_off()
-    if lowest:
-        axes.set_ylim(0.95 * min(lowest), 1.0)
+    if shown:
+        axes.set_ylim(min(shown) - 0.01, max(shown) + 0.01)
     tidy(axes, "digits by writer", "ε of the assumed deployment", "test accuracy")
     axes.legend(fontsize=6, frameon=False)
     return figure
