@@ -221,7 +221,7 @@ def shape_of_result(client: ClientUpdate, shared: Shared, lanes: Lanes) -> Any:
 
 
 def bytes_of_sum(aggregation: Aggregation, sent: Any, clients: int) -> int:
-    """The size of the sum of so many clients that send this."""
+    """The size of the sum of a number of clients that send this."""
 
     def add(result: Any, weight: Any) -> Any:
         return aggregation.add(aggregation.init(result, weight), result, weight)[0]
@@ -230,7 +230,7 @@ def bytes_of_sum(aggregation: Aggregation, sent: Any, clients: int) -> int:
 
 
 def check_sum(aggregation: Aggregation, device: jax.Device | None, sent: Any, clients: int) -> None:
-    """Refuse an aggregation that keeps more of so many clients than fits in memory."""
+    """Refuse an aggregation that keeps more results than fit in memory."""
     kept = bytes_of_sum(aggregation, sent, clients)
     if kept > bytes_of_sum(aggregation, sent, 1):
         check_sum_fits(kept, clients, jax.devices()[0] if device is None else device)

@@ -95,7 +95,7 @@ class SampleServerInfo(NamedTuple):
 
 
 def collect(number: int) -> Aggregation:
-    """All results of a round, of so many clients, in place of their mean."""
+    """All results of a round with `number` clients, in place of their mean."""
 
     def combine(rows: Params, present: Bool[jax.Array, " rows"]) -> Params:
         order = jnp.argsort(~present)[:number]

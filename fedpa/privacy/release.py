@@ -16,7 +16,7 @@ Noise = Callable[[PyTree, Aggregate, PyTree, float], Aggregate]
 
 
 Bound = Callable[[PyTree, Aggregate, int], Bool[Array, ""]]
-"""(message, sum, clients) → whether so many clients can have that sum."""
+"""(message, sum, number of clients) → whether that many clients can have that sum."""
 
 
 class Release(NamedTuple):
@@ -25,7 +25,7 @@ class Release(NamedTuple):
     Args:
         budget: z, δ, sampling and accountant.
         noise: Adds the noise to the sum and divides by m.
-        is_possible: Whether a sum can be that of so many clipped results: its norm is at most their
+        is_possible: Whether a sum can be that of n clipped results: its norm is at most their
             number times C. A deployment's server asks it of every node's sum.
         ledger: In a deployment: where its randomness comes from, and how its rounds are counted;
             None in simulations, whose noise and cohorts come from the run's keys (default: None).

@@ -183,7 +183,7 @@ def merge_pairwise(aggregation: Aggregation, totals: PyTree) -> PyTree:
 
 
 def shape_of_sum(aggregation: Aggregation, one: PyTree, clients: int) -> PyTree:
-    """The shapes of the sum of so many clients, from those of one client's sum."""
+    """The shapes of the sum of a number of clients, from those of one client's sum."""
     if clients <= 1:
         return one
     halves = (shape_of_sum(aggregation, one, n) for n in (clients // 2, clients - clients // 2))

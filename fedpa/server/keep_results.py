@@ -39,7 +39,7 @@ def keep_results(
         combine: (results stacked on axis 0, whether each row is a client's) → what the server is
             given in place of their mean. Rows that are no client's are zeros; at least one row is a
             client's.
-        least_clients: Below so many results a round leaves the model unchanged, ≥ 1 (default: 1).
+        least_clients: With fewer results a round leaves the model unchanged, ≥ 1 (default: 1).
     Returns:
         The aggregation. Weights only say which rows count: those whose weights are all above 0.
     Example:
