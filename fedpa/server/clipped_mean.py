@@ -47,6 +47,7 @@ def clipped_mean(bound: float) -> Aggregation:
         return mean.add(total, jax.tree.map(lambda x: factor.astype(x.dtype) * x, wide), weight)
 
     def value(total: Aggregate) -> Aggregate:
+        # Not the mean's own, so that `is_mean` says no: it is no mean of what clients sent.
         return mean.value(total)
 
     return Aggregation(mean.init, add, mean.merge, value)
